@@ -1,0 +1,43 @@
+# The whole interface: setup, check, test, test-all, mutants, bench, proto, demo, clean.
+export PYTHONSAFEPATH := 1
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTOS := control data etcd
+
+.PHONY: setup check test test-all mutants bench proto demo clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	touch $(STAMP)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: setup
+	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15
+
+test-all: setup
+	$(BIN)/python -m pytest --durations=30
+
+mutants: setup
+	$(BIN)/python tests/mutants/run.py
+
+bench: setup
+	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -Iheadway/proto=proto --python_out=.typing --pyi_out=.typing \
+	    --grpc_python_out=.typing $(PROTOS:%=headway/proto/%.proto)
+
+demo: setup
+	$(BIN)/headway demo
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

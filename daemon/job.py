@@ -1,0 +1,67 @@
+"""The job: what a TOML file says, as one typed value. Reading and refusing live in job_file.py."""
+
+from dataclasses import dataclass, field
+
+from headway.optim.spec import OptimSpec
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSection:
+    """`[job]`"""
+
+    name: str
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """`[data]`"""
+
+    source: str = "python-stdlib"
+    """`python-stdlib`, or a folder made by `headway data prepare`."""
+    sha256: str = ""
+    """Of the token shards in order; filled in when the job is submitted, checked where the data is opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSpec:
+    """`[fault]`"""
+
+    snapshot_every: int = 0
+    """Batches; 0 turns periodic snapshots off."""
+    copies: int = 1
+    checkpoint_every: int = 0
+    """Batches; 0: only at pause and at the end."""
+    checkpoint_dir: str = "checkpoints"
+    """Any fsspec URL; a relative path is resolved in a local cluster's state folder."""
+    link_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSpec:
+    """`[placement]`"""
+
+    min_nodes: int = 1
+    max_nodes: int = 0
+    """0: no limit."""
+    sites: tuple[str, ...] = ()
+    """Only nodes of these sites; empty: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One training run. Equal specs give equal bits on equal arithmetic, wherever they run."""
+
+    job: JobSection
+    model: ModelSpec = field(default_factory=ModelSpec)
+    data: DataSpec = field(default_factory=DataSpec)
+    train: TrainSpec = field(default_factory=TrainSpec)
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    fault: FaultSpec = field(default_factory=FaultSpec)
+    placement: PlacementSpec = field(default_factory=PlacementSpec)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The model's layers in order."""
+        return layer_names(self.model)

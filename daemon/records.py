@@ -1,0 +1,299 @@
+"""What lies in etcd: one dataclass per key, the keys' names, and JSON both ways.
+
+Every decision is one of these records, and every coordinator reads its whole knowledge from them. Times are seconds
+since the epoch by the writer's clock, for people only: no decision compares two clocks.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from headway.daemon.job import JobSpec
+
+PREFIX = "/headway/"
+PROTOCOL_VERSION = 1
+
+RecordT = TypeVar("RecordT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One place where one worker can run."""
+
+    kind: str
+    """`cpu` or `cuda`."""
+    index: int = 0
+    model: str = ""
+    memory_bytes: int = 0
+    speed: float = 1.0
+    """Relative; estimated seconds of a layer are divided by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """`nodes/<node>`, leased: a machine's daemon."""
+
+    name: str
+    incarnation: str
+    address: str
+    """host:port of the Node service."""
+    host: str
+    """Where its workers listen."""
+    site: str
+    devices: tuple[Device, ...]
+    memory_bytes: int
+    arithmetic_class: str
+    """torch version, Headway version, device model or CPU capability: equal classes give equal bits."""
+    protocol: int = PROTOCOL_VERSION
+    is_draining: bool = False
+    generations: dict[str, int] = field(default_factory=dict)
+    """Highest generation this node has seen, per job."""
+    started_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRecord:
+    """`leader`, leased: who coordinates."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecRecord:
+    """`jobs/<job>/spec`, immutable. First in, first out goes by the key's create revision."""
+
+    spec: JobSpec
+    submitted_at: float = 0.0
+    submitted_by: str = ""
+
+
+class Desired(StrEnum):
+    """What people want of a job."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredRecord:
+    """`jobs/<job>/desired`"""
+
+    state: Desired = Desired.RUNNING
+    request: int = 0
+    """Rises with every request, so that `resume` of a failed job can be told from an old wish."""
+
+
+class Phase(StrEnum):
+    """Where a job stands. The table of coordinator.py says how it moves."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    CHANGING = "changing"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL_PHASES = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord:
+    """`jobs/<job>/phase`: where the job stands, and why."""
+
+    phase: Phase = Phase.QUEUED
+    reason: str = ""
+    """One sentence for people."""
+    error: str = ""
+    """A failed worker's traceback and the last lines of its output."""
+    generation: int = 0
+    """Highest generation handed out."""
+    request: int = 0
+    """The `desired` request that this phase has answered."""
+    num_events: int = 0
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage of a plan: which device computes which layers."""
+
+    node: str
+    node_incarnation: str
+    device_index: int
+    layers: tuple[str, ...]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """`jobs/<job>/plan` (in force) and `jobs/<job>/next` (being prepared)."""
+
+    generation: int
+    timeline: int
+    ancestry: tuple[tuple[int, int], ...] = ()
+    """(timeline, boundary up to which it counts), oldest first, without the present one."""
+    boundary: int = 0
+    """The first batch of this plan; meaningless in `next` until it comes into force."""
+    source: str = "initial"
+    """Where boundary state comes from: `initial`, `nodes` (holders and live buffers) or `checkpoint`."""
+    stages: tuple[StagePlan, ...] = ()
+    predicted_batch_seconds: float = 0.0
+    reason: str = ""
+    is_exact: bool = True
+    exact_reason: str = ""
+
+    def holder(self, layer: str) -> StagePlan:
+        """The stage that computes a layer. Raises KeyError for a layer no stage has."""
+        for stage in self.stages:
+            if layer in stage.layers:
+                return stage
+        raise KeyError(layer)
+
+
+class Save(StrEnum):
+    """Which layers are written when the workers have reached the stop boundary."""
+
+    MOVES = "moves"  # those that change hands between `plan` and `next`
+    CHECKPOINT = "checkpoint"  # all of them, to durable storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRecord:
+    """`jobs/<job>/stop`: the coordinator asks, the first stage's daemon fills in the boundary."""
+
+    generation: int
+    save: Save
+    boundary: int | None = None
+
+
+class WorkerState(StrEnum):
+    """How far a stage's worker is in its generation."""
+
+    READY = "ready"  # process up, model imported, data open, address known
+    RUNNING = "running"
+    STOPPED = "stopped"  # at `boundary`, state live
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """`jobs/<job>/workers/<generation>/<stage>`, leased by its node."""
+
+    node: str
+    incarnation: str
+    """Of the worker's process."""
+    address: str
+    pid: int
+    state: WorkerState
+    boundary: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRecord:
+    """`jobs/<job>/state/<timeline>/<boundary>/<layer>/<node>`, leased by its node: it holds this layer's file."""
+
+    size_bytes: int
+    sha256: str
+    generation: int
+    is_durable: bool = False
+    """Also copied to the checkpoint folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFile:
+    """One file of a checkpoint."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """`jobs/<job>/checkpoint`: the newest checkpoint that exists, that is, whose manifest was written."""
+
+    timeline: int
+    boundary: int
+    url: str
+    files: dict[str, CheckpointFile] = field(default_factory=dict)
+    """By layer; `journal` is one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressRecord:
+    """`jobs/<job>/progress`: at most once a second."""
+
+    generation: int
+    batch: int
+    """Last batch whose loss is known."""
+    loss: float
+    tokens_per_second: float
+    recent: tuple[tuple[int, float], ...] = ()
+    """(batch, loss) since the last record, at most 256; provisional until a boundary is written."""
+    updated_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """`jobs/<job>/events/<number>`: a sentence."""
+
+    at: float
+    text: str
+    generation: int
+
+
+class Keys:
+    """Names of keys below PREFIX."""
+
+    NODES = PREFIX + "nodes/"
+    JOBS = PREFIX + "jobs/"
+    LEADER = PREFIX + "leader"
+
+    @staticmethod
+    def node(name: str) -> str:
+        return f"{Keys.NODES}{name}"
+
+    @staticmethod
+    def job(job: str) -> str:
+        """The prefix of everything about a job."""
+        return f"{Keys.JOBS}{job}/"
+
+    @staticmethod
+    def of(job: str, leaf: str) -> str:
+        """`spec`, `desired`, `phase`, `plan`, `next`, `stop`, `checkpoint` or `progress` of a job."""
+        return f"{Keys.JOBS}{job}/{leaf}"
+
+    @staticmethod
+    def worker(job: str, generation: int, stage: int) -> str:
+        return f"{Keys.JOBS}{job}/workers/{generation:08d}/{stage:04d}"
+
+    @staticmethod
+    def state(job: str, timeline: int, boundary: int, layer: str, node: str) -> str:
+        return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{layer}/{node}"
+
+    @staticmethod
+    def event(job: str, number: int) -> str:
+        return f"{Keys.JOBS}{job}/events/{number:06d}"
+
+
+def encode(record: object) -> bytes:
+    """A record as JSON."""
+    return msgspec.json.encode(record)
+
+
+def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
+    """JSON as a record. Raises msgspec.ValidationError, naming the field."""
+    return msgspec.json.decode(raw, type=kind)
+
+
+def to_builtins(record: object) -> Any:
+    """A record as plain dicts and lists, for `--json`."""
+    return msgspec.to_builtins(record)

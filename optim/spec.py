@@ -1,0 +1,37 @@
+"""`[optim]` of a job: which optimizer each group of parameters goes to, and how the rate moves. No torch here."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """One optimizer and its settings. What an optimizer does not use is refused when the job is read."""
+
+    name: Literal["muon", "adamw", "lion", "sgd"]
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    """muon, sgd"""
+    nesterov: bool = True
+    """muon, sgd"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """adamw, lion"""
+    eps: float = 1e-8
+    """adamw"""
+    newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
+    """muon"""
+    newton_schulz_steps: int = 5
+    """muon"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimSpec:
+    """`[optim]`: 2-D weights inside the blocks go to `matrices`, everything else to `rest`."""
+
+    matrices: GroupSpec = field(default_factory=lambda: GroupSpec(name="muon"))
+    rest: GroupSpec = field(default_factory=lambda: GroupSpec(name="adamw"))
+    error_feedback: float = 1.0
+    """α of docs/numerics.md; 0 turns it off."""
+    lr_schedule: Literal["constant", "cosine", "wsd"] = "cosine"
+    warmup_batches: int = 20

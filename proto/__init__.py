@@ -1,0 +1,1 @@
+"""Wire formats and their generated stubs (`make proto`)."""

@@ -1,0 +1,63 @@
+"""What neighbouring stages say to each other, and the one Protocol that every transport fulfils."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from headway.stages.ids import Batch, Generation, Microbatch
+
+
+class FrameKind(IntEnum):
+    """The kinds of frame on a link; the numbers are those of data.proto."""
+
+    ACTIVATION = 1  # downstream: (hidden [microbatch, sequence, hidden], targets int64 [microbatch, sequence])
+    GRADIENT = 2  # upstream: (gradient of hidden,)
+    NORM_SQUARES = 3  # upstream: (float64 [layers so far], last layer first,)
+    NORM_TOTAL = 4  # downstream: (float64 [] total of the squares,)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of one generation. `microbatch` is 0 for the norm kinds, which speak of a whole batch."""
+
+    kind: FrameKind
+    generation: Generation
+    batch: Batch
+    microbatch: Microbatch
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The neighbour is gone for good: the link could not be resumed within its deadline."""
+
+    peer: str
+    reason: str
+
+
+class Inbox(Protocol):
+    """Where a link puts what arrives. Must never block: `queue.SimpleQueue` fits."""
+
+    def put(self, item: "Frame | LinkLost") -> None: ...
+
+
+class Link(Protocol):
+    """One neighbour. Frames arrive in the peer's order, in the inbox that the link was opened with."""
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end, for error messages: `stage 2 at 10.0.0.7:4711`."""
+        ...
+
+    def send(self, frame: Frame) -> None:
+        """Hand the frame over and return at once. The tensors must not be written to afterwards.
+
+        Room for the frames of the stage's whole depth is the link's business; a break is told by `LinkLost`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop both directions. Idempotent; nothing arrives in the inbox afterwards."""
+        ...

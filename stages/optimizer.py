@@ -1,0 +1,40 @@
+"""The seam between a stage and the optimizers: stages never imports optim, it takes one of these per layer."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from headway.stages.ids import LayerName
+
+
+class LayerOptimizer(Protocol):
+    """One layer's optimizer. Its state is keyed by parameter name, so that it can move with the layer."""
+
+    def step(
+        self,
+        update_index: int,
+        *,
+        current: Mapping[str, Tensor],
+        target: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+    ) -> None:
+        """Fill `target` with W_{b+1}, computed from `current` = W_b and the batch's finished gradient.
+
+        update_index is b: learning rate, warm-up and bias correction are indexed by it. All three maps go from
+        parameter name to a tensor of that parameter's shape; gradients are fp32. `current` is left untouched unless
+        `target` is the very same tensor (a bf16 job's fp32 master is updated in place). Never called out of order.
+        """
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """The live state, flat: `<slot>/<parameter name>` to tensor. Not copies: the caller may stream them."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state()` of an equal optimizer returned. Tensors are copied. Raises KeyError on a gap."""
+        ...
+
+
+OptimizerFactory = Callable[[LayerName, Mapping[str, Tensor]], LayerOptimizer]
+"""Makes the optimizer of a layer from its name and its parameters (shapes, dtypes and devices are read, not values)."""

@@ -1,0 +1,76 @@
+"""The parts of a job that decide what a stage computes. No torch here: the command line reads these too."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """`[model]`: the decoder, under the names of Hugging Face's LlamaConfig."""
+
+    num_hidden_layers: int = 8
+    hidden_size: int = 256
+    intermediate_size: int = 688
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    vocab_size: int = 256
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpec:
+    """`[train]`: the recurrence of docs/numerics.md and what its bits depend on."""
+
+    schedule: Literal["gpipe", "1f1b", "2bw"] = "2bw"
+    batches: int = 150
+    microbatches: int = 8
+    """m: microbatches of one batch."""
+    microbatch_size: int = 4
+    """Sequences."""
+    sequence_length: int = 128
+    """Tokens."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    clip_norm: float = 1.0
+    """0 turns clipping off."""
+    threads: int = 1
+    """Per worker; part of the arithmetic."""
+    reduction_groups: int = 1
+    """G: microbatch i is summed in group i mod G."""
+    exactness: Literal["required", "preferred"] = "preferred"
+    recompute: Literal["none", "block"] = "none"
+    compile: bool = False
+    allow_tf32: bool = False
+    attention_backend: Literal["auto", "math", "flash", "efficient"] = "auto"
+    """Resolved once, when the job is submitted; never by a node."""
+    link: Literal["auto", "grpc", "collective"] = "auto"
+    wire: Literal["none", "bf16", "int8"] = "none"
+    eval_every: int = 0
+    """Batches between held-out evaluations; 0 turns them off."""
+
+    @property
+    def delay(self) -> int:
+        """d: how many versions old the weights of a gradient are."""
+        return 1 if self.schedule == "2bw" else 0
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens that one update sees."""
+        return self.microbatches * self.microbatch_size * self.sequence_length
+
+
+def weight_version(batch: int, delay: int) -> int:
+    """v(b): the version that batch b is computed on, forward and backward, on every stage."""
+    return max(0, batch - delay)
+
+
+def layer_names(model: ModelSpec) -> tuple[str, ...]:
+    """The layers in order: `embed`, `block.0` …, `head`."""
+    return ("embed", *(f"block.{index}" for index in range(model.num_hidden_layers)), "head")
