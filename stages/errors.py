@@ -1,0 +1,26 @@
+"""What can go wrong between workers. Errors carry fields; the sentence is made from them."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class PeerError(Exception):
+    """Another process is to blame. `peer` names it, for people."""
+
+    peer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.peer}: {self.reason}"
+
+
+class UnavailableError(PeerError):
+    """The peer did not answer within its deadline, or is gone."""
+
+
+class StaleGenerationError(PeerError):
+    """The peer speaks of a generation that is over."""
+
+
+class ProtocolError(PeerError):
+    """The peer said something that the protocol does not allow."""
