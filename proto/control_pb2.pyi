@@ -1,0 +1,379 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("node", "incarnation", "protocol", "etcd_reachable", "leader")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ETCD_REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    protocol: int
+    etcd_reachable: bool
+    leader: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol: _Optional[int] = ..., etcd_reachable: _Optional[bool] = ..., leader: _Optional[str] = ...) -> None: ...
+
+class FetchStateRequest(_message.Message):
+    __slots__ = ("job", "timeline", "boundary", "layer", "offset", "forward")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    boundary: int
+    layer: str
+    offset: int
+    forward: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layer: _Optional[str] = ..., offset: _Optional[int] = ..., forward: _Optional[bool] = ...) -> None: ...
+
+class FetchDataRequest(_message.Message):
+    __slots__ = ("sha256", "offset")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    offset: int
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data", "offset", "total_bytes", "sha256")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    offset: int
+    total_bytes: int
+    sha256: str
+    def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class LogsRequest(_message.Message):
+    __slots__ = ("job", "node", "follow", "last_lines", "forwarded")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    LAST_LINES_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    node: str
+    follow: bool
+    last_lines: int
+    forwarded: bool
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., follow: _Optional[bool] = ..., last_lines: _Optional[int] = ..., forwarded: _Optional[bool] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("node", "text")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    text: str
+    def __init__(self, node: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class JournalRequest(_message.Message):
+    __slots__ = ("job", "from_batch")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FROM_BATCH_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    from_batch: int
+    def __init__(self, job: _Optional[str] = ..., from_batch: _Optional[int] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "microbatch_losses")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    loss: float
+    tokens: int
+    seconds: float
+    generation: int
+    microbatch_losses: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, batch: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., generation: _Optional[int] = ..., microbatch_losses: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("hello", "prepared", "started", "stop_chosen", "at_boundary", "wrote", "released", "progress", "heartbeat", "refused")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    AT_BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    WROTE_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    prepared: Prepared
+    started: Started
+    stop_chosen: StopChosen
+    at_boundary: AtBoundary
+    wrote: Wrote
+    released: Released
+    progress: Progress
+    heartbeat: Heartbeat
+    refused: Refused
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., stop_chosen: _Optional[_Union[StopChosen, _Mapping]] = ..., at_boundary: _Optional[_Union[AtBoundary, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("protocol", "incarnation", "pid", "link_port", "device_index")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LINK_PORT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    incarnation: str
+    pid: int
+    link_port: int
+    device_index: int
+    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., link_port: _Optional[int] = ..., device_index: _Optional[int] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("job", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("job", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class StopChosen(_message.Message):
+    __slots__ = ("job", "generation", "boundary")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    boundary: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+
+class AtBoundary(_message.Message):
+    __slots__ = ("job", "generation", "boundary")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    boundary: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+
+class WrittenFile(_message.Message):
+    __slots__ = ("layer", "path", "size_bytes", "sha256")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    layer: str
+    path: str
+    size_bytes: int
+    sha256: str
+    def __init__(self, layer: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Wrote(_message.Message):
+    __slots__ = ("job", "generation", "boundary", "files")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    boundary: int
+    files: _containers.RepeatedCompositeFieldContainer[WrittenFile]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WrittenFile, _Mapping]]] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("job", "generation", "entries")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    entries: _containers.RepeatedCompositeFieldContainer[JournalEntry]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    RUNNABLE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    operations: int
+    runnable: bool
+    batch: int
+    waiting_for: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("job", "generation", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit")
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHOOSE_STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_AT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    QUIT_FIELD_NUMBER: _ClassVar[int]
+    prepare: Prepare
+    start: Start
+    choose_stop: ChooseStop
+    stop_at: StopAt
+    write: Write
+    release: Release
+    quit: Quit
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("job", "job_name", "generation", "stage", "data_path", "log_path")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_PATH_FIELD_NUMBER: _ClassVar[int]
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    job: bytes
+    job_name: str
+    generation: int
+    stage: StageAssignment
+    data_path: str
+    log_path: str
+    def __init__(self, job: _Optional[bytes] = ..., job_name: _Optional[str] = ..., generation: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., data_path: _Optional[str] = ..., log_path: _Optional[str] = ...) -> None: ...
+
+class StageAssignment(_message.Message):
+    __slots__ = ("index", "num_stages", "layers", "depth")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    num_stages: int
+    layers: _containers.RepeatedScalarFieldContainer[str]
+    depth: int
+    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ...) -> None: ...
+
+class LayerSource(_message.Message):
+    __slots__ = ("layer", "live", "initial", "path")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    layer: str
+    live: bool
+    initial: bool
+    path: str
+    def __init__(self, layer: _Optional[str] = ..., live: _Optional[bool] = ..., initial: _Optional[bool] = ..., path: _Optional[str] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("stage", "address", "incarnation")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    address: str
+    incarnation: str
+    def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
+    DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    generation: int
+    timeline: int
+    boundary: int
+    stage: StageAssignment
+    sources: _containers.RepeatedCompositeFieldContainer[LayerSource]
+    upstream: Peer
+    downstream: Peer
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Union[Peer, _Mapping]] = ..., downstream: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+
+class ChooseStop(_message.Message):
+    __slots__ = ("job_name", "generation")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    generation: int
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class StopAt(_message.Message):
+    __slots__ = ("job_name", "generation", "boundary")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    generation: int
+    boundary: int
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+
+class Write(_message.Message):
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "layers", "directory")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    generation: int
+    timeline: int
+    boundary: int
+    layers: _containers.RepeatedScalarFieldContainer[str]
+    directory: str
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("job_name",)
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    def __init__(self, job_name: _Optional[str] = ...) -> None: ...
+
+class Quit(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
