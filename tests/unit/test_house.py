@@ -1,0 +1,88 @@
+"""The house rules that a machine can check: who may import whom, and what the mutants' patches say."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ALLOWED = {
+    "daemon": {"daemon", "stages", "optim", "proto"},
+    "stages": {"stages"},
+    "optim": {"optim"},
+    "proto": {"proto"},
+}
+ON_THE_WIRE = {"stages/grpc_link.py", "stages/frame_codec.py", "stages/link_stream.py", "stages/link_endpoint.py"}
+"""The gRPC link's modules: the only ones of stages/ that may import headway.proto."""
+
+PURE = (
+    "daemon/coordinator.py",
+    "daemon/planner.py",
+    "daemon/cluster_view.py",
+    "daemon/layer_costs.py",
+    "daemon/agent_orders.py",
+    "stages/schedule.py",
+    "stages/simulator.py",
+)
+IMPURE_IMPORTS = {"asyncio", "grpc", "torch", "time", "datetime", "os", "random", "secrets", "structlog", "logging", "threading"}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Full names of everything a file imports, wherever in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def headway_rooms(path: Path) -> set[str]:
+    """Which of daemon, stages, optim, proto a file imports from."""
+    return {name.split(".")[1] for name in imported_modules(path) if name.startswith("headway.")}
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    """Every file of a room imports from the rooms that the architecture allows it, and from nowhere else."""
+    for path in (ROOT / room).glob("*.py"):
+        name = f"{room}/{path.name}"
+        if "_pb2" in name:
+            continue
+        allowed = ALLOWED[room] | ({"proto"} if name in ON_THE_WIRE else set())
+        assert headway_rooms(path) <= allowed, name
+        assert not {"tests", "bench"} & {module.split(".")[0] for module in imported_modules(path)}, name
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_cores_import_nothing_impure(name: str) -> None:
+    """A core that could see a clock, a socket or a tensor would not be simulable: it imports none of them."""
+    tops = {module.split(".")[0] for module in imported_modules(ROOT / name)}
+    assert not tops & IMPURE_IMPORTS
+
+
+def test_every_mutant_applies_and_names_its_test() -> None:
+    """Each planted bug still fits the code, and the test that is to catch it exists."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("patches are checked against a checkout")
+    specification = importlib.util.spec_from_file_location("mutants_run", ROOT / "tests/mutants/run.py")
+    assert specification is not None
+    assert specification.loader is not None
+    runner = importlib.util.module_from_spec(specification)
+    sys.modules["mutants_run"] = runner
+    specification.loader.exec_module(runner)
+    mutants = runner.read_mutants()
+    assert len(mutants) >= 12
+    for mutant in mutants:
+        checked = subprocess.run(
+            ["git", "apply", "--check", "--recount", str(mutant.path)], cwd=ROOT, capture_output=True, text=True
+        )
+        assert checked.returncode == 0, f"{mutant.name}: {checked.stderr}"
+        for test in mutant.test.split():
+            if "::" in test:
+                path, function = test.split("::")[0], test.split("::")[-1].split("[")[0]
+                assert f"def {function}" in (ROOT / path).read_text(), f"{mutant.name}: {test}"
