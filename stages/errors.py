@@ -24,3 +24,14 @@ class StaleGenerationError(PeerError):
 
 class ProtocolError(PeerError):
     """The peer said something that the protocol does not allow."""
+
+
+@dataclass
+class DataError(Exception):
+    """A data folder is missing, damaged or not the one that was asked for. `path` says which file."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"

@@ -1,0 +1,174 @@
+"""The decoder as a list of layers: Hugging Face Llama's arithmetic, cut where a pipeline may be cut.
+
+Shapes: tokens int64 [microbatch, sequence] → `embed` → hidden [microbatch, sequence, hidden] → `block.0` … →
+`head` → logits [microbatch, sequence, vocabulary]. A layer knows nothing of its neighbours, so that cutting between any
+two gives bit for bit the gradients of the whole model.
+
+Layers are built on the meta device: they are the formula, and the weights come with every call
+(`torch.func.functional_call(layer, weights, (hidden,))`).
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from headway.stages.spec import ModelSpec
+
+AttentionBackend = Literal["auto", "math", "flash", "efficient"]
+
+_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBackend = "auto") -> nn.Module:
+    """The layer `embed`, `block.<i>` or `head`, with its parameters on the meta device.
+
+    Raises ValueError for a name that the model does not have.
+    """
+    if name == "embed":
+        return Embedding(spec)
+    if name == "head":
+        return Head(spec)
+    kind, _, index = name.partition(".")
+    if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
+        return Block(spec, attention_backend)
+    raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
+
+
+def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
+    """Shape of each parameter of a layer, in the module's order. Nothing is allocated."""
+    return {parameter: tensor.shape for parameter, tensor in build_layer(name, spec).named_parameters()}
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy over the tokens of a microbatch, in nats: fp32 [] whatever the logits' dtype.
+
+    logits [microbatch, sequence, vocabulary], targets int64 [microbatch, sequence].
+    """
+    return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+class Embedding(nn.Module):
+    """tokens int64 [microbatch, sequence] → hidden [microbatch, sequence, hidden]."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(spec.vocab_size, spec.hidden_size, device="meta"))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.weight)
+
+
+class Block(nn.Module):
+    """hidden → hidden, both [microbatch, sequence, hidden]: attention and SwiGLU, each on a normed copy, added back."""
+
+    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend) -> None:
+        super().__init__()
+        self.self_attn = Attention(spec, attention_backend)
+        self.mlp = SwiGlu(spec)
+        self.input_layernorm = _rms_norm(spec)
+        self.post_attention_layernorm = _rms_norm(spec)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """hidden [microbatch, sequence, hidden] → logits [microbatch, sequence, vocabulary]."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.norm = _rms_norm(spec)
+        self.lm_head = _linear(spec.hidden_size, spec.vocab_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions and fewer key/value heads than query heads (Ainslie et al. 2023)."""
+
+    def __init__(self, spec: ModelSpec, backend: AttentionBackend) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.num_groups = spec.num_attention_heads // spec.num_key_value_heads
+        self.rope_theta = spec.rope_theta
+        self.backend = backend
+        kv_size = spec.num_key_value_heads * spec.head_dim
+        self.q_proj = _linear(spec.hidden_size, spec.num_attention_heads * spec.head_dim)
+        self.k_proj = _linear(spec.hidden_size, kv_size)
+        self.v_proj = _linear(spec.hidden_size, kv_size)
+        self.o_proj = _linear(spec.num_attention_heads * spec.head_dim, spec.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        split = (*hidden.shape[:-1], -1, self.head_dim)
+        cosine, sine = rotary_table(
+            hidden.shape[-2], self.head_dim, theta=self.rope_theta, device=hidden.device, dtype=hidden.dtype
+        )
+        query = _rotate(self.q_proj(hidden).view(split), cosine, sine).transpose(1, 2)
+        key = _rotate(self.k_proj(hidden).view(split), cosine, sine).transpose(1, 2)
+        value = self.v_proj(hidden).view(split).transpose(1, 2)
+        is_grouped = self.num_groups > 1
+        if is_grouped and hidden.is_cuda and hidden.dtype == torch.float32:
+            # No fused fp32 kernel on CUDA reads shared key/value heads in place: copies beat the unfused one.
+            key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
+            is_grouped = False
+        with _chosen(self.backend):
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) · up(x)) (Shazeer 2020)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.gate_proj = _linear(spec.hidden_size, spec.intermediate_size)
+        self.up_proj = _linear(spec.hidden_size, spec.intermediate_size)
+        self.down_proj = _linear(spec.intermediate_size, spec.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=32)
+def rotary_table(
+    length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine of positions 0 … length-1, both [length, 1, head_dim] (RoFormer, Su et al. 2021).
+
+    Computed in fp32 on the CPU, so that every device starts from the same bits. The first half of the sine is negative:
+    x·cos + (x rolled by half a head)·sine is then Hugging Face's x·cos + rotate_half(x)·sin.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim))
+        angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * frequencies  # [length, head_dim/2]
+        cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
+        sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+        return cosine[:, None].to(device, dtype), sine[:, None].to(device, dtype)
+
+
+def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """heads [microbatch, sequence, heads, head_dim], turned by its positions' angles."""
+    return torch.addcmul(heads * cosine, heads.roll(heads.shape[-1] // 2, -1), sine)
+
+
+def _chosen(backend: AttentionBackend) -> AbstractContextManager[None]:
+    return nullcontext() if backend == "auto" else sdpa_kernel(_BACKENDS[backend])
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False, device="meta")
+
+
+def _rms_norm(spec: ModelSpec) -> nn.RMSNorm:
+    return nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, device="meta")
