@@ -35,3 +35,11 @@ class OptimSpec:
     """α of docs/numerics.md; 0 turns it off."""
     lr_schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     warmup_batches: int = 20
+
+USED_SETTINGS: dict[str, frozenset[str]] = {
+    "muon": frozenset({"lr", "weight_decay", "momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}),
+    "adamw": frozenset({"lr", "weight_decay", "betas", "eps"}),
+    "lion": frozenset({"lr", "weight_decay", "betas"}),
+    "sgd": frozenset({"lr", "weight_decay", "momentum", "nesterov"}),
+}
+"""What each optimizer reads of its GroupSpec; anything else is refused when a job is read."""
