@@ -1,0 +1,147 @@
+"""Durable storage of boundaries: `<checkpoint_dir>/<job>/<boundary>/<layer>.safetensors`, and a manifest, written last.
+
+Without its manifest a checkpoint does not exist. Any fsspec file system serves; on a local one every file, the
+manifest too, appears by an atomic rename. All functions block: call them in a thread.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.records import CheckpointFile, CheckpointRecord, decode
+
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 1 << 20
+
+
+def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) -> str:
+    """A job's checkpoint folder as a URL or absolute path.
+
+    Raises ConfigError for a relative one where the cluster has no root for it: nodes of different machines would each
+    write into a folder of their own.
+    """
+    if "://" in checkpoint_dir or os.path.isabs(checkpoint_dir):  # noqa: PTH117 (a URL is no Path)
+        return checkpoint_dir.rstrip("/")
+    if checkpoint_root is None:
+        raise ConfigError(
+            f"checkpoint_dir = {checkpoint_dir!r} is relative, which only a cluster on one machine allows; give a "
+            "URL or an absolute path that all nodes see",
+            "[fault]",
+        )
+    return str(checkpoint_root.resolve() / checkpoint_dir)
+
+
+def boundary_url(checkpoint_dir: str, job: str, *, timeline: int, boundary: int) -> str:
+    """The folder of one boundary's files. `checkpoint_dir` is a resolved one."""
+    return f"{checkpoint_dir}/{job}/{timeline:08d}-{boundary:010d}"
+
+
+def file_name(layer: str) -> str:
+    """A layer's file within the folder of a boundary."""
+    return f"{layer}.safetensors"
+
+
+def copy_to_checkpoint(path: Path, url: str, layer: str) -> None:
+    """Copy one layer's file into the folder of a boundary. Raises RecoveryError, naming the URL."""
+    target = f"{url}/{file_name(layer)}"
+    with path.open("rb") as source:
+        _write(target, iter(lambda: source.read(CHUNK_BYTES), b""))
+
+
+def write_manifest(url: str, manifest: bytes) -> None:
+    """Make the checkpoint exist: the last write. Raises RecoveryError, naming the URL."""
+    _write(f"{url}/{MANIFEST}", iter([manifest]))
+
+
+def read_manifest(url: str) -> CheckpointRecord:
+    """The manifest of a boundary's folder. Raises RecoveryError when it is not there or not readable."""
+    target = f"{url}/{MANIFEST}"
+    raw = b"".join(_read(target, offset=0))
+    try:
+        return decode(raw, CheckpointRecord)
+    except ValueError as error:
+        raise RecoveryError(target, f"is no manifest: {error}") from error
+
+
+def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target: Path) -> None:
+    """Bring one layer's file, verified, to a local path. Raises RecoveryError when it is missing or altered."""
+    source = f"{url}/{file_name(layer)}"
+    digest = hashlib.sha256()
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("wb") as file:
+            for chunk in _read(source, offset=0):
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != expected.sha256:
+            raise RecoveryError(source, f"has SHA-256 {digest.hexdigest()[:12]}…, not {expected.sha256[:12]}…")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_from_checkpoint(url: str, layer: str, *, offset: int = 0) -> Iterator[bytes]:
+    """One layer's file from an offset on, in chunks, unverified. Raises RecoveryError, naming the URL."""
+    return _read(f"{url}/{file_name(layer)}", offset=offset)
+
+
+def probe(checkpoint_dir: str) -> None:
+    """Make sure that a resolved checkpoint folder can be written to. Raises RecoveryError, naming it."""
+    target = f"{checkpoint_dir}/.probe-{secrets.token_hex(8)}"
+    _write(target, iter([b"headway"]))
+    file_system, path = _open(target)
+    file_system.rm_file(path)
+
+
+def _open(url: str) -> tuple[Any, str]:
+    try:
+        file_system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise RecoveryError(url, str(error)) from error
+    return file_system, path
+
+
+def _is_local(file_system: Any) -> bool:
+    return "file" in ((file_system.protocol,) if isinstance(file_system.protocol, str) else file_system.protocol)
+
+
+def _write(url: str, chunks: Iterator[bytes]) -> None:
+    """A whole file: on a local file system synced and renamed into place; elsewhere as its own put does it."""
+    file_system, path = _open(url)
+    try:
+        if not _is_local(file_system):
+            with file_system.open(path, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            with partial.open("wb") as local:
+                for chunk in chunks:
+                    local.write(chunk)
+                local.flush()
+                os.fsync(local.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise RecoveryError(url, f"cannot be written: {error.strerror or error}") from error
+
+
+def _read(url: str, *, offset: int) -> Iterator[bytes]:
+    file_system, path = _open(url)
+    try:
+        with file_system.open(path, "rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise RecoveryError(url, f"cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,193 @@
+"""What one node is told about itself: a file, the environment and flags, in rising priority, as one typed value."""
+
+import difflib
+import hashlib
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from headway.daemon.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "HEADWAY_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node's settings. Every field is a key of the file, a variable HEADWAY_<FIELD> and a flag."""
+
+    name: str = ""
+    """The node's name in the cluster; the host name when empty."""
+    etcd: tuple[str, ...] = ("127.0.0.1:2379",)
+    """host:port of each etcd member; in the environment separated by commas."""
+    etcd_user: str = ""
+    etcd_password_file: Path | None = None
+    certificates: Path = Path("/etc/headway/certificates")
+    """Folder with ca.pem, cert.pem and key.pem."""
+    listen: str = "0.0.0.0:0"
+    """host:port of the Node service; port 0 takes a free one."""
+    advertise_host: str = ""
+    """The host name or address that others dial; the host of `listen` when empty, or this machine's name."""
+    site: str = "default"
+    """Nodes of one site have a fast network between them."""
+    state_dir: Path = Path("/var/lib/headway")
+    """What must survive a restart: generations seen, logs of jobs."""
+    store_dir: Path | None = None
+    """Layer files, wiped at start; in memory when unset and the machine allows it."""
+    store_quota_bytes: int = 0
+    """Most that the store may hold; 0: what the file system has."""
+    cache_dir: Path | None = None
+    """Token shards; below `state_dir` when unset."""
+    history_dir: Path | None = None
+    """Where workers record each operation, for tests; off when unset."""
+    checkpoint_root: Path | None = None
+    """What a job's relative `checkpoint_dir` is relative to. Only clusters on one machine have such a place."""
+    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: every CUDA device, or the CPU when there is none."""
+    num_devices: int = 0
+    """Workers on this node; 0: one per CUDA device, one on the CPU."""
+    lease_ttl_s: int = 5
+    """A node that etcd has not heard of for so long is dead."""
+    stop_timeout_s: float = 120.0
+    """The longest wait for the stop boundary of a clean leave."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """`auto`: JSON unless stderr is a terminal."""
+
+    @property
+    def data_cache_dir(self) -> Path:
+        """Where token shards lie."""
+        return self.cache_dir or self.state_dir / "data"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Where the workers' output lies, one file per job."""
+        return self.state_dir / "logs"
+
+    @property
+    def layer_store_dir(self) -> Path:
+        """Where layer files lie: `store_dir`, or a folder in memory of this node alone, or below `state_dir`."""
+        return self.store_dir or _folder_in_memory(self.name, self.state_dir) or self.state_dir / "store"
+
+
+FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
+
+
+def read_node_config(
+    path: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> NodeConfig:
+    """Settings from a TOML file, the environment (os.environ if None) and flags, the later over the earlier.
+
+    A flag that is None was not given. Raises ConfigError, naming the file, variable or flag and the nearest right name.
+    """
+    environment = os.environ if environment is None else environment
+    settings: dict[str, tuple[str, object]] = {}
+    if path is not None:
+        settings |= {key: (str(path), value) for key, value in _from_file(path).items()}
+    settings |= _from_environment(environment)
+    settings |= {key: (_flag(key), value) for key, value in (flags or {}).items() if value is not None}
+    for key, (where, _) in settings.items():
+        if key not in FIELD_NAMES:
+            raise ConfigError(f"unknown key {key!r}{_nearest(key)}", where)
+    config = _convert(settings)
+    return _checked(config, settings)
+
+
+def advertised_host(config: NodeConfig) -> str:
+    """The host that others dial: as told, or the listening one, or, if that is a wildcard, this machine's name."""
+    if config.advertise_host:
+        return config.advertise_host
+    host, _ = listen_address(config)
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+
+
+def listen_address(config: NodeConfig) -> tuple[str, int]:
+    """Host and port of `listen`. Raises ConfigError when it is not host:port."""
+    host, colon, port = config.listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{config.listen!r} is not host:port", "listen")
+    return host.strip("[]"), int(port)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", str(path)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"is not TOML: {error}", str(path)) from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, object]]:
+    """The variables named after fields. Others belong to other programs, unless they look like a slip of the pen."""
+    settings: dict[str, tuple[str, object]] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if key in FIELD_NAMES:
+            settings[key] = (variable, tuple(text.split(",")) if key == "etcd" else text)
+        elif close := difflib.get_close_matches(key, FIELD_NAMES, n=1, cutoff=0.85):
+            raise ConfigError(f"unknown variable; did you mean {ENVIRONMENT_PREFIX}{close[0].upper()}?", variable)
+    return settings
+
+
+def _convert(settings: Mapping[str, tuple[str, object]]) -> NodeConfig:
+    for key, (where, value) in settings.items():
+        try:
+            msgspec.convert({key: value}, NodeConfig, strict=False, dec_hook=_decode_path)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{key} = {value!r}: {str(error).split(' - at')[0]}", where) from error
+    values = {key: value for key, (_, value) in settings.items()}
+    config = msgspec.convert(values, NodeConfig, strict=False, dec_hook=_decode_path)
+    return config if config.name else replace(config, name=socket.gethostname())
+
+
+def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> NodeConfig:
+    def refuse(key: str, what: str) -> ConfigError:
+        return ConfigError(f"{key} = {getattr(config, key)!r}: {what}", settings[key][0] if key in settings else "")
+
+    if "/" in config.name or config.name != config.name.strip():
+        raise refuse("name", "a node's name has no slash and no surrounding space")
+    if not config.etcd or not all(config.etcd):
+        raise refuse("etcd", "name at least one host:port")
+    if config.lease_ttl_s < 1:
+        raise refuse("lease_ttl_s", "at least 1 second")
+    for key in ("num_devices", "store_quota_bytes", "stop_timeout_s"):
+        if getattr(config, key) < 0:
+            raise refuse(key, "must not be negative")
+    if config.etcd_user and config.etcd_password_file is None:
+        raise refuse("etcd_user", "needs etcd_password_file too")
+    listen_address(config)
+    return config
+
+
+def _decode_path(_: type, value: object) -> Path:
+    if isinstance(value, str):
+        return Path(value).expanduser()
+    if isinstance(value, Path):
+        return value
+    raise msgspec.ValidationError(f"Expected a path, got `{type(value).__name__}`")
+
+
+def _folder_in_memory(name: str, state_dir: Path) -> Path | None:
+    """A folder that no other node of this machine uses, in a tmpfs. None when there is no such place."""
+    digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:8]
+    for parent in (Path("/dev/shm"), Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"))):
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+            return parent / f"headway-{os.getuid()}-{name}-{digest}"
+    return None
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def _nearest(key: str) -> str:
+    close = difflib.get_close_matches(key, FIELD_NAMES, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,99 @@
+"""One worker process: started by torch's elastic multiprocessing, its end noticed at once by a pidfd."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
+
+# start_processes installs handlers that raise an exception for each signal of this variable, over the daemon's own.
+# Nobody sends this one.
+os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGUSR2"
+
+LAST_LINES = 200
+MAX_LINE_CHARACTERS = 2000
+
+
+class WorkerProcess:
+    """A running worker. Make it in the main thread: the kernel binds its parent-death signal to the starting thread."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        output_dir: Path,
+        on_exit: Callable[["WorkerProcess"], None],
+    ) -> None:
+        self.name = name
+        self.started_at = time.monotonic()
+        self._on_exit = on_exit
+        # An empty NOTIFY_SOCKET: a worker has nothing to say to the service manager.
+        own = {"PYTHONSAFEPATH": "1", "NOTIFY_SOCKET": "", "TORCHELASTIC_RUN_ID": name, **environment}
+        self._context: PContext = start_processes(
+            name,
+            sys.executable,
+            args={0: tuple(arguments)},
+            envs={0: own},
+            logs_specs=DefaultLogsSpecs(log_dir=str(output_dir), redirects=Std.ALL),
+        )
+        self.pid: int = self._context.pids()[0]
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._pidfd, self._exited)
+        self.exited = asyncio.Event()
+        self.exit_reason = ""
+        """What ended it, with its traceback, once it has exited."""
+
+    def kill(self, signal_number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, unless it has exited."""
+        if not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal_number)
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """Wait for its exit; after the time is over, kill it and wait for that."""
+        try:
+            await asyncio.wait_for(self.exited.wait(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            await asyncio.wait_for(self.exited.wait(), timeout_s)
+
+    def _exited(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        result = self._context.wait(timeout=0)
+        self._context.close()
+        self.exit_reason = self._describe(result)
+        self.exited.set()
+        self._on_exit(self)
+
+    def _describe(self, result: RunProcsResult | None) -> str:
+        failure = result.failures.get(0) if result is not None else None
+        if failure is None:
+            return f"{self.name} (pid {self.pid}) exited"
+        how = f"by signal {failure.signal_name()}" if failure.exitcode < 0 else f"with exit status {failure.exitcode}"
+        lines = [f"{self.name} (pid {self.pid}) ended {how}"]
+        message = failure.message
+        if isinstance(message, dict):
+            lines.append(str(message.get("extraInfo", {}).get("py_callstack") or message.get("message", "")))
+        elif os.path.exists(failure.error_file):  # noqa: PTH110 (elastic's own path, a string)
+            lines.append(str(message))
+        lines += last_lines(Path(self._context.stderrs[0]))
+        return "\n".join(line.rstrip("\n") for line in lines)
+
+
+def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
+    """The last lines of a text file, shortened where they are very long; none when there is no such file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return [line.rstrip("\n")[:MAX_LINE_CHARACTERS] for line in deque(file, maxlen=count)]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,125 @@
+"""What a daemon knows about one of its workers: a value that reports and orders turn into the next one. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobGeneration:
+    """One plan of one job: what every order and report belongs to."""
+
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """A worker at a boundary, with its state live."""
+
+    of: JobGeneration
+    boundary: int
+
+
+class OrderKind(StrEnum):
+    """The orders that a worker answers. Quit has no answer."""
+
+    PREPARE = "prepare"
+    START = "start"
+    CHOOSE_STOP = "choose_stop"
+    STOP_AT = "stop_at"
+    WRITE = "write"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One worker process, as far as its reports go."""
+
+    device_index: int
+    incarnation: str = ""
+    """Empty while no process has said hello."""
+    pid: int = 0
+    address: str = ""
+    """Where neighbouring stages dial."""
+    job: str = ""
+    """The job it serves since the last Prepare, until Released."""
+    prepared: JobGeneration | None = None
+    started: JobGeneration | None = None
+    layers: tuple[str, ...] = ()
+    """Of the last Start."""
+    is_last: bool = False
+    """Of the last Start: whether it holds the journal."""
+    chosen: Standstill | None = None
+    stopped: Standstill | None = None
+    pending: frozenset[tuple[OrderKind, JobGeneration]] = frozenset()
+    """Orders without an answer yet."""
+    failures: Mapping[JobGeneration, str] = field(default_factory=dict)
+    """Why it could not do its part of a generation: its process died, or it refused an order."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process is there to take orders."""
+        return bool(self.incarnation)
+
+    def awaits(self, kind: OrderKind, of: JobGeneration) -> bool:
+        """Whether an order has been given and not been answered."""
+        return (kind, of) in self.pending
+
+    def ordered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
+        """After an order was given."""
+        status = replace(self, pending=self.pending | {(kind, of)})
+        return replace(status, job=of.job) if kind is OrderKind.PREPARE else status
+
+    def answered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
+        """After its answer came."""
+        return replace(self, pending=self.pending - {(kind, of)})
+
+    def starting(self, layers: tuple[str, ...], *, is_last: bool) -> "WorkerStatus":
+        """After Start was ordered: these layers are what it will hold."""
+        return replace(self, layers=layers, is_last=is_last)
+
+    def did_prepare(self, of: JobGeneration) -> "WorkerStatus":
+        """After it answered Prepare."""
+        return replace(self.answered(OrderKind.PREPARE, of), prepared=of, job=of.job)
+
+    def did_start(self, of: JobGeneration) -> "WorkerStatus":
+        """After it answered Start."""
+        return replace(self.answered(OrderKind.START, of), started=of)
+
+    def did_choose(self, chosen: Standstill) -> "WorkerStatus":
+        """After the first stage's worker chose where to stop."""
+        return replace(self.answered(OrderKind.CHOOSE_STOP, chosen.of), chosen=chosen)
+
+    def did_stop(self, stopped: Standstill) -> "WorkerStatus":
+        """After it came to a boundary, by order or because the job ends there."""
+        return replace(self.answered(OrderKind.STOP_AT, stopped.of), stopped=stopped)
+
+    def released(self) -> "WorkerStatus":
+        """After it let go of its job: nothing of it is left but the failures."""
+        return WorkerStatus(
+            device_index=self.device_index,
+            incarnation=self.incarnation,
+            pid=self.pid,
+            address=self.address,
+            failures=self.failures,
+        )
+
+    def failed(self, reason: str, *, of: JobGeneration) -> "WorkerStatus":
+        """After it could not do its part of one generation."""
+        pending = frozenset(entry for entry in self.pending if entry[1] != of)
+        return replace(self, pending=pending, failures={**self.failures, of: reason})
+
+    def died(self, reason: str) -> "WorkerStatus":
+        """After its process ended: every generation that it served is lost here."""
+        served = {of for _, of in self.pending} | {
+            of
+            for of in (self.prepared, self.started, self.stopped.of if self.stopped else None)
+            if of is not None and of.job == self.job
+        }
+        failures = {**self.failures, **{of: reason for of in served if of not in self.failures}}
+        return WorkerStatus(device_index=self.device_index, failures=failures)
+
+    def forgetting(self, is_over: "frozenset[JobGeneration]") -> "WorkerStatus":
+        """Without the failures of generations that are over."""
+        return replace(self, failures={of: why for of, why in self.failures.items() if of not in is_over})
