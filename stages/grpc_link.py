@@ -143,7 +143,7 @@ class GrpcLink:
         self._on_closed()
 
     async def run(self, stream: MessageStream) -> None:
-        """Serve a connected stream until the link is closed or lost. After losing it, raises the peer's ProtocolError."""
+        """Serve a connected stream until the link is closed or lost. Then raises the peer's ProtocolError."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(self._read(stream))

@@ -1,0 +1,282 @@
+"""The one contract of `Link`, run against every transport: in one process, and gRPC over loopback sockets with mTLS."""
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from torch import Tensor
+
+from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.link import Frame, FrameKind, Link, LinkLost
+from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.loop_thread import LoopThread
+from headway.stages.tls_identity import SERVER_NAME, TlsIdentity
+
+DEADLINE_S = 20.0
+GENERATION = Generation(7)
+TIMEOUT = timedelta(seconds=DEADLINE_S)
+
+
+def contract(
+    dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (2, 3, 5), *, frames: int = 64
+) -> FrameContract:
+    """Frames whose hidden states have this type and shape."""
+    return FrameContract(
+        forms={
+            FrameKind.ACTIVATION: (TensorForm(dtype, shape), TensorForm(torch.int64, (2, 3))),
+            FrameKind.GRADIENT: (TensorForm(dtype, shape),),
+            FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (6,), may_be_shorter=True),),
+            FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+        },
+        max_unacknowledged_frames=frames,
+    )
+
+
+def pattern(dtype: torch.dtype, shape: tuple[int, ...], start: int = 0) -> Tensor:
+    """Values that differ from place to place."""
+    count = int(torch.tensor(shape).prod()) if shape else 1
+    return ((torch.arange(count) + start) % 97).to(dtype).reshape(shape)
+
+
+def activation(
+    batch: int, microbatch: int = 0, *, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (2, 3, 5)
+) -> Frame:
+    """A forward's frame with values that depend on its place."""
+    tensors = (pattern(dtype, shape, batch + microbatch), pattern(torch.int64, (2, 3), batch))
+    return Frame(FrameKind.ACTIVATION, GENERATION, Batch(batch), Microbatch(microbatch), tensors)
+
+
+def gradient(batch: int, *, shape: tuple[int, ...] = (2, 3, 5)) -> Frame:
+    """A backward's frame."""
+    return Frame(FrameKind.GRADIENT, GENERATION, Batch(batch), Microbatch(0), (pattern(torch.float32, shape, batch),))
+
+
+def assert_same(received: object, sent: Frame) -> None:
+    """Header and every bit of every tensor."""
+    assert isinstance(received, Frame)
+    assert (received.kind, received.generation) == (sent.kind, sent.generation)
+    assert (received.batch, received.microbatch) == (sent.batch, sent.microbatch)
+    assert len(received.tensors) == len(sent.tensors)
+    for got, expected in zip(received.tensors, sent.tensors, strict=True):
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
+        assert torch.equal(got, expected)
+
+
+@dataclass
+class Pair:
+    """Both ends of one link, and what arrived at each."""
+
+    upstream: Link
+    downstream: Link
+    at_upstream: "queue.SimpleQueue[Frame | LinkLost]"
+    at_downstream: "queue.SimpleQueue[Frame | LinkLost]"
+
+
+PairMaker = Callable[[FrameContract], Pair]
+
+
+def issue_identity() -> TlsIdentity:
+    """A throw-away authority and one certificate of it, by the rule of tls_identity.py."""
+
+    def certificate(
+        name: str, key: ec.EllipticCurvePrivateKey, issuer_key: ec.EllipticCurvePrivateKey, *, is_ca: bool
+    ) -> bytes:
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        )
+        return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    return TlsIdentity(
+        certificate("test authority", ca_key, ca_key, is_ca=True),
+        certificate("node", key, ca_key, is_ca=False),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+@dataclass
+class GrpcPairs:
+    """Makes connected pairs: two endpoints on one loop, a job of its own for each pair."""
+
+    loop: LoopThread
+    above: LinkEndpoint
+    below: LinkEndpoint
+    num_made: int = 0
+    links: list[Link] = field(default_factory=list)
+
+    def __call__(self, frame_contract: FrameContract) -> Pair:
+        self.num_made += 1
+        job = f"job-{self.num_made}"
+        at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
+        at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
+        downstream_end = self.above.dial(
+            f"127.0.0.1:{self.below.port}",
+            job,
+            GENERATION,
+            stage=StageIndex(0),
+            peer_incarnation="below",
+            inbox=at_upstream,
+            contract=frame_contract,
+            timeout=TIMEOUT,
+        )
+        upstream_end = self.below.accept(
+            job,
+            GENERATION,
+            stage=StageIndex(1),
+            peer_incarnation="above",
+            inbox=at_downstream,
+            contract=frame_contract,
+            timeout=TIMEOUT,
+        )
+        self.links += [downstream_end, upstream_end]
+        return Pair(downstream_end, upstream_end, at_upstream, at_downstream)
+
+
+@pytest.fixture(scope="module")
+def endpoints() -> Iterator[tuple[LoopThread, LinkEndpoint, LinkEndpoint]]:
+    """Two workers' endpoints in one process, on one loop as gRPC's asyncio wants it."""
+    loop = LoopThread("test-links")
+    loop.start()
+    identity = issue_identity()
+    ends = [
+        LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation=name, protocol=1)
+        for name in ("above", "below")
+    ]
+    for end in ends:
+        end.start()
+    yield loop, ends[0], ends[1]
+    for end in ends:
+        end.stop()
+    loop.stop()
+
+
+@pytest.fixture(params=["grpc"])
+def make_pair(request: pytest.FixtureRequest) -> Iterator[PairMaker]:
+    """Both ends of one link: `upstream` belongs to stage 0, `downstream` to stage 1."""
+    loop, above, below = request.getfixturevalue("endpoints")
+    maker = GrpcPairs(loop, above, below)
+    yield maker
+    for link in maker.links:
+        link.close()
+
+
+def test_frames_arrive_in_order_and_unchanged(make_pair: PairMaker) -> None:
+    """Fifty frames sent at once arrive in their order, bit for bit."""
+    pair = make_pair(contract())
+    sent = [activation(batch, microbatch) for batch in range(10) for microbatch in range(5)]
+    for frame in sent:
+        pair.upstream.send(frame)
+    for frame in sent:
+        assert_same(pair.at_downstream.get(timeout=DEADLINE_S), frame)
+    assert pair.at_upstream.empty()
+
+
+def test_every_kind_travels_its_way(make_pair: PairMaker) -> None:
+    """Activations and clip totals go down, gradients and squares (of any number of layers) go up."""
+    pair = make_pair(contract())
+    total = Frame(FrameKind.NORM_TOTAL, GENERATION, Batch(3), Microbatch(0), (torch.tensor(2.5, dtype=torch.float64),))
+    squares = Frame(FrameKind.NORM_SQUARES, GENERATION, Batch(3), Microbatch(0), (torch.rand(4, dtype=torch.float64),))
+    for frame in (activation(3), total):
+        pair.upstream.send(frame)
+        assert_same(pair.at_downstream.get(timeout=DEADLINE_S), frame)
+    for frame in (gradient(3), squares):
+        pair.downstream.send(frame)
+        assert_same(pair.at_upstream.get(timeout=DEADLINE_S), frame)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8], ids=str
+)
+def test_every_type_of_tensor_travels(make_pair: PairMaker, dtype: torch.dtype) -> None:
+    """An odd number of elements of each type comes out with type, shape and bits; the next tensor is not shifted."""
+    pair = make_pair(contract(dtype, (3, 1, 7)))
+    frame = activation(1, dtype=dtype, shape=(3, 1, 7))
+    pair.upstream.send(frame)
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), frame)
+
+
+def test_a_large_frame_arrives_whole(make_pair: PairMaker) -> None:
+    """A frame of 16 MiB and a bit, followed by a small one."""
+    shape = (4, 1024, 1025)
+    pair = make_pair(contract(shape=shape))
+    large = Frame(
+        FrameKind.ACTIVATION,
+        GENERATION,
+        Batch(0),
+        Microbatch(0),
+        (pattern(torch.float32, shape), pattern(torch.int64, (2, 3))),
+    )
+    total = Frame(FrameKind.NORM_TOTAL, GENERATION, Batch(0), Microbatch(0), (torch.tensor(1.0, dtype=torch.float64),))
+    pair.upstream.send(large)
+    pair.upstream.send(total)
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), large)
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), total)
+
+
+def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_pair: PairMaker) -> None:
+    """A transposed view that is part of a graph arrives as plain values."""
+    pair = make_pair(contract())
+    hidden = pattern(torch.float32, (5, 3, 2)).requires_grad_().transpose(0, 2)
+    frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(0), Microbatch(0), (hidden,))
+    pair.downstream.send(frame)
+    received = pair.at_upstream.get(timeout=DEADLINE_S)
+    assert_same(received, frame)
+    assert isinstance(received, Frame)
+    assert not received.tensors[0].requires_grad
+
+
+def test_both_directions_at_once(make_pair: PairMaker) -> None:
+    """Thirty frames each way, interleaved: each side receives the other's in order."""
+    pair = make_pair(contract())
+    for batch in range(30):
+        pair.upstream.send(activation(batch))
+        pair.downstream.send(gradient(batch))
+    for batch in range(30):
+        assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(batch))
+        assert_same(pair.at_upstream.get(timeout=DEADLINE_S), gradient(batch))
+
+
+def test_close_delivers_what_was_sent_and_tells_the_peer(make_pair: PairMaker) -> None:
+    """Frames sent before close arrive; then the peer hears that the link is gone, by name. Closing twice is fine."""
+    pair = make_pair(contract())
+    pair.upstream.send(activation(0))
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
+    pair.upstream.send(activation(1))
+    pair.upstream.close()
+    pair.upstream.close()
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(1))
+    lost = pair.at_downstream.get(timeout=DEADLINE_S)
+    assert isinstance(lost, LinkLost)
+    assert lost.peer == pair.downstream.peer
+    assert "stage 0" in lost.peer
+    assert lost.reason
+
+
+def test_nothing_arrives_after_close(make_pair: PairMaker) -> None:
+    """What the peer sends to a closed link disappears, and the closing side is not told of its own closing."""
+    pair = make_pair(contract())
+    pair.upstream.send(activation(0))
+    assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
+    pair.upstream.close()
+    pair.downstream.send(gradient(0))
+    assert isinstance(pair.at_downstream.get(timeout=DEADLINE_S), LinkLost)
+    pair.downstream.close()
+    assert pair.at_upstream.empty()
