@@ -36,6 +36,7 @@ class OptimSpec:
     lr_schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     warmup_batches: int = 20
 
+
 USED_SETTINGS: dict[str, frozenset[str]] = {
     "muon": frozenset({"lr", "weight_decay", "momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}),
     "adamw": frozenset({"lr", "weight_decay", "betas", "eps"}),

@@ -1,0 +1,208 @@
+"""One layer's optimizer: torch optimizers, which step in place and key state by tensor, made to fit weight versions.
+
+W_k lives in tensor set k mod 2, so an update reads one set and writes the other. Torch optimizers know neither sets
+nor names. Each parameter therefore has a slot, a Parameter that is pointed at the target for the time of a step: the
+optimizer's state hangs on the slot, and the slot has a name.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from headway.optim.error_feedback import SLOT, ErrorFeedback
+from headway.optim.inner_optimizer import inner_optimizer, state_slots
+from headway.optim.lr_schedule import LrSchedule, lr_schedule
+from headway.optim.routing import Group, route_layer
+from headway.optim.spec import OptimSpec
+
+
+@dataclass
+class UpdateOrderError(Exception):
+    """A layer's updates come one after the other; after update 0 they need the state of the ones before."""
+
+    layer: str
+    update_index: int
+    expected: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}: update {self.update_index} cannot be applied, update {self.expected} is next"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerGroup:
+    """Some parameters of a layer and the optimizer that steps their slots."""
+
+    optimizer: Optimizer
+    names: tuple[str, ...]
+    lr: float
+    """Before the schedule's factor."""
+    state_slots: tuple[str, ...]
+    """What the optimizer keeps for each parameter after its first step, its step count left out."""
+
+
+class TorchLayerOptimizer:
+    """Fulfils the LayerOptimizer Protocol of the stages, around any optimizers that treat each parameter alone.
+
+    State exists from update 0 on: before, `state()` is empty. Learning rate and step count are set from the update's
+    index before each step, so neither is part of the state. Nothing depends on the order of a mapping.
+    """
+
+    def __init__(
+        self,
+        layer_name: str,
+        slots: Mapping[str, Parameter],
+        *,
+        groups: Iterable[OptimizerGroup],
+        schedule: LrSchedule,
+        error_feedback: ErrorFeedback,
+    ) -> None:
+        self._layer_name = layer_name
+        self._slots = dict(slots)
+        self._groups = tuple(groups)
+        self._schedule = schedule
+        self._error_feedback = error_feedback
+        self._next_update: int | None = 0  # None: state was loaded, and the next step says where it stands
+
+    @torch.no_grad()
+    def step(
+        self,
+        update_index: int,
+        *,
+        current: Mapping[str, Tensor],
+        target: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+    ) -> None:
+        """Fill `target` with W_{b+1} from `current` = W_b and the batch's finished fp32 gradient; b is `update_index`.
+
+        `target[name]` may be `current[name]` itself, which is then updated in place. Otherwise the two must not share
+        memory, and `current` is left alone. Raises UpdateOrderError; KeyError when the maps do not hold exactly this
+        layer's parameters; ValueError beyond the last update. Nothing has changed then.
+        """
+        if self._next_update is not None and update_index != self._next_update:
+            raise UpdateOrderError(self._layer_name, update_index, self._next_update)
+        for given in (current, target, gradients):
+            self._check_names(given, self._slots)
+        factor = self._schedule(update_index)
+
+        before = {name: self._prepare(name, current[name], target[name], gradients[name]) for name in self._slots}
+        for group in self._groups:
+            for parameter_group in group.optimizer.param_groups:
+                parameter_group["lr"] = group.lr * factor
+            for name in group.names:
+                step_count = self._state_of(group, name).get("step")
+                if step_count is not None:
+                    step_count.fill_(update_index)  # the optimizer adds one: bias correction is by b+1
+            group.optimizer.step()
+        for name, slot in self._slots.items():
+            slot.grad = None
+            if self._error_feedback.is_active:
+                self._error_feedback.correct(name, target[name], before=before[name], update_index=update_index)
+            # The slot is an alias with a version counter of its own; autograd watches the counter of the target.
+            increment_version(target[name])
+        self._next_update = update_index + 1
+
+    def state(self) -> dict[str, Tensor]:
+        """The live state, flat: `<slot>/<parameter name>` to tensor. Empty before update 0."""
+        state = {
+            f"{slot}/{name}": tensor
+            for group in self._groups
+            for name in group.names
+            for slot, tensor in self._state_of(group, name).items()
+            if slot in group.state_slots
+        }
+        return state | {f"{SLOT}/{name}": delta for name, delta in self._error_feedback.deltas.items()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the state by a copy of what `state()` of an equal optimizer returned; empty means boundary 0.
+
+        Raises KeyError naming what is missing or unknown, ValueError on another shape. Nothing has changed then.
+        """
+        homes = {f"{slot}/{name}": name for group in self._groups for name in group.names for slot in group.state_slots}
+        if self._error_feedback.is_active:
+            homes |= {f"{SLOT}/{name}": name for name in self._slots}
+        if state:
+            self._check_names(state, homes)
+        for key, tensor in state.items():
+            if tensor.shape != self._slots[homes[key]].shape:
+                raise ValueError(f"{self._layer_name}: {key} has shape {list(tensor.shape)}, not that of its parameter")
+
+        self._error_feedback.deltas.clear()
+        for group in self._groups:
+            group.optimizer.state.clear()
+        # Without any state, as at boundary 0, only update 0 can follow; an optimizer that never has state cannot tell.
+        self._next_update = 0 if homes and not state else None
+        if not state:
+            return
+        for group in self._groups:
+            for name in group.names:
+                home = group.optimizer.state[self._slots[name]]
+                home |= {slot: self._own(state[f"{slot}/{name}"], name) for slot in group.state_slots}
+                if "exp_avg_sq" in group.state_slots:
+                    home["step"] = torch.zeros((), dtype=torch.float32)
+        if self._error_feedback.is_active:
+            self._error_feedback.deltas |= {name: self._own(state[f"{SLOT}/{name}"], name) for name in self._slots}
+
+    def _prepare(self, name: str, current: Tensor, target: Tensor, gradient: Tensor) -> Tensor:
+        """Point a parameter's slot at its target, which holds W_b from here on. Returns W_b for Error Feedback."""
+        slot = self._slots[name]
+        before = current
+        if target is not current:
+            target.copy_(current)
+        elif self._error_feedback.is_active:
+            before = current.clone()
+        slot.data = target.detach()
+        slot.grad = gradient
+        return before
+
+    def _state_of(self, group: OptimizerGroup, name: str) -> dict[str, Tensor]:
+        # Not `optimizer.state[slot]`: that is a defaultdict, and reading must not leave entries behind.
+        state: dict[str, Tensor] = group.optimizer.state.get(self._slots[name], {})
+        return state
+
+    def _own(self, tensor: Tensor, name: str) -> Tensor:
+        return tensor.to(device=self._slots[name].device, copy=True, memory_format=torch.contiguous_format)
+
+    def _check_names(self, given: Iterable[str], wanted: Iterable[str]) -> None:
+        missing, unknown = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
+        if missing:
+            raise KeyError(f"{self._layer_name}: {missing[0]} is missing")
+        if unknown:
+            raise KeyError(f"{self._layer_name}: {unknown[0]} is unknown")
+
+
+def optimizer_factory(
+    spec: OptimSpec, *, num_batches: int, delay: int
+) -> Callable[[str, Mapping[str, Tensor]], TorchLayerOptimizer]:
+    """What makes the optimizer of each layer of a job, from the layer's name and its parameters.
+
+    Of the parameters shape and device are read; the masters that are stepped later must be fp32.
+    """
+    schedule = lr_schedule(spec.lr_schedule, num_batches=num_batches, warmup_batches=spec.warmup_batches)
+    specs = {Group.MATRICES: spec.matrices, Group.REST: spec.rest}
+
+    def make(layer_name: str, parameters: Mapping[str, Tensor]) -> TorchLayerOptimizer:
+        slots = {name: Parameter(parameters[name].detach(), requires_grad=False) for name in sorted(parameters)}
+        groups = [
+            OptimizerGroup(
+                optimizer=inner_optimizer(specs[group], [slots[name] for name in names]),
+                names=names,
+                lr=specs[group].lr,
+                state_slots=state_slots(specs[group]),
+            )
+            for group, names in route_layer(layer_name, parameters).items()
+        ]
+        return TorchLayerOptimizer(
+            layer_name,
+            slots,
+            groups=groups,
+            schedule=schedule,
+            error_feedback=ErrorFeedback(spec.error_feedback, delay=delay),
+        )
+
+    return make

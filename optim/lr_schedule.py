@@ -1,0 +1,34 @@
+"""How the learning rate moves: a float64 factor for each update, indexed by b and by nothing else."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+DECAY_SHARE = 5
+"""Warm-up–stable–decay falls over the last ⌈B / DECAY_SHARE⌉ updates."""
+
+LrSchedule = Callable[[int], float]
+"""From the update's index b to what every group's rate is multiplied by."""
+
+
+def lr_schedule(kind: Literal["constant", "cosine", "wsd"], *, num_batches: int, warmup_batches: int) -> LrSchedule:
+    """The factor of update b = 0 … B−1, B being `num_batches`.
+
+    (b+1)/w in the first w updates; then 1 (constant), ½(1 + cos(π(b−w)/(B−w))) (cosine), or 1 and over the last
+    n = ⌈B/5⌉ updates (B−b)/n (wsd). Warm-up has precedence. An index outside the job raises ValueError.
+    """
+    num_decay = -(-num_batches // DECAY_SHARE)
+
+    def factor(update_index: int) -> float:
+        if not 0 <= update_index < num_batches:
+            raise ValueError(f"update {update_index} is not one of a job with {num_batches} batches")
+        if update_index < warmup_batches:
+            return (update_index + 1) / warmup_batches
+        if kind == "cosine":
+            progress = (update_index - warmup_batches) / (num_batches - warmup_batches)
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        if kind == "wsd" and update_index >= num_batches - num_decay:
+            return (num_batches - update_index) / num_decay
+        return 1.0
+
+    return factor

@@ -1,0 +1,30 @@
+"""Which optimizer a parameter goes to: matrices inside the blocks to one, everything else to the other."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from torch import Tensor
+
+BLOCK_PREFIX = "block."
+
+
+class Group(StrEnum):
+    """The two groups of `[optim]`."""
+
+    MATRICES = "matrices"
+    REST = "rest"
+
+
+def route(layer_name: str, parameter: Tensor) -> Group:
+    """Group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; embedding, head, norms, biases: `rest`."""
+    if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2:
+        return Group.MATRICES
+    return Group.REST
+
+
+def route_layer(layer_name: str, parameters: Mapping[str, Tensor]) -> dict[Group, tuple[str, ...]]:
+    """Parameter names by group, sorted by name so that nothing depends on the mapping's order; no empty groups."""
+    groups = {
+        group: tuple(sorted(n for n, p in parameters.items() if route(layer_name, p) is group)) for group in Group
+    }
+    return {group: names for group, names in groups.items() if names}
