@@ -27,4 +27,5 @@ def orthogonalize_by_singular_values(matrix: Tensor, *, steps: int = 5) -> Tenso
     s = singular_values / singular_values.square().sum().sqrt().clamp(min=1e-7)
     for _ in range(steps):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return u * s @ vh
+    orthogonalized: Tensor = u * s @ vh
+    return orthogonalized

@@ -16,7 +16,10 @@ class Group(StrEnum):
 
 
 def route(layer_name: str, parameter: Tensor) -> Group:
-    """Group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; embedding, head, norms, biases: `rest`."""
+    """Group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; `rest` for all else.
+
+    All else: embedding, head, norms, biases.
+    """
     if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2:
         return Group.MATRICES
     return Group.REST
