@@ -1,0 +1,394 @@
+"""What a stage does next: one pure function of what it has done and what has arrived.
+
+A schedule is three numbers. `delay` is how many versions old the weights of a gradient are, `depth` limits the
+microbatches in flight, `warmup` is how many forwards of a batch come before its first backward. Work runs when it is
+ready, not when a table says; since backwards add up in order, readiness never changes a result.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from headway.stages.spec import TrainSpec, weight_version
+
+ScheduleName = Literal["gpipe", "1f1b", "2bw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Compute a microbatch's output on W_v(b)."""
+
+    batch: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"F{self.batch}.{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Differentiate a microbatch's forward, and add to the gradient sums."""
+
+    batch: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"B{self.batch}.{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Make W_{b+1} from W_b."""
+
+    batch: int
+
+    def __str__(self) -> str:
+        return f"U{self.batch}"
+
+
+class Wait(Enum):
+    """Nothing is runnable until something arrives."""
+
+    WAIT = "wait"
+
+
+WAIT = Wait.WAIT
+
+Op = Forward | Backward | Update
+
+
+def parse_op(text: str) -> Op:
+    """The inverse of `str(op)`: `F3.0`, `B2.7`, `U3`. Raises ValueError."""
+    kind = text[:1]
+    batch, dot, microbatch = text[1:].partition(".")
+    if kind == "U" and not dot:
+        return Update(int(batch))
+    if kind in ("F", "B") and dot:
+        return (Forward if kind == "F" else Backward)(int(batch), int(microbatch))
+    raise ValueError(f"not an operation: {text!r}")
+
+
+class Awaited(Enum):
+    """What would let an idle stage go on; it tells which neighbour is being waited for."""
+
+    NOTHING = "nothing"  # runnable, or done
+    INPUT = "input"  # an activation, from upstream
+    GRADIENT = "gradient"  # from downstream
+    REDUCTION = "reduction"  # of the groups that other replicas hold
+    CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
+
+
+def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_in_microbatches: float = 0.0) -> int:
+    """How many microbatches stage s of p may have in flight, with m microbatches a batch.
+
+    round_trips_in_microbatches: the sum of the round trips of the links downstream of s, over a microbatch's time.
+    """
+    if schedule == "gpipe":
+        return m
+    if schedule == "1f1b":
+        return min(m, p - s)
+    return min(2 * m, p - s + math.ceil(round_trips_in_microbatches))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSchedule:
+    """One stage's part of a schedule: everything that does not change while a plan is in force."""
+
+    delay: int
+    """d: 0 or 1."""
+    depth: int
+    """Forwards done minus backwards done stays at most this."""
+    warmup: int = 1
+    """A batch's first backward waits for its warmup-th forward. 1 but on the last stage of gpipe."""
+    num_microbatches: int
+    """m: of one batch, on all replicas together."""
+    num_groups: int = 1
+    """G: microbatch i belongs to reduction group i mod G."""
+    groups: tuple[int, ...] | None = None
+    """The reduction groups that this worker holds; None: all."""
+    is_first: bool
+    is_last: bool
+    first_batch: int = 0
+    """The boundary from which the stage starts."""
+    num_batches: int
+    """A stop boundary that is always there."""
+    has_clip: bool = False
+    """Updates wait for the norm of the whole model's gradient."""
+
+    @classmethod
+    def of(
+        cls, train: TrainSpec, *, stage_index: int, num_stages: int, depth: int, first_batch: int = 0
+    ) -> "StageSchedule":
+        """The schedule of a stage that has no replicas."""
+        is_last = stage_index == num_stages - 1
+        return cls(
+            delay=train.delay,
+            depth=depth,
+            warmup=train.microbatches if train.schedule == "gpipe" and is_last else 1,
+            num_microbatches=train.microbatches,
+            num_groups=train.reduction_groups,
+            is_first=stage_index == 0,
+            is_last=is_last,
+            first_batch=first_batch,
+            num_batches=train.batches,
+            has_clip=train.clip_norm > 0,
+        )
+
+    @property
+    def held_groups(self) -> tuple[int, ...]:
+        """The reduction groups of this worker, rising."""
+        return tuple(range(self.num_groups)) if self.groups is None else self.groups
+
+    @property
+    def held_microbatches(self) -> tuple[int, ...]:
+        """The microbatches of each batch that this worker computes, rising."""
+        held = frozenset(self.held_groups)
+        return tuple(i for i in range(self.num_microbatches) if i % self.num_groups in held)
+
+
+class Cursor:
+    """How far forwards, or backwards, have come: all of the batches before `batch`, and some microbatches of it.
+
+    Batches come one after the other; inside a batch each reduction group has its own order.
+    """
+
+    __slots__ = ("_groups", "_num_groups", "_num_held", "batch", "next_of_group", "num_done")
+
+    def __init__(self, schedule: StageSchedule) -> None:
+        self._groups = schedule.held_groups
+        self._num_groups = schedule.num_groups
+        self._num_held = len(schedule.held_microbatches)
+        self.batch = schedule.first_batch
+        self.num_done = 0
+        """Microbatches of `batch` that are done."""
+        self.next_of_group = list(self._groups)
+        """Per held group, the microbatch that comes next; past m when the group is done."""
+
+    def has_passed(self, batch: int, microbatch: int) -> bool:
+        """Whether a held microbatch is done."""
+        if batch != self.batch:
+            return batch < self.batch
+        return microbatch < self.next_of_group[self._groups.index(microbatch % self._num_groups)]
+
+    def pass_over(self, batch: int, microbatch: int) -> None:
+        """One microbatch is done; with the last of its batch, the next batch is there."""
+        position = self._groups.index(microbatch % self._num_groups)
+        assert batch == self.batch, f"batch {batch} out of order: {self.batch} is current"
+        assert microbatch == self.next_of_group[position], f"microbatch {batch}.{microbatch} out of order"
+        self.num_done += 1
+        if self.num_done == self._num_held:
+            self.batch += 1
+            self.num_done = 0
+            self.next_of_group[:] = self._groups
+        else:
+            self.next_of_group[position] += self._num_groups
+
+
+class ScheduleState:
+    """What a stage has done and what has arrived. `next_op` reads it; the methods below tell it what happened."""
+
+    __slots__ = (
+        "_held",
+        "backwards",
+        "forwards",
+        "gradients",
+        "in_flight",
+        "inputs",
+        "reduced_below",
+        "schedule",
+        "stop",
+        "totals_below",
+        "version",
+        "warmup",
+    )
+
+    def __init__(self, schedule: StageSchedule) -> None:
+        self.schedule = schedule
+        self._held = frozenset(schedule.held_microbatches)
+        self.warmup = min(schedule.warmup, len(self._held))
+        self.forwards = Cursor(schedule)
+        self.backwards = Cursor(schedule)
+        self.in_flight = 0
+        """Forwards done minus backwards done."""
+        self.version = schedule.first_batch
+        """k of the newest W_k that is applied."""
+        self.stop = schedule.num_batches
+        """The boundary at which the stage stops."""
+        self.inputs: set[tuple[int, int]] = set()
+        """(batch, microbatch) whose activations have arrived and wait."""
+        self.gradients: set[tuple[int, int]] = set()
+        """(batch, microbatch) whose gradients have arrived and wait; on the last stage, forwards done."""
+        self.reduced_below = schedule.first_batch
+        """The sums of all groups are added up for the batches below."""
+        self.totals_below = schedule.first_batch
+        """The clip totals of the batches below are known."""
+
+    # --- What may be asked ---
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stop boundary is reached: its last update applied, nothing in flight."""
+        return self.version >= self.stop and self.in_flight == 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits: no activation, no gradient, no half batch."""
+        return not (
+            self.inputs or self.gradients or self.in_flight or self.forwards.num_done or self.backwards.num_done
+        )
+
+    @property
+    def num_versions_live(self) -> int:
+        """Weight versions that a forward, a backward or an update to come will read."""
+        return 1 + max(0, self.version - weight_version(self.backwards.batch, self.schedule.delay))
+
+    @property
+    def is_update_ready(self) -> bool:
+        """Whether update(version) has all it needs."""
+        batch = self.version
+        return (
+            batch < self.stop
+            and batch < self.backwards.batch
+            and batch < self.reduced_below
+            and (batch < self.totals_below or not self.schedule.has_clip)
+        )
+
+    def expects_input(self, batch: int, microbatch: int) -> bool:
+        """Whether an activation would be neither a second one nor one that is none of this stage's business."""
+        return (
+            not self.schedule.is_first
+            and microbatch in self._held
+            and batch < self.stop
+            and not self.forwards.has_passed(batch, microbatch)
+            and (batch, microbatch) not in self.inputs
+        )
+
+    def expects_gradient(self, batch: int, microbatch: int) -> bool:
+        """Whether a gradient belongs to a forward that was done and has none yet."""
+        return (
+            not self.schedule.is_last
+            and microbatch in self._held
+            and self.forwards.has_passed(batch, microbatch)
+            and not self.backwards.has_passed(batch, microbatch)
+            and (batch, microbatch) not in self.gradients
+        )
+
+    # --- What may happen ---
+
+    def input_arrived(self, batch: int, microbatch: int) -> None:
+        """An activation is there."""
+        assert self.expects_input(batch, microbatch), f"unexpected input {batch}.{microbatch}"
+        self.inputs.add((batch, microbatch))
+
+    def gradient_arrived(self, batch: int, microbatch: int) -> None:
+        """The gradient of an output is there."""
+        assert self.expects_gradient(batch, microbatch), f"unexpected gradient {batch}.{microbatch}"
+        self.gradients.add((batch, microbatch))
+
+    def forwarded(self, batch: int, microbatch: int) -> None:
+        """A forward was done. On the last stage its gradient is there at once."""
+        if not self.schedule.is_first:
+            self.inputs.remove((batch, microbatch))
+        self.forwards.pass_over(batch, microbatch)
+        self.in_flight += 1
+        if self.schedule.is_last:
+            self.gradients.add((batch, microbatch))
+
+    def backwarded(self, batch: int, microbatch: int) -> bool:
+        """A backward was done. Returns whether it was this stage's last of the batch."""
+        self.gradients.remove((batch, microbatch))
+        self.backwards.pass_over(batch, microbatch)
+        self.in_flight -= 1
+        return self.backwards.batch > batch
+
+    def groups_reduced(self, batch: int) -> None:
+        """The sums of all G groups of a batch are added up."""
+        assert batch == self.reduced_below < self.backwards.batch, f"groups of batch {batch} reduced out of order"
+        self.reduced_below = batch + 1
+
+    def clip_total_known(self, batch: int) -> None:
+        """The squares of the whole model's gradient are added up."""
+        assert self.expects_clip_total(batch), f"clip total of batch {batch} out of order"
+        self.totals_below = batch + 1
+
+    def expects_clip_total(self, batch: int) -> bool:
+        """Whether a total is the next one, and this stage has contributed to it."""
+        return self.schedule.has_clip and batch == self.totals_below < self.reduced_below
+
+    def updated(self, batch: int) -> None:
+        """W_{b+1} is applied."""
+        assert batch == self.version, f"update {batch} on version {self.version}"
+        assert self.is_update_ready, f"update {batch} was not ready"
+        self.version = batch + 1
+
+    def choose_stop(self) -> int:
+        """First stage: stop as soon as possible, with the batch that it has begun. Returns the boundary."""
+        assert self.schedule.is_first, "only the first stage chooses where to stop"
+        begun = self.forwards.batch + (1 if self.forwards.num_done else 0)
+        self.stop = min(self.stop, begun)
+        return self.stop
+
+    def stop_at(self, boundary: int) -> None:
+        """Stop where the first stage has chosen. Raises ValueError when the stage is past that."""
+        begun = self.forwards.batch + (1 if self.forwards.num_done else 0)
+        begun = max((begun, *(batch + 1 for batch, _ in self.inputs)))
+        if not begun <= boundary <= self.schedule.num_batches:
+            raise ValueError(f"cannot stop at {boundary}: batches below {begun} have begun")
+        self.stop = boundary
+
+
+def next_op(state: ScheduleState) -> Op | Wait:
+    """The operation to run now.
+
+    Backward first, if its gradient has arrived; else forward, if its input has arrived, its weight version is applied
+    and depth allows; an update when it is ready and nothing else is. An update comes last because the other stages wait
+    for forwards and backwards, not for it; nothing runs dry, as the forwards that need it wait too.
+    """
+    schedule = state.schedule
+    cursor = state.backwards
+    gradients = state.gradients
+    batch = cursor.batch
+    if gradients and (cursor.num_done or state.forwards.batch > batch or state.forwards.num_done >= state.warmup):
+        microbatch = _first_of(cursor, gradients)
+        if microbatch >= 0:
+            return Backward(batch, microbatch)
+    cursor = state.forwards
+    batch = cursor.batch
+    if state.in_flight < schedule.depth and batch < state.stop and batch - schedule.delay <= state.version:
+        microbatch = min(cursor.next_of_group) if schedule.is_first else _first_of(cursor, state.inputs)
+        if microbatch >= 0:
+            return Forward(batch, microbatch)
+    if state.is_update_ready:
+        return Update(state.version)
+    return WAIT
+
+
+def awaited(state: ScheduleState) -> Awaited:
+    """What a stage that `next_op` told to wait is waiting for."""
+    if state.is_done or next_op(state) is not WAIT:
+        return Awaited.NOTHING
+    schedule = state.schedule
+    batch = state.forwards.batch
+    if batch < state.stop and batch - schedule.delay <= state.version and state.in_flight < schedule.depth:
+        return Awaited.INPUT
+    if state.in_flight:
+        return Awaited.GRADIENT
+    if state.version < state.backwards.batch:
+        return Awaited.REDUCTION if state.reduced_below <= state.version else Awaited.CLIP_TOTAL
+    return Awaited.INPUT
+
+
+def _first_of(cursor: Cursor, arrived: set[tuple[int, int]]) -> int:
+    """The lowest microbatch that is next in its group and has arrived, or -1."""
+    batch = cursor.batch
+    if len(cursor.next_of_group) == 1:
+        only = cursor.next_of_group[0]
+        return only if (batch, only) in arrived else -1
+    return min((i for i in cursor.next_of_group if (batch, i) in arrived), default=-1)
+
+
+def format_ops(ops: Iterable[Op]) -> str:
+    """Operations as one line of text."""
+    return " ".join(map(str, ops))
