@@ -1,0 +1,69 @@
+"""`metrics.jsonl`: one line a batch, each batch once, in order, over any number of runs."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headway.daemon.errors import ConfigError
+
+
+class MetricsFile:
+    """Appends lines `{"batch", "loss", "tokens", "seconds", "generation"}`. A context manager.
+
+    Python writes a float as the shortest text that reads back as the same bits, so losses can be compared exactly.
+    """
+
+    def __init__(self, path: Path, *, is_resumed: bool = False) -> None:
+        """is_resumed: go on after the last whole line; otherwise start anew. Raises ConfigError for a file not ours."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.last_batch = -1
+        """The newest batch in the file; -1 when there is none."""
+        length = 0
+        if is_resumed and path.exists():
+            self.last_batch, length = _whole_lines(path)
+        self._stream = path.open("ab")
+        self._stream.truncate(length)
+
+    def append(self, *, batch: int, loss: float, tokens: int, seconds: float, generation: int) -> None:
+        """Write a batch and flush. One that is in the file already is passed over.
+
+        Raises ValueError when batches between were left out.
+        """
+        if batch <= self.last_batch:
+            return
+        if batch != self.last_batch + 1:
+            raise ValueError(f"batch {batch} cannot follow batch {self.last_batch} in the metrics")
+        line = {"batch": batch, "loss": loss, "tokens": tokens, "seconds": seconds, "generation": generation}
+        self._stream.write(json.dumps(line).encode() + b"\n")
+        self._stream.flush()
+        self.last_batch = batch
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _whole_lines(path: Path) -> tuple[int, int]:
+    """(last batch, length in bytes) of the lines that were written whole; a torn last one does not count."""
+    batch, length = -1, 0
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found = json.loads(line)["batch"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"line {number} is not a batch's metrics", str(path)) from error
+            if found != batch + 1:
+                raise ConfigError(f"line {number} is batch {found} where {batch + 1} belongs", str(path))
+            batch, length = found, length + len(line)
+    return batch, length

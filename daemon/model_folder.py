@@ -1,0 +1,128 @@
+"""A trained model as a folder that Hugging Face's AutoModelForCausalLM opens, written layer by layer."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headway.daemon.errors import ConfigError
+from headway.stages.hugging_face import checkpoint_name, llama_config, model_spec
+from headway.stages.model import parameter_shapes
+from headway.stages.spec import ModelSpec, layer_names
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+TOKENIZER_NAME = "tokenizer.json"
+
+
+class ModelFolderWriter:
+    """One safetensors file per layer, the index last: without it the folder is no model.
+
+    A context manager: leaving it writes the index, unless an exception does. Memory of one layer is enough.
+    """
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, *, sequence_length: int, tokenizer_json: str | None = None
+    ) -> None:
+        """sequence_length: the longest the model was trained on. tokenizer_json: a `tokenizers` file to put beside.
+
+        Files of an earlier model in the folder are removed.
+        """
+        self.folder = folder
+        self._spec = spec
+        self._layers = layer_names(spec)
+        self._written: dict[str, str] = {}  # checkpoint name → file
+        self._num_bytes = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (folder / INDEX_NAME, *folder.glob("model-*.safetensors")):
+            old.unlink(missing_ok=True)
+        config = llama_config(spec, dtype="float32", sequence_length=sequence_length)
+        _write_text(folder / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
+        if tokenizer_json is not None:
+            _write_text(folder / TOKENIZER_NAME, tokenizer_json)
+            _write_text(folder / "tokenizer_config.json", '{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+
+    def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
+        """Write a layer's weights, by parameter name, as they are. Layers may come in any order, each once."""
+        file = f"model-{self._layers.index(layer) + 1:05d}-of-{len(self._layers):05d}.safetensors"
+        tensors = {checkpoint_name(layer, name): tensor.contiguous().cpu() for name, tensor in parameters.items()}
+        save_file(tensors, self.folder / file, metadata={"format": "pt"})
+        self._written.update(dict.fromkeys(tensors, file))
+        self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+
+    def close(self) -> None:
+        """Write the index. Asserts that every layer was added."""
+        assert len(set(self._written.values())) == len(self._layers), "a layer of the model was not written"
+        index = {"metadata": {"total_size": self._num_bytes}, "weight_map": dict(sorted(self._written.items()))}
+        _write_text(self.folder / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+
+def write_model(
+    folder: Path,
+    spec: ModelSpec,
+    *,
+    weights: Mapping[str, Mapping[str, Tensor]],
+    sequence_length: int,
+    tokenizer_json: str | None = None,
+) -> None:
+    """Write a whole model that is in memory: layer to parameter name to tensor."""
+    with ModelFolderWriter(folder, spec, sequence_length=sequence_length, tokenizer_json=tokenizer_json) as writer:
+        for layer, parameters in weights.items():
+            writer.add(layer, parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model folder in memory."""
+
+    spec: ModelSpec
+    sequence_length: int
+    weights: dict[str, dict[str, Tensor]]
+    """Layer to parameter name to CPU tensor, under Headway's names."""
+
+
+def read_model(folder: Path) -> LoadedModel:
+    """Load what ModelFolderWriter wrote. Raises ConfigError for a folder that is not such a model, or not whole."""
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        weight_map: dict[str, str] = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
+        spec = model_spec(config)
+        tensors: dict[str, Tensor] = {}
+        for file in sorted(set(weight_map.values())):
+            tensors |= load_file(folder / file)
+        weights = {
+            layer: {name: tensors[checkpoint_name(layer, name)] for name in parameter_shapes(layer, spec)}
+            for layer in layer_names(spec)
+        }
+    except FileNotFoundError as error:
+        raise ConfigError(f"{Path(error.filename).name} is missing: not a whole model", str(folder)) from error
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]} is missing from the model", str(folder)) from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"not a model that can be read: {error}", str(folder)) from error
+    return LoadedModel(spec=spec, sequence_length=int(config["max_position_embeddings"]), weights=weights)
+
+
+def _write_text(file: Path, text: str) -> None:
+    draft = file.with_name(f".{file.name}.part")
+    with draft.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(file)
