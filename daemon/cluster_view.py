@@ -19,6 +19,7 @@ from headway.daemon.records import (
     LeaderRecord,
     NodeRecord,
     PhaseRecord,
+    PlacementRecord,
     PlanRecord,
     ProgressRecord,
     SpecRecord,
@@ -59,6 +60,8 @@ class JobView:
     """When the job was seen to enter its present phase."""
     stop_changed_at: float = 0.0
     """When `stop` was last seen to change; a stop's deadline counts from here."""
+    workers_changed_at: float = 0.0
+    """When a worker's record was last seen to change."""
 
     @property
     def spec(self) -> JobSpec | None:
@@ -92,6 +95,10 @@ class ClusterView:
     """Keys that could not be used, and why."""
     nodes_changed_at: float = 0.0
     """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
+    absent_since: dict[str, float] = field(default_factory=dict)
+    """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
+    started_at: float | None = None
+    """When the first key was applied."""
     _deleted: dict[str, int] = field(default_factory=dict)
 
     def apply(
@@ -110,6 +117,8 @@ class ClusterView:
         """
         if mod_revision <= max(self.revisions.get(key, 0), self._deleted.get(key, 0)):
             return
+        if self.started_at is None:
+            self.started_at = now
         if value is None:
             self.revisions.pop(key, None)
             self._deleted[key] = mod_revision
@@ -139,6 +148,9 @@ class ClusterView:
     def _fold(self, key: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         if key == Keys.LEADER:
             self.leader = decode(value, LeaderRecord) if value is not None else None
+        elif key == Keys.PLACEMENT:
+            if value is not None:
+                decode(value, PlacementRecord)  # its revision is all that counts
         elif key.startswith(Keys.NODES):
             self._fold_node(key.removeprefix(Keys.NODES), value, now=now)
         elif key.startswith(Keys.JOBS):
@@ -151,10 +163,12 @@ class ClusterView:
 
     def _fold_node(self, name: str, value: bytes | None, *, now: float) -> None:
         before = self.nodes.get(name)
-        if value is None:
-            self.nodes.pop(name, None)
-        else:
+        if value is not None:
             self.nodes[name] = decode(value, NodeRecord)
+            self.absent_since.pop(name, None)
+        elif before is not None:
+            del self.nodes[name]
+            self.absent_since[name] = now
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
 
@@ -165,6 +179,8 @@ class ClusterView:
         phase_before, stop_before = job.phase, job.stop
         if head in _NESTED and rest:
             _NESTED[head](job, rest, value)
+            if head == "workers":
+                job.workers_changed_at = now
         elif head in _SINGLE and not rest:
             name_of_field, kind, absent = _SINGLE[head]
             setattr(job, name_of_field, decode(value, kind) if value is not None else absent())

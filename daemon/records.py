@@ -118,6 +118,8 @@ class PhaseRecord:
     request: int = 0
     """The `desired` request that this phase has answered."""
     num_events: int = 0
+    rolls_back: bool = False
+    """A plan ran beyond the newest checkpoint and was lost: the next start begins a new timeline."""
     since: float = 0.0
 
 
@@ -149,6 +151,8 @@ class PlanRecord:
     reason: str = ""
     is_exact: bool = True
     exact_reason: str = ""
+    arithmetic_classes: tuple[str, ...] = ()
+    """Every class that this job's workers have had since boundary 0, this plan's included."""
 
     def holder(self, layer: str) -> StagePlan:
         """The stage that computes a layer. Raises KeyError for a layer no stage has."""
@@ -225,6 +229,22 @@ class CheckpointRecord:
     url: str
     files: dict[str, CheckpointFile] = field(default_factory=dict)
     """By layer; `journal` is one of them."""
+    ancestry: tuple[tuple[int, int], ...] = ()
+    """As in PlanRecord."""
+    arithmetic_classes: tuple[str, ...] = ()
+    """As in PlanRecord."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRecord:
+    """`placement`: the last plan that was given devices.
+
+    Every transaction that gives devices to a job compares and writes this key, so that two decisions from one stale
+    view cannot both give the same device away.
+    """
+
+    job: str
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +276,7 @@ class Keys:
     NODES = PREFIX + "nodes/"
     JOBS = PREFIX + "jobs/"
     LEADER = PREFIX + "leader"
+    PLACEMENT = PREFIX + "placement"
 
     @staticmethod
     def node(name: str) -> str:
