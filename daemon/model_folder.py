@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from errno import ENOENT
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,6 +106,8 @@ def read_model(folder: Path) -> LoadedModel:
         spec = model_spec(config)
         tensors: dict[str, Tensor] = {}
         for file in sorted(set(weight_map.values())):
+            if not (folder / file).is_file():
+                raise FileNotFoundError(ENOENT, "missing", file)
             tensors |= load_file(folder / file)
         weights = {
             layer: {name: tensors[checkpoint_name(layer, name)] for name in parameter_shapes(layer, spec)}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.determinism import configure
 from headway.stages.ids import LayerName
 from headway.stages.initial_weights import initial_parameters
@@ -48,11 +49,11 @@ def reference(
     *,
     on_batch: Callable[[BatchResult], None],
     device: torch.device | str = "cpu",
-    optimizer_factory: OptimizerFactory | None = None,
+    optimizers_from: OptimizerFactory | None = None,
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, whatever the job's dtype. `on_batch` is told of each batch.
 
-    optimizer_factory replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
+    optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
     """
     train, m = job.train, job.train.microbatches
     device = torch.device(device)
@@ -61,7 +62,7 @@ def reference(
 
     layers = {name: build_layer(name, job.model, attention_backend=train.attention_backend) for name in job.layers}
     master = {name: _moved(initial_parameters(name, job.model, seed=job.job.seed), device) for name in layers}
-    make_optimizer = optimizer_factory or _job_optimizers(job)
+    make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
     optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in layers}
     # W_k lives in sets[k % 2]. In a float32 job the sets are the weights; in a bfloat16 job they are casts of `master`.
     sets = [_trainable(master, dtype), _trainable(master, dtype)]
@@ -148,9 +149,3 @@ def _trainable(weights: Weights, dtype: torch.dtype) -> Weights:
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
-
-
-def _job_optimizers(job: "JobSpec") -> OptimizerFactory:
-    from headway.optim.layer_optimizer import optimizer_factory
-
-    return optimizer_factory(job.optim, num_batches=job.train.batches, delay=job.train.delay)

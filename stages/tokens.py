@@ -85,6 +85,9 @@ def read_index(path: Path) -> ShardIndex:
         raise DataError(str(file), f"format {index.format} is not known; this version reads {FORMAT_VERSION}")
     if index.dtype not in _DTYPES:
         raise DataError(str(file), f"dtype {index.dtype!r} is not one of {', '.join(_DTYPES)}")
+    for shard in index.shards:
+        if Path(shard.file).name != shard.file:
+            raise DataError(str(file), f"shard {shard.file!r} is not a plain file name")
     if index.sha256 != combined_sha256(index.dtype, index.shards):
         raise DataError(str(file), "its sha256 does not fit its list of shards")
     return index
