@@ -1,0 +1,216 @@
+"""Calls to etcd: one deadline each, several endpoints, TLS, a login that renews itself, errors that name the target."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from headway.daemon.errors import CompactedError, LeaseLostError, StoreError, StoreUnreachableError
+from headway.proto import etcd_pb2, etcd_pb2_grpc
+from headway.stages.tls_identity import SERVER_NAME, TlsIdentity
+
+ReplyT = TypeVar("ReplyT")
+Metadata = tuple[tuple[str, str], ...]
+
+PROBE_KEY = b"\0"
+RETRY_PAUSE_S = 0.1
+MAX_ATTEMPT_S = 2.0
+"""Longest time that one endpoint of several gets before the next is tried."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_retries", 0),
+)
+
+_SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+_OLD_LOGIN = ("invalid auth token", "revision of auth store is old", "auth token is not provided", "user name is empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdAccess:
+    """Where etcd is, and who asks."""
+
+    endpoints: tuple[str, ...]
+    """host:port of each member; tried in turn."""
+    identity: TlsIdentity | None = None
+    """None: no TLS. An identity without certificate and key only checks the server's."""
+    server_name: str = SERVER_NAME
+    """The name that the server's certificate must bear; empty: the host that was dialled."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    timeout_s: float = 5.0
+    """Deadline of every call, retries included."""
+
+
+class EtcdConnection:
+    """One endpoint at a time, the next one when it is silent. Nothing is dialled before the first call."""
+
+    def __init__(self, access: EtcdAccess) -> None:
+        if not access.endpoints:
+            raise ValueError("an etcd connection needs at least one endpoint")
+        self.access = access
+        self._index = 0
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._token: Metadata = ()
+        self._login = asyncio.Lock()
+
+    @property
+    def target(self) -> str:
+        """The endpoints, for error messages."""
+        return "etcd at " + ", ".join(self.access.endpoints)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel to the present endpoint."""
+        endpoint = self.access.endpoints[self._index]
+        if endpoint not in self._channels:
+            self._channels[endpoint] = self._open(endpoint)
+        return self._channels[endpoint]
+
+    @property
+    def metadata(self) -> Metadata:
+        """The login token, as every call must send it; empty without a user."""
+        return self._token
+
+    def rotate(self) -> None:
+        """Turn to the next endpoint."""
+        self._index = (self._index + 1) % len(self.access.endpoints)
+
+    async def close(self) -> None:
+        """Close every channel; calls in flight end at once."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    async def call(
+        self,
+        send: Callable[[grpc.aio.Channel, float, Metadata], Awaitable[ReplyT]],
+        *,
+        is_repeatable: bool,
+        timeout_s: float | None = None,
+    ) -> ReplyT:
+        """Run `send(channel, timeout_s, metadata)` on an endpoint that answers.
+
+        A repeatable call is sent again, elsewhere if there is an elsewhere, until it is answered or the deadline is
+        over. One that changes something is sent once, on a connection known to be up: when its answer is lost, nobody
+        knows whether it was done, and StoreUnreachableError says so.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.access.timeout_s if timeout_s is None else timeout_s)
+        while True:
+            await self._reach(deadline)
+            try:
+                return await self._authenticated(send, deadline)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _SILENT:
+                    raise self.translated(error) from error
+                self.rotate()
+                if not is_repeatable or loop.time() + RETRY_PAUSE_S >= deadline:
+                    raise self._unreachable(error, "was it done? unknown" if not is_repeatable else "") from error
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def unary(
+        self,
+        method: Callable[[grpc.aio.Channel], Callable[..., Awaitable[ReplyT]]],
+        request: Message,
+        *,
+        is_repeatable: bool,
+    ) -> ReplyT:
+        """`call` for a method with one request and one reply, named by its stub on a channel."""
+
+        def send(channel: grpc.aio.Channel, timeout_s: float, metadata: Metadata) -> Awaitable[ReplyT]:
+            return method(channel)(request, timeout=timeout_s, metadata=metadata)
+
+        return await self.call(send, is_repeatable=is_repeatable)
+
+    async def log_in(self) -> None:
+        """Get a login token; does nothing without a user."""
+        if not self.access.user:
+            return
+        request = etcd_pb2.AuthenticateRequest(name=self.access.user, password=self.access.password)
+        async with self._login:
+            stub = etcd_pb2_grpc.AuthStub(self.channel)
+            reply = await stub.Authenticate(request, timeout=self.access.timeout_s)
+            self._token = (("token", reply.token),)
+
+    def translated(self, error: grpc.aio.AioRpcError) -> StoreError:
+        """gRPC's error as one of ours."""
+        details = (error.details() or "").removeprefix("etcdserver: ").removeprefix("mvcc: ")
+        if error.code() in _SILENT:
+            return self._unreachable(error)
+        if "lease not found" in details:
+            return LeaseLostError(self.target, details)
+        if "compacted" in details:
+            return CompactedError(self.target, details)
+        if "authentication failed" in details or is_login_refused(error):
+            user = f"user {self.access.user}" if self.access.user else "a client without a user"
+            return StoreError(self.target, f"{user} is refused: {details}")
+        return StoreError(self.target, details or error.code().name)
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        identity = self.access.identity
+        options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
+        if identity is None:
+            return grpc.aio.insecure_channel(endpoint, options=options)
+        if self.access.server_name:
+            options.append(("grpc.ssl_target_name_override", self.access.server_name))
+        credentials = grpc.ssl_channel_credentials(identity.ca, identity.key or None, identity.certificate or None)
+        return grpc.aio.secure_channel(endpoint, credentials, options=options)
+
+    async def _reach(self, deadline: float) -> None:
+        """Return when the present endpoint is connected, turning to the next ones while it is not."""
+        loop = asyncio.get_running_loop()
+        while self.channel.get_state() is not grpc.ChannelConnectivity.READY:
+            left = deadline - loop.time()
+            timeout = min(left, MAX_ATTEMPT_S) if len(self.access.endpoints) > 1 else left
+            probe = etcd_pb2.RangeRequest(key=PROBE_KEY, serializable=True, count_only=True)
+            try:
+                await etcd_pb2_grpc.KVStub(self.channel).Range(probe, timeout=max(timeout, 0.0))
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _SILENT:
+                    return  # whatever it says, somebody answered
+                self.rotate()
+                if loop.time() + RETRY_PAUSE_S >= deadline:
+                    raise self._unreachable(error) from error
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _authenticated(
+        self,
+        send: Callable[[grpc.aio.Channel, float, Metadata], Awaitable[ReplyT]],
+        deadline: float,
+    ) -> ReplyT:
+        loop = asyncio.get_running_loop()
+        if self.access.user and not self._token:
+            await self.log_in()
+        try:
+            return await send(self.channel, max(deadline - loop.time(), 0.0), self._token)
+        except grpc.aio.AioRpcError as error:
+            if not (self.access.user and is_login_refused(error)):
+                raise
+            await self.log_in()  # refused before anything was done, so even a write may be sent again
+            return await send(self.channel, max(deadline - loop.time(), 0.0), self._token)
+
+    def _unreachable(self, error: grpc.aio.AioRpcError, remark: str = "") -> StoreUnreachableError:
+        details = " ".join((error.details() or "").split()).removeprefix("failed to connect to all addresses; ")
+        reason = f"no answer within {self.access.timeout_s:g} s: {details or error.code().name}"
+        identity = self.access.identity
+        if identity is None or not identity.certificate:
+            reason += "; no client certificate was given, and a server with TLS may want one"
+        return StoreUnreachableError(self.target, f"{reason} ({remark})" if remark else reason)
+
+
+def is_login_refused(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a fresh login may help: the token is missing, forgotten by the server or older than its users."""
+    details = error.details() or ""
+    return error.code() is grpc.StatusCode.UNAUTHENTICATED or any(text in details for text in _OLD_LOGIN)

@@ -1,0 +1,111 @@
+"""A lease as its holder sees it: kept alive in the background, and known to be lost no later than etcd knows it."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+from headway.daemon.errors import LeaseLostError, StoreUnreachableError
+
+RENEWALS_PER_TTL = 3
+RETRY_PAUSE_S = 0.2
+
+
+class Renew(Protocol):
+    """Renews once; returns the seconds granted."""
+
+    def __call__(self, lease_id: int, *, timeout_s: float) -> Awaitable[int]: ...
+
+
+class Revoke(Protocol):
+    """Ends a lease at once."""
+
+    def __call__(self, lease_id: int) -> Awaitable[None]: ...
+
+
+class Lease:
+    """Liveness for as long as this process runs and reaches etcd.
+
+    The deadline is counted from the moment a renewal was sent, so that it is never later than etcd's own. A lease is
+    no lock: a holder that was stopped for a while may act before it notices. Whoever decides something under a lease
+    compares the revision of a key that hangs on it in the same transaction.
+    """
+
+    def __init__(self, lease_id: int, *, ttl_s: int, renew: Renew, revoke: Revoke, target: str) -> None:
+        self.id = lease_id
+        self.ttl_s = ttl_s
+        """As granted."""
+        self.lost = asyncio.Event()
+        """Set once, when the lease is over: expired, unknown to etcd, or revoked here."""
+        self.reason = ""
+        """Why it was lost."""
+        self._renew = renew
+        self._revoke = revoke
+        self._target = target
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + ttl_s
+        self._keepalive = asyncio.create_task(self._keep_alive(), name=f"lease {lease_id:x}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.revoke()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which the lease certainly lasts; 0 when it is lost."""
+        return 0.0 if self.lost.is_set() else max(self._deadline - self._clock(), 0.0)
+
+    def check(self) -> None:
+        """Raise LeaseLostError unless the lease certainly holds now."""
+        if self.remaining_s <= 0:
+            raise LeaseLostError(self._target, self.reason or f"lease {self.id:x} ran out")
+
+    async def revoke(self) -> None:
+        """Stop renewing and end the lease; its keys are deleted at once. Idempotent.
+
+        An etcd that does not answer lets it expire by itself: that is no error here.
+        """
+        was_lost = self.lost.is_set()
+        self._lose("revoked by its holder")
+        self._keepalive.cancel()
+        await asyncio.wait([self._keepalive])
+        if not was_lost:
+            with suppress(LeaseLostError, StoreUnreachableError):
+                await self._revoke(self.id)
+
+    async def _keep_alive(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(max(self._deadline - self._clock() - self._rest_s, 0.0))
+                await self._renew_before_deadline()
+        except LeaseLostError as error:
+            self._lose(error.reason)
+        except Exception as error:  # a refusal, say of our login: nothing will renew this lease any more
+            self._lose(str(error))
+
+    @property
+    def _rest_s(self) -> float:
+        """How much of a full lease is left when it is time to renew."""
+        return self.ttl_s * (1 - 1 / RENEWALS_PER_TTL)
+
+    async def _renew_before_deadline(self) -> None:
+        while True:
+            sent_at = self._clock()
+            left = self._deadline - sent_at
+            if left <= 0:
+                raise LeaseLostError(self._target, f"lease {self.id:x} was not renewed within {self.ttl_s} s")
+            try:
+                self._deadline = sent_at + await self._renew(self.id, timeout_s=left)
+                return
+            except StoreUnreachableError:
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()

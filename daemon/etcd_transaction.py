@@ -1,0 +1,132 @@
+"""What an etcd transaction is made of: comparisons, and the changes that happen only if all of them hold. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headway.proto import etcd_pb2
+
+
+class Target(Enum):
+    """What of a key is compared. An absent key has revisions and version 0, and no value that could be compared."""
+
+    VERSION = etcd_pb2.Compare.VERSION
+    CREATE_REVISION = etcd_pb2.Compare.CREATE
+    MOD_REVISION = etcd_pb2.Compare.MOD
+    VALUE = etcd_pb2.Compare.VALUE
+
+
+class Relation(Enum):
+    """How it is compared."""
+
+    EQUAL = etcd_pb2.Compare.EQUAL
+    NOT_EQUAL = etcd_pb2.Compare.NOT_EQUAL
+    GREATER = etcd_pb2.Compare.GREATER
+    LESS = etcd_pb2.Compare.LESS
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """One condition on one key."""
+
+    key: str
+    target: Target
+    value: int | bytes
+    relation: Relation = Relation.EQUAL
+
+    @classmethod
+    def absent(cls, key: str) -> "Compare":
+        """The key does not exist."""
+        return cls(key, Target.CREATE_REVISION, 0)
+
+    @classmethod
+    def present(cls, key: str) -> "Compare":
+        """The key exists."""
+        return cls(key, Target.CREATE_REVISION, 0, Relation.GREATER)
+
+    @classmethod
+    def unchanged(cls, key: str, mod_revision: int) -> "Compare":
+        """The key was last changed in this revision; 0: it does not exist."""
+        return cls(key, Target.MOD_REVISION, mod_revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Set a key. lease_id 0: it stays until it is deleted."""
+
+    key: str
+    value: bytes
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key, or every key that begins with it. Deleting what is absent is no error."""
+
+    key: str
+    is_prefix: bool = False
+
+
+Change = Put | Delete
+
+
+def transaction_request(compare: tuple[Compare, ...], changes: tuple[Change, ...]) -> etcd_pb2.TxnRequest:
+    """etcd's message for: if every comparison holds, make every change, all in one revision.
+
+    Raises ValueError when a key is changed twice, which etcd would refuse.
+    """
+    keys = [change.key for change in changes]
+    if len(set(keys)) != len(keys):
+        raise ValueError("a transaction may change each key once")
+    return etcd_pb2.TxnRequest(
+        compare=[_compare_message(condition) for condition in compare],
+        success=[_change_message(change) for change in changes],
+    )
+
+
+def _compare_message(condition: Compare) -> etcd_pb2.Compare:
+    message = etcd_pb2.Compare(
+        key=condition.key.encode(), target=condition.target.value, result=condition.relation.value
+    )
+    match condition.target, condition.value:
+        case Target.VALUE, bytes(value):
+            message.value = value
+        case Target.VERSION, int(number):
+            message.version = number
+        case Target.CREATE_REVISION, int(number):
+            message.create_revision = number
+        case Target.MOD_REVISION, int(number):
+            message.mod_revision = number
+        case _:
+            raise ValueError(f"{condition.target.name} cannot be compared with {condition.value!r}")
+    return message
+
+
+def _change_message(change: Change) -> etcd_pb2.RequestOp:
+    if isinstance(change, Put):
+        put = etcd_pb2.PutRequest(key=change.key.encode(), value=change.value, lease=change.lease_id)
+        return etcd_pb2.RequestOp(request_put=put)
+    return etcd_pb2.RequestOp(request_delete_range=delete_request(change))
+
+
+def delete_request(change: Delete) -> etcd_pb2.DeleteRangeRequest:
+    """etcd's message for one deletion."""
+    key = change.key.encode()
+    return (
+        etcd_pb2.DeleteRangeRequest(key=range_start(key), range_end=prefix_end(key))
+        if change.is_prefix
+        else (etcd_pb2.DeleteRangeRequest(key=key))
+    )
+
+
+def range_start(prefix: bytes) -> bytes:
+    """The first key of the range of a prefix; etcd knows no empty key."""
+    return prefix or b"\0"
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with a prefix: the first key after them, in etcd's notation.
+
+    An empty prefix, or one of 0xff alone, has no end: etcd writes that as a zero byte.
+    """
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b"\0"

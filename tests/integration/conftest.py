@@ -1,0 +1,82 @@
+"""A real etcd with TLS on, one for the whole run; every test gets a client and starts from an empty store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.etcd_client import EtcdClient
+from headway.daemon.etcd_connection import EtcdAccess
+from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
+from headway.stages.tls_identity import TlsIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Etcd:
+    """A running etcd, and how to reach it."""
+
+    server: EtcdServer
+    authority: CertificateAuthority
+    identity: TlsIdentity
+    """A client's, of the authority that the server trusts."""
+
+    @property
+    def endpoint(self) -> str:
+        """host:port."""
+        return self.server.endpoint
+
+    def access(self, *, timeout_s: float = 10.0) -> EtcdAccess:
+        """How a client with a certificate reaches it."""
+        return self.server.access(self.identity, timeout_s=timeout_s)
+
+    def client(self, *, timeout_s: float = 10.0) -> EtcdClient:
+        """A new client; whoever makes one closes it."""
+        return EtcdClient(self.access(timeout_s=timeout_s))
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One server for all tests of the run."""
+    directory = tmp_path_factory.mktemp("etcd")
+    authority = CertificateAuthority.create(directory / "authority")
+    config = EtcdServerConfig(
+        binary=find_etcd_binary(),
+        data_dir=directory / "data",
+        log_file=directory / "etcd.log",
+        certificates=authority.issue("etcd"),
+        fsync=False,
+    )
+    server = asyncio.run(EtcdServer.start(config))
+    yield Etcd(server, authority, TlsIdentity.read(authority.issue("test")))
+    asyncio.run(server.stop())
+    authority.delete()
+
+
+@pytest.fixture
+async def etcd(shared_etcd: Etcd) -> Etcd:
+    """The shared server, with no key in it."""
+    async with shared_etcd.client() as client:
+        await client.delete_prefix("")
+    return shared_etcd
+
+
+@pytest.fixture
+async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
+    """A client of the shared server."""
+    async with etcd.client() as client:
+        yield client
+
+
+@pytest.fixture
+def own_server_config(tmp_path: Path) -> EtcdServerConfig:
+    """For tests that stop, freeze or reconfigure a server: not yet started, in a folder of the test."""
+    return EtcdServerConfig(
+        binary=find_etcd_binary(),
+        data_dir=tmp_path / "data",
+        log_file=tmp_path / "etcd.log",
+        certificates=CertificateAuthority.create(tmp_path / "authority").issue("etcd"),
+        fsync=False,
+    )

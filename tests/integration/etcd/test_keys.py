@@ -1,0 +1,118 @@
+"""Keys, transactions and leases against a real etcd with TLS."""
+
+import asyncio
+
+import pytest
+
+from headway.daemon.errors import ConflictError, LeaseLostError
+from headway.daemon.etcd_client import EtcdClient
+from headway.daemon.etcd_transaction import Compare, Delete, Put, Relation, Target
+
+
+async def test_a_key_is_put_read_and_deleted(client: EtcdClient) -> None:
+    """An absent key reads as None; a put one with its value and revisions; a deleted one as None again."""
+    assert await client.get("/a") is None
+    first = await client.put("/a", b"1")
+    second = await client.put("/a", b"2")
+    found = await client.get("/a")
+    assert found is not None
+    assert (found.value, found.create_revision, found.mod_revision, found.version) == (b"2", first, second, 2)
+    assert await client.delete("/a") is True
+    assert await client.delete("/a") is False
+    assert await client.get("/a") is None
+
+
+async def test_a_prefix_of_many_pages_is_read_as_of_one_revision(client: EtcdClient) -> None:
+    """25 keys in pages of 4, a neighbour outside the prefix: all 25, sorted, once each."""
+    revision = 0
+    for index in range(25):
+        revision = await client.put(f"/many/{index:02d}", str(index).encode())
+    await client.put("/manz", b"outside")
+    snapshot = await client.get_prefix("/many/", page_keys=4)
+    assert [entry.key for entry in snapshot.entries] == [f"/many/{index:02d}" for index in range(25)]
+    assert snapshot.revision == revision + 1
+    assert await client.delete_prefix("/many/") == 25
+    assert [entry.key for entry in (await client.get_prefix("")).entries] == ["/manz"]
+
+
+async def test_a_value_larger_than_a_default_message_arrives(client: EtcdClient) -> None:
+    """Six values of 1 MiB are one answer of 6 MiB, above gRPC's default limit of 4."""
+    for index in range(6):
+        await client.put(f"/big/{index}", bytes([index]) * 2**20)
+    assert sum(len(entry.value) for entry in (await client.get_prefix("/big/")).entries) == 6 * 2**20
+
+
+async def test_a_transaction_makes_all_changes_in_one_revision(client: EtcdClient) -> None:
+    """Compare one key, put two, delete a prefix: all carry the revision that is returned."""
+    before = await client.put("/old/a", b"")
+    revision = await client.transaction(
+        [Compare.unchanged("/old/a", before), Compare.absent("/new")],
+        [Put("/new", b"n"), Put("/other", b"o"), Delete("/old/", is_prefix=True)],
+    )
+    entries = (await client.get_prefix("/")).entries
+    assert {entry.key: entry.mod_revision for entry in entries} == {"/new": revision, "/other": revision}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        Compare.absent("/k"),
+        Compare.present("/other"),
+        Compare.unchanged("/k", 1),
+        Compare("/k", Target.VALUE, b"other"),
+        Compare("/k", Target.VERSION, 1, Relation.GREATER),
+        Compare("/k", Target.VALUE, b"value", Relation.NOT_EQUAL),
+    ],
+    ids=lambda condition: f"{condition.target.name}-{condition.relation.name}-{condition.key}",
+)
+async def test_a_transaction_whose_comparison_fails_changes_nothing(client: EtcdClient, condition: Compare) -> None:
+    """The key has another value or revision than expected: ConflictError names it, and nothing is written."""
+    await client.put("/k", b"value")
+    with pytest.raises(ConflictError, match=condition.key):
+        await client.transaction([condition], [Put("/written", b"")])
+    assert await client.get("/written") is None
+
+
+async def test_of_two_racing_writers_one_wins(client: EtcdClient) -> None:
+    """Ten transactions create the same key at once: one succeeds, nine get ConflictError."""
+    attempts = [client.transaction([Compare.absent("/won")], [Put("/won", bytes([n]))]) for n in range(10)]
+    results = await asyncio.gather(*attempts, return_exceptions=True)
+    assert sum(isinstance(result, int) for result in results) == 1
+    assert sum(isinstance(result, ConflictError) for result in results) == 9
+
+
+async def test_a_lease_takes_its_keys_along_when_it_is_revoked(client: EtcdClient) -> None:
+    """Two keys hang on a lease, one does not: after revoke only that one is left, and the lease says it is lost."""
+    lease = await client.grant_lease(10)
+    await client.put("/leased/a", b"", lease_id=lease.id)
+    await client.transaction([], [Put("/leased/b", b"", lease.id), Put("/kept", b"")])
+    assert set((await client.lease_life(lease.id)).keys) == {"/leased/a", "/leased/b"}
+    lease.check()
+    await lease.revoke()
+    assert [entry.key for entry in (await client.get_prefix("/")).entries] == ["/kept"]
+    assert lease.lost.is_set()
+    assert lease.remaining_s == 0
+    with pytest.raises(LeaseLostError, match="revoked"):
+        lease.check()
+
+
+async def test_a_lease_lives_on_while_its_holder_does(client: EtcdClient) -> None:
+    """A lease of one second is still there after two and a half, and its key too."""
+    async with await client.grant_lease(1) as lease:
+        await client.put("/alive", b"", lease_id=lease.id)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lease.lost.wait(), 2.5)
+        assert await client.get("/alive") is not None
+
+
+async def test_a_lease_that_etcd_ended_is_lost(client: EtcdClient) -> None:
+    """Somebody else revokes the lease: its holder finds out at the next renewal, with a reason."""
+    lease = await client.grant_lease(2)
+    await client.revoke_lease(lease.id)
+    await asyncio.wait_for(lease.lost.wait(), 10)
+    assert "expired" in lease.reason
+    with pytest.raises(LeaseLostError):
+        await client.put("/late", b"", lease_id=lease.id)
+    with pytest.raises(LeaseLostError):
+        await client.lease_life(lease.id)
+    await lease.revoke()
