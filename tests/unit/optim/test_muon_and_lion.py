@@ -1,0 +1,105 @@
+"""Muon and Lion against torch's own Muon, the slow reference, and the formula in numpy."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+
+from headway.optim.lion import Lion
+from headway.optim.muon import Muon, shape_scale
+from headway.optim.muon_reference import muon_reference
+
+SHAPES = [(24, 24), (16, 48), (48, 16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_muon_has_the_bits_of_its_reference(shape: tuple[int, int], nesterov: bool, dtype: torch.dtype) -> None:
+    """Six steps with a moving rate → weights and momentum equal the slow reference in every bit."""
+    weight = Parameter(torch.randn(shape))
+    muon = Muon([weight], weight_decay=0.1, momentum=0.9, nesterov=nesterov, newton_schulz_dtype=dtype)
+    expected, buffer = weight.detach().clone(), torch.zeros(shape)
+    for step in range(6):
+        weight.grad = torch.randn(shape)
+        muon.param_groups[0]["lr"] = lr = 0.01 * (step + 1)
+        muon.step()
+        expected, buffer = muon_reference(
+            expected,
+            buffer,
+            weight.grad,
+            lr=lr,
+            weight_decay=0.1,
+            momentum=0.9,
+            nesterov=nesterov,
+            newton_schulz_dtype=dtype,
+            newton_schulz_steps=5,
+        )
+        assert torch.equal(weight, expected)
+        assert torch.equal(muon.state[weight]["momentum_buffer"], buffer)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_muon_agrees_with_torch(shape: tuple[int, int], nesterov: bool) -> None:
+    """torch.optim.Muon iterates in bfloat16 → ours in bfloat16 has its bits, ours in float32 is within its rounding."""
+    start = torch.randn(shape)
+    ours, exact, theirs = (Parameter(start.clone()) for _ in range(3))
+    optimizers = [
+        (ours, Muon([ours], 0.02, momentum=0.95, nesterov=nesterov)),
+        (exact, Muon([exact], 0.02, momentum=0.95, nesterov=nesterov, newton_schulz_dtype=torch.bfloat16)),
+        (theirs, torch.optim.Muon([theirs], 0.02, momentum=0.95, nesterov=nesterov, adjust_lr_fn="original")),
+    ]
+    for _ in range(5):
+        gradient = torch.randn(shape)
+        for weight, optimizer in optimizers:
+            weight.grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(exact, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.02 * 5 * 0.05)
+    assert not torch.equal(ours, start)
+
+
+def test_only_tall_matrices_are_scaled() -> None:
+    """rows > cols → √(rows/cols); otherwise 1."""
+    assert shape_scale(64, 16) == 2.0
+    assert shape_scale(16, 64) == shape_scale(16, 16) == 1.0
+
+
+def test_muon_refuses_what_is_no_matrix() -> None:
+    """A bias that was routed to Muon by mistake → ValueError that names its shape."""
+    bias = Parameter(torch.zeros(3))
+    bias.grad = torch.ones(3)
+    with pytest.raises(ValueError, match=r"\[3\]"):
+        Muon([bias]).step()
+
+
+def test_lion_follows_its_formula() -> None:
+    """Five steps on a tensor of three dimensions → the paper's algorithm in float64, up to float32's rounding."""
+    weight = Parameter(torch.randn(2, 3, 4))
+    lion = Lion([weight], 0.01, betas=(0.9, 0.8), weight_decay=0.2)
+    w, m = weight.detach().double().numpy(), np.zeros((2, 3, 4))
+    for _ in range(5):
+        weight.grad = torch.randn(2, 3, 4)
+        g = weight.grad.double().numpy()
+        w = (1 - 0.01 * 0.2) * w - 0.01 * np.sign(0.9 * m + 0.1 * g)
+        m = 0.8 * m + 0.2 * g
+        lion.step()
+    np.testing.assert_allclose(weight.detach().numpy(), w, atol=1e-5)
+    np.testing.assert_allclose(lion.state[weight]["exp_avg"].numpy(), m, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Muon, Lion])
+def test_closures_and_parameters_without_gradient(kind: type[Muon] | type[Lion]) -> None:
+    """A parameter without gradient is left alone, and a closure's loss is returned, as torch optimizers do."""
+    used, unused = Parameter(torch.randn(4, 4)), Parameter(torch.ones(4, 4))
+    optimizer = kind([used, unused])
+
+    def closure() -> float:
+        used.grad = torch.autograd.grad(used.square().sum(), used)[0]
+        return 7.0
+
+    before = used.detach().clone()
+    assert optimizer.step(closure) == 7.0
+    assert not torch.equal(used, before)
+    assert torch.equal(unused, torch.ones(4, 4))
