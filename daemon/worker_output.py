@@ -1,0 +1,60 @@
+"""Where a worker's standard output and error go: to its job's log while it serves one, else where they went before.
+
+File descriptors 1 and 2 themselves are moved, so that whatever C++ or a crash handler prints arrives too. The file is
+appended to, since the workers of a node may share it, and put aside as `<name>.1` when it has grown too long.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+MAX_LOG_BYTES = 16 << 20
+_STANDARD_FDS = (1, 2)
+
+
+class WorkerOutput:
+    """The process's standard descriptors. One per process; `rotate` may be called from another thread."""
+
+    def __init__(self, *, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._originals = tuple(os.dup(fd) for fd in _STANDARD_FDS)
+        self._path: Path | None = None
+
+    def redirect(self, path: Path) -> None:
+        """Append to this file from now on. Raises OSError when it cannot be opened."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._point_at(path)
+        self._path = path
+        self.rotate()
+
+    def restore(self) -> None:
+        """Print where the process printed when it began."""
+        self._path = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for original, fd in zip(self._originals, _STANDARD_FDS, strict=True):
+            os.dup2(original, fd)
+
+    def rotate(self) -> None:
+        """Begin a new file if this one is full, or if another worker has put it aside."""
+        path = self._path
+        if path is None:
+            return
+        ours = os.fstat(_STANDARD_FDS[0])
+        try:
+            is_current = path.stat().st_ino == ours.st_ino
+        except FileNotFoundError:
+            is_current = False
+        if is_current and ours.st_size < self._max_bytes:
+            return
+        if is_current:
+            path.replace(path.with_name(path.name + ".1"))
+        self._point_at(path)
+
+    def _point_at(self, path: Path) -> None:
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd in _STANDARD_FDS:
+            os.dup2(opened, fd)
+        os.close(opened)
