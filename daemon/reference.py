@@ -13,8 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.func import functional_call
+from torch import Tensor, nn
 
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.determinism import configure
@@ -60,17 +59,17 @@ def reference(
     configure(train, device)
     dtype = getattr(torch, train.dtype)
 
-    layers = {name: build_layer(name, job.model, attention_backend=train.attention_backend) for name in job.layers}
-    master = {name: _moved(initial_parameters(name, job.model, seed=job.job.seed), device) for name in layers}
+    master = {name: _moved(initial_parameters(name, job.model, seed=job.job.seed), device) for name in job.layers}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
-    optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in layers}
-    # W_k lives in sets[k % 2]. In a float32 job the sets are the weights; in a bfloat16 job they are casts of `master`.
-    sets = [_trainable(master, dtype), _trainable(master, dtype)]
+    optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
+    # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.
+    models = [_assembled(job, master, dtype), _assembled(job, master, dtype)]
+    sets = [{name: dict(layer.named_parameters()) for name, layer in model.items()} for model in models]
 
     for b in range(train.batches):
         started = perf_counter()
-        weights = sets[weight_version(b, train.delay) % 2]
-        parameters = [weights[name][parameter] for name in layers for parameter in weights[name]]
+        version = weight_version(b, train.delay) % 2
+        parameters = [tensor for layer in sets[version].values() for tensor in layer.values()]
         losses: list[Tensor] = []
         group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
         for i in range(m):
@@ -78,8 +77,8 @@ def reference(
                 seed=job.job.seed, batch=b, microbatch=i, size=train.microbatch_size, length=train.sequence_length
             )
             hidden = inputs.to(device)
-            for name, layer in layers.items():
-                hidden = functional_call(layer, weights[name], (hidden,))
+            for layer in models[version].values():
+                hidden = layer(hidden)
             loss = token_loss(hidden, targets.to(device))
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
@@ -89,18 +88,17 @@ def reference(
             summed = group_sums[0]
             for group in group_sums[1:]:
                 _accumulate(summed, group)
-            for total in summed:
-                total.mul_(1 / m)
+            torch._foreach_mul_(summed, 1 / m)
             numbered = iter(summed)
-            gradient = {name: {parameter: next(numbered) for parameter in weights[name]} for name in layers}
+            gradient = {name: {parameter: next(numbered) for parameter in master[name]} for name in job.layers}
             if train.clip_norm > 0:
                 _clip(gradient, train.clip_norm)
-            for name in layers:
+            for name, optimizer in optimizers.items():
                 if dtype == torch.float32:
                     current, target = sets[b % 2][name], sets[(b + 1) % 2][name]
-                    optimizers[name].step(b, current=current, target=target, gradients=gradient[name])
+                    optimizer.step(b, current=current, target=target, gradients=gradient[name])
                 else:
-                    optimizers[name].step(b, current=master[name], target=master[name], gradients=gradient[name])
+                    optimizer.step(b, current=master[name], target=master[name], gradients=gradient[name])
                     for parameter, tensor in master[name].items():
                         sets[(b + 1) % 2][name][parameter].copy_(tensor)
 
@@ -110,16 +108,16 @@ def reference(
         )
 
     final = sets[train.batches % 2] if dtype == torch.float32 else master
-    return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in layers}
+    return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
 
 
 def _accumulate(sums: list[Tensor], gradients: Iterable[Tensor]) -> None:
     """Add to a group's sums, in fp32; the first microbatch begins them."""
+    in_fp32 = [gradient.float() for gradient in gradients]
     if sums:
-        for total, gradient in zip(sums, gradients, strict=True):
-            total.add_(gradient.float())
+        torch._foreach_add_(sums, in_fp32)
     else:
-        sums.extend(gradient.float().contiguous() for gradient in gradients)
+        sums.extend(gradient.contiguous() for gradient in in_fp32)
 
 
 def _clip(gradient: Weights, clip_norm: float) -> None:
@@ -143,9 +141,11 @@ def _moved(parameters: dict[str, Tensor], device: torch.device) -> dict[str, Ten
     return {name: tensor.to(device) for name, tensor in parameters.items()}
 
 
-def _trainable(weights: Weights, dtype: torch.dtype) -> Weights:
-    """A tensor set: a copy of the weights that autograd differentiates by."""
-    return {
-        layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
-        for layer, parameters in weights.items()
-    }
+def _assembled(job: "JobSpec", weights: Weights, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """The model: layer name to module, with parameters of its own that start as copies of the weights."""
+    model = {}
+    for name in job.layers:
+        model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)
+        copies = {parameter: tensor.to(dtype, copy=True) for parameter, tensor in weights[name].items()}
+        model[name].load_state_dict(copies, assign=True)
+    return model
