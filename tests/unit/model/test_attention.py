@@ -49,8 +49,8 @@ def test_a_backend_the_device_lacks_is_an_error(hidden: Tensor) -> None:
 def test_choosing_a_backend_leaves_no_trace(hidden: Tensor) -> None:
     """Afterwards torch may again choose among all of them."""
     run("math", hidden)
-    assert torch.backends.cuda.flash_sdp_enabled()
-    assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
 
 
 def test_no_token_sees_a_later_one(hidden: Tensor) -> None:
