@@ -129,7 +129,11 @@ class ParquetSource:
         return self.path.stat().st_size
 
     def documents(self) -> Iterator[tuple[Document, float]]:
-        file = library("pyarrow.parquet").ParquetFile(self.path)
+        parquet = library("pyarrow.parquet")
+        try:
+            file = parquet.ParquetFile(self.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot be read: {error}", str(self.path)) from error
         if self.field not in file.schema_arrow.names:
             raise ConfigError(f"has no column {self.field!r}", str(self.path))
         share = self.size / max(1, file.metadata.num_rows)

@@ -71,6 +71,9 @@ def test_parquet_gives_its_column(tmp_path: Path) -> None:
     assert stream(tmp_path / "out") == EXPECTED
     with pytest.raises(ConfigError, match="has no column 'text'"):
         prepare([str(tmp_path / "in.parquet")], tmp_path / "other")
+    (tmp_path / "in.parquet").write_bytes(b"PAR1, but not for long")
+    with pytest.raises(ConfigError, match=r"in\.parquet: cannot be read"):
+        prepare([str(tmp_path / "in.parquet")], tmp_path / "other")
 
 
 @pytest.mark.parametrize(("module", "source"), [("pyarrow.parquet", "in.parquet"), ("datasets", "hf:some/data")])
