@@ -21,6 +21,7 @@ from headway.stages.spec import ModelSpec, layer_names
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 
 
 class ModelFolderWriter:
@@ -42,13 +43,15 @@ class ModelFolderWriter:
         self._written: dict[str, str] = {}  # checkpoint name → file
         self._num_bytes = 0
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (folder / INDEX_NAME, *folder.glob("model-*.safetensors")):
-            old.unlink(missing_ok=True)
+        for old in (INDEX_NAME, CONFIG_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME):
+            (folder / old).unlink(missing_ok=True)
+        for old_shard in folder.glob("model-*.safetensors"):
+            old_shard.unlink()
         config = llama_config(spec, dtype="float32", sequence_length=sequence_length)
         _write_text(folder / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
         if tokenizer_json is not None:
             _write_text(folder / TOKENIZER_NAME, tokenizer_json)
-            _write_text(folder / "tokenizer_config.json", '{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+            _write_text(folder / TOKENIZER_CONFIG_NAME, '{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
 
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
         """Write a layer's weights, by parameter name, as they are. Layers may come in any order, each once."""

@@ -55,6 +55,14 @@ def test_layers_may_come_in_any_order(tmp_path: Path, folder: Path) -> None:
         assert (tmp_path / "other" / file.name).read_bytes() == file.read_bytes()
 
 
+def test_a_model_does_not_inherit_an_older_ones_tokenizer(folder: Path) -> None:
+    """Written with a tokenizer, then again without: none is left that does not belong."""
+    write_model(folder, SPEC, weights=make_weights(), sequence_length=24, tokenizer_json="{}")
+    assert (folder / "tokenizer.json").read_text() == "{}"
+    write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
+    assert list(folder.glob("tokenizer*")) == []
+
+
 def write_half(folder: Path) -> None:
     with ModelFolderWriter(folder, SPEC, sequence_length=24) as writer:
         writer.add("embed", make_weights()["embed"])
