@@ -31,9 +31,7 @@ class Figure:
     def of(cls, samples: Sequence[float], *, seed: int = 0) -> "Figure":
         """The median of the samples; the interval resamples them NUM_BOOTSTRAP times."""
         generator = random.Random(seed)
-        medians = sorted(
-            statistics.median(generator.choices(samples, k=len(samples))) for _ in range(NUM_BOOTSTRAP)
-        )
+        medians = sorted(statistics.median(generator.choices(samples, k=len(samples))) for _ in range(NUM_BOOTSTRAP))
         low, high = medians[int(0.05 * NUM_BOOTSTRAP)], medians[int(0.95 * NUM_BOOTSTRAP)]
         return cls(statistics.median(samples), low, high, len(samples))
 
@@ -45,9 +43,7 @@ class Figure:
         return f"{self.median:.3f}  [{self.low:.3f}, {self.high:.3f}]  n={self.num_samples}"
 
 
-def alternate(
-    num_pairs: int, ours: Callable[[], float], theirs: Callable[[], float]
-) -> list[tuple[float, float]]:
+def alternate(num_pairs: int, ours: Callable[[], float], theirs: Callable[[], float]) -> list[tuple[float, float]]:
     """Measure both sides `num_pairs` times in turns, the first side changing from pair to pair: (ours, theirs)."""
     pairs = []
     for index in range(num_pairs):
@@ -92,7 +88,9 @@ def report(
     print(f"\n{title}\n{'=' * len(title)}")
     width = max(len(name) for name in figures)
     for name, figure in figures.items():
-        verdict = "" if name not in bars else f"   bar {bars[name]:g}: {'holds' if figure.holds(bars[name]) else 'MISSED'}"
+        verdict = (
+            "" if name not in bars else f"   bar {bars[name]:g}: {'holds' if figure.holds(bars[name]) else 'MISSED'}"
+        )
         print(f"{name:{width}}  {figure}{verdict}")
     body: dict[str, object] = {name: round(figure.median, 4) for name, figure in figures.items()}
     body["spread"] = {name: [round(figure.low, 4), round(figure.high, 4)] for name, figure in figures.items()}

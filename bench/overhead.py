@@ -1,0 +1,199 @@
+"""Little overhead: what daemon, worker and links cost beside the plain loop, and what a second stage brings.
+
+one_stage_ratio: tokens/s of a one-stage job through daemon and worker, over the plain loop's.
+two_stage_speedup: tokens/s of a two-stage job with one thread per worker, over the one-stage job's, corrected by what
+the machine gives two processes at once: 2 × (two stages / one stage) / (two independent loops / one loop).
+
+The sides run in turns in one run; each measures the median batch of a short job, its first batches left out.
+"""
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from measure import Figure, progress, report
+
+from headway.daemon.cluster_access import ClusterSession
+from headway.daemon.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.job_requests import remove, submit
+from headway.daemon.job_resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.job_watch import wait_for_phase
+from headway.daemon.local_cluster import LocalCluster
+from headway.daemon.node_client import NodeClient
+from headway.daemon.records import Phase
+from headway.stages.spec import ModelSpec, TrainSpec
+
+NUM_WARMUP_BATCHES = 3
+TIMEOUT_S = 600.0
+LOOP_TIMEOUT_S = 600.0
+
+# One process of the plain loop, kept alive: a line on its standard input starts a run, a line of seconds answers it.
+LOOP = """
+import statistics, sys
+import msgspec
+from headway.daemon.job import JobSpec
+from headway.daemon.reference import reference
+from headway.stages.tokens import TokenShards
+
+job = msgspec.json.decode(sys.argv[1].encode(), type=JobSpec)
+tokens = TokenShards.open(sys.argv[2])
+print("ready", flush=True)
+for _ in sys.stdin:
+    seconds = []
+    reference(job, tokens, on_batch=lambda result: seconds.append(result.seconds))
+    print(statistics.median(seconds[int(sys.argv[3]):]), flush=True)
+"""
+
+
+class Loop:
+    """The plain loop in a process of its own."""
+
+    def __init__(self, job: JobSpec) -> None:
+        import msgspec
+
+        folder = data_folder(job.data.source, default_cache_dir())
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LOOP, msgspec.json.encode(job).decode(), str(folder), str(NUM_WARMUP_BATCHES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self._answer() != "ready":
+            raise RuntimeError("the plain loop did not start")
+
+    def start(self) -> None:
+        """Begin a run."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def seconds(self) -> float:
+        """Wait for the run's end: the median seconds of a batch."""
+        return float(self._answer())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(LOOP_TIMEOUT_S)
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+class Pipeline:
+    """A running cluster of two nodes that trains the same job again and again, on one stage or on two."""
+
+    def __init__(self, cluster: LocalCluster, session: ClusterSession, job: JobSpec) -> None:
+        assert session.identity is not None
+        self._session = session
+        self._cluster = cluster
+        self._client = NodeClient(session.identity)
+        self._job = job
+        self._num_runs = 0
+
+    async def seconds(self, num_stages: int) -> float:
+        """Train once: the median seconds of a batch, by the last stage's clock."""
+        self._num_runs += 1
+        name = f"overhead-{self._num_runs}"
+        job = replace(
+            self._job,
+            job=replace(self._job.job, name=name),
+            placement=PlacementSpec(min_nodes=num_stages, max_nodes=num_stages),
+        )
+        await submit(self._session, job)
+        done = await wait_for_phase(self._session, name, frozenset({Phase.FINISHED}), timeout_s=TIMEOUT_S)
+        if done.phase.phase is not Phase.FINISHED:
+            raise RuntimeError(f"{done.phase.reason}\n{done.phase.error}")
+        node = next(iter((await self._session.view()).nodes.values()))
+        entries = [entry.seconds async for entry in self._client.journal(node.address, name, from_batch=0)]
+        await remove(self._session, name)
+        return statistics.median(entries[NUM_WARMUP_BATCHES:])
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def overhead_job(batches: int) -> JobSpec:
+    """Large enough that a microbatch is some milliseconds of work on one thread."""
+    spec = JobSpec(
+        job=JobSection(name="overhead", seed=1),
+        model=ModelSpec(),
+        train=TrainSpec(batches=batches, microbatches=8, microbatch_size=2, sequence_length=128),
+    )
+    return resolve_job(spec, job_file=Path("overhead.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+
+
+async def measure(num_pairs: int, batches: int) -> tuple[dict[str, Figure], dict[str, object]]:
+    """All sides in turns; one pass gives one sample of each figure."""
+    job = overhead_job(batches)
+    loops = (Loop(job), Loop(job))
+    ratios, speedups, raw, machine = [], [], [], []
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+        async with (
+            LocalCluster(Path(folder), num_nodes=2) as cluster,
+            ClusterSession(cluster.address) as session,
+        ):
+            pipeline = Pipeline(cluster, session, job)
+
+            async def one_loop() -> float:
+                loops[0].start()
+                return await asyncio.to_thread(loops[0].seconds)
+
+            async def two_loops() -> float:
+                for loop in loops:
+                    loop.start()
+                times = [await asyncio.to_thread(loop.seconds) for loop in loops]
+                return 1 / sum(1 / time for time in times)  # seconds of a batch of the two together
+
+            sides = {
+                "one stage": lambda: pipeline.seconds(1),
+                "one loop": one_loop,
+                "two stages": lambda: pipeline.seconds(2),
+                "two loops": two_loops,
+            }
+            for index in range(num_pairs):
+                order = list(sides) if index % 2 == 0 else list(reversed(sides))
+                took = {name: await sides[name]() for name in order}
+                gain = took["one loop"] / took["two loops"]
+                ratios.append(took["one loop"] / took["one stage"])
+                raw.append(took["one stage"] / took["two stages"])
+                machine.append(gain)
+                speedups.append(2 * raw[-1] / gain)
+                progress(
+                    f"pass {index + 1} of {num_pairs}: "
+                    + "  ".join(f"{name} {1e3 * time:.0f} ms" for name, time in took.items())
+                    + f"  ratio {ratios[-1]:.3f}  speed-up {speedups[-1]:.3f}"
+                )
+            await pipeline.close()
+    for loop in loops:
+        loop.close()
+    figures = {"one_stage_ratio": Figure.of(ratios), "two_stage_speedup": Figure.of(speedups)}
+    beside = {
+        "two_stages_over_one": round(statistics.median(raw), 4),
+        "two_loops_over_one": round(statistics.median(machine), 4),
+        "tokens_per_batch": job.train.tokens_per_batch,
+    }
+    return figures, beside
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a minute, for a first look")
+    quick = parser.parse_args().quick
+    figures, beside = asyncio.run(measure(3 if quick else 11, 8 if quick else 16))
+    return report(
+        "Overhead of daemon, worker and links",
+        figures,
+        bars={} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8},
+        extra=beside,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""One running cluster of five nodes for all jobs of this folder, and the reference beside it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from headway.daemon.local_cluster import LocalCluster
+from tests.integration.exactness.training import MAX_NODES, Oracle
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    """Five nodes, up for the whole run; each job takes as many of them as it is allowed."""
+    async with LocalCluster(tmp_path_factory.mktemp("cluster"), num_nodes=MAX_NODES) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    """Runs each distinct job once in the plain loop."""
+    return Oracle(Path(tmp_path_factory.mktemp("oracle")))

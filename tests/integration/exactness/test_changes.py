@@ -1,0 +1,82 @@
+"""The promise through planned changes: joins, drains, pauses, and a cluster that is stopped and started again."""
+
+import asyncio
+from pathlib import Path
+
+from headway.daemon.cluster_access import ClusterSession
+from headway.daemon.cluster_view import JobView
+from headway.daemon.job_requests import job_of, pause, resume, submit
+from headway.daemon.job_watch import wait_for_phase
+from headway.daemon.local_cluster import LocalCluster
+from headway.daemon.records import Phase
+from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
+
+BATCHES = 240  # about 20 ms each on one node: long enough for a change in the middle
+
+
+async def until_batch(session: ClusterSession, name: str, batch: int, *, generation: int = 0) -> JobView:
+    """Wait until a batch has been reported done by a generation of at least so much."""
+    views = session.follow()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            async for view in views:
+                job = job_of(view, name)
+                assert job.phase.phase is not Phase.FAILED, job.phase.error
+                if job.progress and job.progress.batch >= batch and job.progress.generation >= generation:
+                    return job
+    finally:
+        await views.aclose()
+    raise AssertionError("a cluster is followed for ever")
+
+
+async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
+    """Two nodes train, a third joins, the stages are cut anew between two batches: the reference's bits."""
+    spec = small_job("join", batches=BATCHES)
+    async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster, ClusterSession(cluster.address) as session:
+        await submit(session, spec)
+        await until_batch(session, "join", 5)
+        await cluster.add_node()
+        result = await finished(session, "join", tmp_path / "out")
+        stages = job_of(await session.view(), "join").phase.generation
+    assert_same_bits(result, oracle(spec))
+    assert stages >= 2
+    assert len(set(result.generations)) >= 2, "the join came too late to change anything"
+
+
+async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
+    """Two nodes stop half way, which saves the job; three start on the same folder and finish: the same bits."""
+    spec = small_job("stop-start", batches=BATCHES)
+    async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster, ClusterSession(cluster.address) as session:
+        await submit(session, spec)
+        await until_batch(session, "stop-start", 5)
+    async with LocalCluster(tmp_path / "state", num_nodes=3) as cluster, ClusterSession(cluster.address) as session:
+        before = job_of(await session.view(), "stop-start")
+        assert before.checkpoint is not None
+        assert 0 < before.checkpoint.boundary < BATCHES
+        result = await finished(session, "stop-start", tmp_path / "out")
+    assert_same_bits(result, oracle(spec))
+    assert len(set(result.generations)) >= 2
+
+
+async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(tmp_path: Path, oracle: Oracle) -> None:
+    """Three nodes train; the job is paused and resumed, then a node is told to leave: the reference's bits."""
+    spec = small_job("pause-drain", batches=BATCHES)
+    async with LocalCluster(tmp_path / "state", num_nodes=3) as cluster, ClusterSession(cluster.address) as session:
+        await submit(session, spec)
+        await until_batch(session, "pause-drain", 5)
+        await pause(session, "pause-drain")
+        paused = await wait_for_phase(session, "pause-drain", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
+        assert paused.checkpoint is not None
+        await resume(session, "pause-drain")
+        running = await until_batch(
+            session, "pause-drain", paused.checkpoint.boundary, generation=paused.phase.generation + 1
+        )
+        assert running.plan is not None
+        leaving = next(node for node in cluster.nodes if node.name == running.plan.stages[0].node)
+        leaving.process.terminate()
+        result = await finished(session, "pause-drain", tmp_path / "out")
+        final = job_of(await session.view(), "pause-drain")
+        assert leaving.process.wait(TIMEOUT_S) == 0
+        cluster.nodes.remove(leaving)
+    assert_same_bits(result, oracle(spec))
+    assert len(set(result.generations)) >= 3, f"the drain came too late: {final.phase.reason}"

@@ -1,0 +1,85 @@
+"""The promise: losses and weights are a function of the job, whatever number of nodes trains it."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.local_cluster import LocalCluster
+from headway.optim.spec import OptimSpec
+from tests.integration.exactness.training import (
+    ADAMW_WITHOUT_ERROR_FEEDBACK,
+    MUON_WITH_ERROR_FEEDBACK,
+    Oracle,
+    assert_same_bits,
+    small_job,
+    train,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NODES = (1, 2, 3, 5)
+SCHEDULES = ("2bw", "1f1b", "gpipe")
+OPTIMIZERS = {"muon-ef": MUON_WITH_ERROR_FEEDBACK, "adamw": ADAMW_WITHOUT_ERROR_FEEDBACK}
+CLIPS = (0.5, 0.0)
+GROUPS = (1, 3)
+
+Case = tuple[int, str, str, float, int]
+EVERY_CASE: list[Case] = list(product(NODES, SCHEDULES, OPTIMIZERS, CLIPS, GROUPS))
+
+
+def is_default(case: Case) -> bool:
+    """A subset in which every pair of values meets at least once for each number of nodes and schedule."""
+    nodes, schedule, optimizer, clip, groups = case
+    turn = (NODES.index(nodes) + SCHEDULES.index(schedule)) % 4
+    return (optimizer, clip, groups) == (
+        ("muon-ef", 0.5, 1), ("adamw", 0.0, 3), ("muon-ef", 0.0, 3), ("adamw", 0.5, 1)
+    )[turn]  # fmt: skip
+
+
+def parameters() -> list[object]:
+    return [
+        pytest.param(*case, id="-".join(map(str, case)), marks=() if is_default(case) else pytest.mark.slow)
+        for case in EVERY_CASE
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "schedule", "optimizer", "clip", "groups"), parameters())
+async def test_any_number_of_nodes_gives_the_bits_of_the_plain_loop(
+    cluster: LocalCluster,
+    oracle: Oracle,
+    tmp_path: Path,
+    nodes: int,
+    schedule: str,
+    optimizer: str,
+    clip: float,
+    groups: int,
+) -> None:
+    """A job trained on so many nodes ends with the losses and the weights of `headway reference`."""
+    optim: OptimSpec = OPTIMIZERS[optimizer]
+    name = f"same-{nodes}-{schedule}-{optimizer}-{'clip' if clip else 'free'}-{groups}"
+    spec = small_job(name, optim=optim, schedule=schedule, clip_norm=clip, reduction_groups=groups)
+    assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_bfloat16_jobs_have_the_bits_of_the_plain_loop_too(
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, nodes: int
+) -> None:
+    """A bf16 job with its fp32 master ends with the reference's losses and master weights."""
+    spec = small_job(f"bf16-{nodes}", dtype="bfloat16")
+    assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "sgd"])
+async def test_the_other_optimizers_have_the_bits_of_the_plain_loop_too(
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, optimizer: str
+) -> None:
+    """Error Feedback around Lion and around SGD with momentum, on two stages."""
+    from headway.optim.spec import GroupSpec
+
+    group = GroupSpec(name=optimizer, lr=1e-3)  # type: ignore[arg-type]
+    spec = small_job(
+        f"other-{optimizer}", optim=OptimSpec(matrices=group, rest=group, lr_schedule="wsd", warmup_batches=2)
+    )
+    assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=2), oracle(spec))

@@ -1,0 +1,140 @@
+"""Train a job in a cluster and in the plain loop, and compare every bit of the two."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from headway.daemon.cluster_access import ClusterSession
+from headway.daemon.cluster_view import JobView
+from headway.daemon.export import export
+from headway.daemon.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.job_requests import submit
+from headway.daemon.job_resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.job_watch import wait_for_phase
+from headway.daemon.journal_copy import JournalCopy
+from headway.daemon.local_cluster import LocalCluster
+from headway.daemon.model_folder import write_model
+from headway.daemon.records import Phase
+from headway.daemon.reference import BatchResult, reference
+from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.tokens import TokenShards
+
+MAX_NODES = 5
+TIMEOUT_S = 90.0
+
+MODEL = ModelSpec(
+    num_hidden_layers=5,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=256,
+)
+MUON_WITH_ERROR_FEEDBACK = OptimSpec(
+    matrices=GroupSpec(name="muon", lr=1e-2), rest=GroupSpec(name="adamw", lr=3e-3), warmup_batches=3
+)
+ADAMW_WITHOUT_ERROR_FEEDBACK = OptimSpec(
+    matrices=GroupSpec(name="adamw", lr=3e-3),
+    rest=GroupSpec(name="adamw", lr=3e-3),
+    error_feedback=0.0,
+    warmup_batches=3,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    losses: tuple[float, ...]
+    weights: Mapping[str, Tensor]
+    """By their names in the exported model."""
+    generations: tuple[int, ...] = ()
+
+
+def small_job(name: str, *, optim: OptimSpec = MUON_WITH_ERROR_FEEDBACK, **train: object) -> JobSpec:
+    """A job of a second or two, resolved for CPUs. `train` replaces fields of its TrainSpec."""
+    fields: dict[str, object] = {
+        "batches": 10, "microbatches": 8, "microbatch_size": 2, "sequence_length": 16, "clip_norm": 0.5
+    } | train  # fmt: skip
+    spec = JobSpec(
+        job=JobSection(name=name, seed=11),
+        model=MODEL,
+        train=TrainSpec(**fields),  # type: ignore[arg-type]
+        optim=optim,
+    )
+    return resolve_job(spec, job_file=Path("job.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+
+
+class Oracle:
+    """`headway reference`, once per recurrence."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[JobSpec, Result] = {}
+
+    def __call__(self, spec: JobSpec) -> Result:
+        """The result of the plain loop; a job's name and placement are no part of what it computes."""
+        key = replace(spec, job=replace(spec.job, name="oracle"), placement=PlacementSpec())
+        if key not in self._known:
+            results: list[BatchResult] = []
+            tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
+            weights = reference(spec, tokens, on_batch=results.append)
+            folder = self._folder / f"model-{len(self._known)}"
+            write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)
+            self._known[key] = Result(tuple(result.loss for result in results), read_weights(folder))
+        return self._known[key]
+
+
+async def train(cluster: LocalCluster, spec: JobSpec, out: Path, *, num_nodes: int) -> Result:
+    """Submit a job that may use so many nodes, wait until it has finished, and export it."""
+    spec = replace(spec, placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes))
+    async with ClusterSession(cluster.address) as session:
+        await submit(session, spec)
+        return await finished(session, spec.job.name, out)
+
+
+async def finished(session: ClusterSession, name: str, out: Path) -> Result:
+    """Wait for the end of a job and read everything that it leaves. Raises AssertionError unless it finished."""
+    job: JobView = await wait_for_phase(session, name, frozenset({Phase.FINISHED}), timeout_s=TIMEOUT_S)
+    assert job.phase.phase is Phase.FINISHED, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
+    copy = JournalCopy(session, name, out / "metrics.jsonl")
+    try:
+        await copy.copy(await session.view())
+    finally:
+        await copy.close()
+    await export(session, name, out / "model")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["batch"] for line in lines] == list(range(len(lines)))
+    return Result(
+        tuple(line["loss"] for line in lines),
+        read_weights(out / "model"),
+        tuple(line["generation"] for line in lines),
+    )
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a model folder."""
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def assert_same_bits(piped: Result, plain: Result) -> None:
+    """Equal losses, equal names, and equal bits in every tensor."""
+    assert piped.losses == plain.losses
+    assert piped.weights.keys() == plain.weights.keys()
+    different = [name for name, tensor in piped.weights.items() if not _equal_bits(tensor, plain.weights[name])]
+    assert not different
+    assert piped.weights
+
+
+def _equal_bits(one: Tensor, other: Tensor) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    )
