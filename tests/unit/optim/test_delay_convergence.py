@@ -38,7 +38,7 @@ def final_loss(group: GroupSpec, *, delay: int, alpha: float) -> float:
     ids=lambda group: group.name,
 )
 def test_error_feedback_recovers_what_a_delay_costs(group: GroupSpec) -> None:
-    """60 updates at a brisk rate → delayed is worse than synchronous, and Error Feedback takes more than half of it back."""
+    """60 updates at a brisk rate → delayed is worse than synchronous, and Error Feedback takes most of it back."""
     synchronous = final_loss(group, delay=0, alpha=0.0)
     delayed = final_loss(group, delay=1, alpha=0.0)
     corrected = final_loss(group, delay=1, alpha=1.0)

@@ -1,0 +1,142 @@
+"""What one step of delay costs in loss, and how much Error Feedback gives back, optimizer by optimizer.
+
+A byte-level decoder of 4 layers × 128 learns the sources of the Python standard library in batches of 16 × 128 tokens,
+by the single-process loop: the same recurrence as a pipeline's, without one. Each row trains three times on the same
+data: synchronously, with a delay of one, and with a delay of one and Error Feedback. The loss is that of the final
+weights on windows of the same text, drawn with another seed. `--quick`: one row, a fifth of the updates, a small decoder.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from measure import machine, progress, versions
+from torch import Tensor
+from torch.func import functional_call
+
+from headway.daemon.job import JobSection, JobSpec
+from headway.daemon.reference import Weights, reference
+from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.model import build_layer, token_loss
+from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.stdlib_corpus import builtin_corpus
+from headway.stages.tokens import TokenShards
+
+NUM_HELD_OUT = 32  # microbatches
+SETTINGS: tuple[tuple[Literal["gpipe", "2bw"], float], ...] = (("gpipe", 0.0), ("2bw", 0.0), ("2bw", 1.0))
+"""Schedule and α: synchronous, delayed, delayed with Error Feedback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: an optimizer with its rate. `published` are the nats that the delay costs without and with
+    Error Feedback in the probes that docs/numerics.md lists."""
+
+    label: str
+    optim: OptimSpec
+    published: tuple[float, float]
+
+
+def optim(name: Literal["muon", "adamw", "lion"], lr: float) -> OptimSpec:
+    """One rate for both groups; beside Muon, AdamW takes the rest."""
+    matrices = GroupSpec(name=name, lr=lr)
+    return OptimSpec(matrices=matrices, rest=GroupSpec(name="adamw", lr=lr) if name == "muon" else matrices)
+
+
+ROWS = (
+    Row("Muon 3e-3 (rest AdamW)", optim("muon", 3e-3), (0.190, 0.076)),
+    Row("Muon 1e-2 (rest AdamW)", optim("muon", 1e-2), (0.368, 0.141)),
+    Row("AdamW 3e-3", optim("adamw", 3e-3), (0.310, 0.264)),
+    Row("AdamW 1e-2", optim("adamw", 1e-2), (0.198, 0.126)),
+    Row("Lion 1e-3", optim("lion", 1e-3), (0.089, 0.192)),
+)
+FULL = JobSpec(
+    job=JobSection(name="delay"),
+    model=ModelSpec(
+        num_hidden_layers=4, hidden_size=128, intermediate_size=344, num_attention_heads=4, num_key_value_heads=4
+    ),
+    train=TrainSpec(batches=400, microbatches=1, microbatch_size=16, sequence_length=128),
+)
+QUICK = replace(
+    FULL,
+    model=replace(FULL.model, num_hidden_layers=2, hidden_size=64, intermediate_size=172),
+    train=replace(FULL.train, batches=80, sequence_length=64),
+)
+
+
+def held_out_loss(job: JobSpec, weights: Weights, tokens: TokenShards) -> float:
+    """Mean loss of the weights, nats per token, on windows drawn with another seed than training's."""
+    layers = {name: build_layer(name, job.model) for name in job.layers}
+    losses = []
+    with torch.no_grad():
+        for index in range(NUM_HELD_OUT):
+            inputs, targets = tokens.microbatch(
+                seed=job.job.seed + 1,
+                batch=index,
+                microbatch=0,
+                size=job.train.microbatch_size,
+                length=job.train.sequence_length,
+            )
+            hidden: Tensor = inputs
+            for name, layer in layers.items():
+                hidden = functional_call(layer, weights[name], (hidden,))
+            losses.append(token_loss(hidden, targets).item())
+    return statistics.fmean(losses)
+
+
+def train(job: JobSpec, tokens: TokenShards, label: str) -> float:
+    """Held-out loss after the last update."""
+    weights = reference(job, tokens, on_batch=lambda _: None)
+    loss = held_out_loss(job, weights, tokens)
+    progress(f"{label}: {loss:.4f}")
+    return loss
+
+
+def measure(row: Row, base: JobSpec, tokens: TokenShards) -> dict[str, float]:
+    """The three runs of a row."""
+    losses = []
+    for schedule, alpha in SETTINGS:
+        job = replace(
+            base,
+            train=replace(base.train, schedule=schedule),
+            optim=replace(row.optim, error_feedback=alpha),
+        )
+        losses.append(train(job, tokens, f"{row.label}, {schedule}, α = {alpha:g}"))
+    synchronous, delayed, corrected = losses
+    return {
+        "sync": round(synchronous, 4),
+        "delay": round(delayed - synchronous, 4),
+        "delay_error_feedback": round(corrected - synchronous, 4),
+        "recovered": round((delayed - corrected) / (delayed - synchronous), 3),
+    }
+
+
+def main() -> None:
+    """Print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one optimizer, within a minute")
+    arguments = parser.parse_args()
+    base, rows = (QUICK, ROWS[:1]) if arguments.quick else (FULL, ROWS)
+    with tempfile.TemporaryDirectory() as cache:
+        tokens = TokenShards.open(builtin_corpus(Path(cache)))
+        results = {row.label: measure(row, base, tokens) for row in rows}
+
+    print(f"\nheld-out loss in nats, {base.train.batches} updates, one seed")
+    print(f"{'':24} {'sync':>7} {'delay 1':>9} {'with EF':>9} {'recovered':>10}   probe: delay 1, with EF")
+    for row in rows:
+        result = results[row.label]
+        published = "" if arguments.quick else "{:+.3f} {:+.3f}".format(*row.published)
+        print(
+            f"{row.label:24} {result['sync']:7.3f} {result['delay']:+9.3f} {result['delay_error_feedback']:+9.3f} "
+            f"{result['recovered']:10.0%}   {published}"
+        )
+    print(json.dumps({"rows": results, "updates": base.train.batches, "machine": machine(), "versions": versions()}))
+
+
+if __name__ == "__main__":
+    main()
