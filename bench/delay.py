@@ -3,7 +3,7 @@
 A byte-level decoder of 4 layers × 128 learns the sources of the Python standard library in batches of 16 × 128 tokens,
 by the single-process loop: the same recurrence as a pipeline's, without one. Each row trains three times on the same
 data: synchronously, with a delay of one, and with a delay of one and Error Feedback. The loss is that of the final
-weights on windows of the same text, drawn with another seed. `--quick`: one row, a fifth of the updates, a small decoder.
+weights on windows of the same text, drawn with another seed. `--quick`: one row, a fifth of the updates, a small model.
 """
 
 import argparse
