@@ -54,3 +54,19 @@ class RecoveryError(Exception):
 
     def __str__(self) -> str:
         return f"{self.item}: {self.reason}"
+
+
+@dataclass
+class JobFailedError(Exception):
+    """A job ended without finishing: `phase` says how, `last_line` is its traceback's, `where` names the whole text."""
+
+    job: str
+    phase: str
+    reason: str
+    last_line: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"{self.job}: {self.phase}", self.reason, self.last_line]
+        sentence = ": ".join(part for part in parts if part)
+        return f"{sentence} (see {self.where})" if self.where else sentence

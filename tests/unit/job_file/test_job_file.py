@@ -29,7 +29,7 @@ REFUSED = {
     "true for a number": (NAMED + "[train]\nbatches = true", "train.batches: expected int, got bool (true)"),
     "fraction for a count": (NAMED + "[train]\nbatches = 1.5", "train.batches: expected int, got float (1.5)"),
     "not a number": (NAMED + "[train]\nclip_norm = nan", "train.clip_norm: expected a finite number, got nan"),
-    "unknown schedule": (NAMED + '[train]\nschedule = "1bf"', "did you mean `1f1b`?"),
+    "unknown schedule": (NAMED + '[train]\nschedule = "1f1"', "did you mean `1f1b`?"),
     "unknown optimizer": (NAMED + '[optim]\nrest = { name = "adamm" }', "optim.rest.name: 'adamm' is not one of muon,"),
     "group without a name": (NAMED + "[optim]\nrest = { lr = 0.1 }", "job.toml:optim.rest: `name` is missing"),
     "setting of another optimizer": (

@@ -1,0 +1,114 @@
+"""The command line. Only what `--help` needs is imported here; each command imports the rest when it runs."""
+
+import importlib.metadata
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from headway.daemon import cli_cluster, cli_data, cli_jobs, cli_local
+from headway.daemon.errors import (
+    EXIT_CONFIG,
+    EXIT_JOB_FAILED,
+    EXIT_UNREACHABLE,
+    ConfigError,
+    ConflictError,
+    JobFailedError,
+    RecoveryError,
+    StoreError,
+)
+from headway.stages.errors import DataError, PeerError
+
+EXIT_INTERRUPTED = 130
+
+_ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""click's base of usage errors, wherever this version of typer keeps its click."""
+
+app = typer.Typer(
+    name="headway",
+    help="Train one model as a pipeline across machines that differ, come and go.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(importlib.metadata.version("headway"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Train one model as a pipeline across machines that differ, come and go.
+
+    \b
+    headway demo                              a cluster on this machine that trains a small model
+    headway run JOB.toml --nodes 3 --out DIR  a cluster for one job
+    headway up --nodes 3                      a cluster that stays, for `submit`, `watch`, …
+
+    Exit codes: 2 usage or configuration, 3 unreachable, 4 job failed.
+    """
+
+
+for module in (cli_local, cli_jobs, cli_cluster, cli_data):
+    module.register(app)
+
+
+def main() -> None:
+    """The program. Errors are one line on stderr; HEADWAY_DEBUG=1 shows where they were raised."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns the exit code."""
+    try:
+        result = typer.main.get_command(app).main(arguments, prog_name="headway", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit finds no broken pipe
+        return 1
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None or os.environ.get("HEADWAY_DEBUG"):
+            raise
+        sys.stderr.write(f"headway: {_sentence(error)}\n")
+        return code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The code for an error that is not a bug of ours; None for one that is."""
+    if isinstance(error, (ConfigError, DataError, _ClickError)):
+        return EXIT_CONFIG
+    if isinstance(error, JobFailedError):
+        return EXIT_JOB_FAILED
+    if isinstance(error, (StoreError, PeerError, RecoveryError, ConflictError, TimeoutError)):
+        return EXIT_UNREACHABLE
+    return None
+
+
+def _sentence(error: Exception) -> str:
+    """An error on one line."""
+    if isinstance(error, _ClickError):
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        text = error.format_message() + hint  # type: ignore[attr-defined]
+    else:
+        text = str(error)
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    main()

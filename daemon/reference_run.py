@@ -1,0 +1,51 @@
+"""`headway reference`: the plain loop, from the job file to the same files that a run leaves."""
+
+from pathlib import Path
+from typing import IO, Literal
+
+import torch
+
+from headway.daemon.byte_tokenizer import tokenizer_json
+from headway.daemon.errors import ConfigError
+from headway.daemon.job_file import read_job
+from headway.daemon.job_resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.metrics_file import MetricsFile
+from headway.daemon.model_folder import write_model
+from headway.daemon.reference import BatchResult, reference
+from headway.stages.tokens import TokenShards
+
+
+def run_reference(
+    job_file: Path, out: Path, *, device: Literal["auto", "cpu", "cuda"] = "auto", progress: IO[str] | None = None
+) -> None:
+    """Write DIR/metrics.jsonl and DIR/model/. progress: where a line that overwrites itself goes.
+
+    Raises ConfigError and DataError.
+    """
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise ConfigError("this machine has no CUDA device that torch can use", "--device cuda")
+    chosen = "cuda" if device != "cpu" and has_cuda else "cpu"
+    cache_dir = default_cache_dir()
+    spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
+    tokens = TokenShards.open(data_folder(spec.data.source, cache_dir), expected_sha256=spec.data.sha256)
+    with MetricsFile(out / "metrics.jsonl") as metrics:
+
+        def on_batch(result: BatchResult) -> None:
+            metrics.append(
+                batch=result.batch, loss=result.loss, tokens=result.tokens, seconds=result.seconds, generation=0
+            )
+            if progress is not None:
+                progress.write(f"\rbatch {result.batch + 1}/{spec.train.batches}  loss {result.loss:.4f} ")
+                progress.flush()
+
+        weights = reference(spec, tokens, on_batch=on_batch, device=chosen)
+    if progress is not None:
+        progress.write("\n")
+    write_model(
+        out / "model",
+        spec.model,
+        weights=weights,
+        sequence_length=spec.train.sequence_length,
+        tokenizer_json=tokenizer_json() if tokens.index.tokenizer == "bytes" else None,
+    )
