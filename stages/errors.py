@@ -35,3 +35,36 @@ class DataError(Exception):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+@dataclass
+class DamagedFileError(Exception):
+    """A state file is truncated, altered, or not the one that was asked for."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass
+class AbortedError(Exception):
+    """Somebody with the right to do so ended a stage's run before its boundary."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"aborted: {self.reason}"
+
+
+@dataclass
+class NonFiniteLossError(Exception):
+    """A microbatch's loss is infinite or not a number: the run cannot go on from here."""
+
+    batch: int
+    microbatch: int
+    loss: float
+
+    def __str__(self) -> str:
+        return f"the loss of batch {self.batch}, microbatch {self.microbatch}, is {self.loss}"

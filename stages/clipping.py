@@ -1,0 +1,65 @@
+"""The norm of the whole model's gradient, added up in an order that no cut of the pipeline changes.
+
+A layer's square is the left fold of its parameters' squares in name order; the total is the left fold of the layers'
+squares from the last layer to the first. All in float64.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6
+
+
+@torch.no_grad()
+def layer_square(gradients: Mapping[str, Tensor]) -> float:
+    """The sum of squares of a layer's gradient."""
+    of_parameters = [gradients[name].double().square().sum() for name in sorted(gradients)]
+    return fold(torch.stack(of_parameters).tolist())
+
+
+def clip_coefficient(total_square: float, clip_norm: float) -> float:
+    """What every gradient is multiplied by: min(1, clip / (norm + 1e-6))."""
+    return min(1.0, clip_norm / (math.sqrt(total_square) + EPSILON))
+
+
+def fold(numbers: list[float]) -> float:
+    """Left to right. Not `sum`, which compensates its rounding since Python 3.12."""
+    return reduce(add, numbers)
+
+
+class SquaresRelay:
+    """A stage's part in adding up: its own layers' squares go behind those of the stages downstream."""
+
+    def __init__(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+        self._own: dict[int, list[float]] = {}
+        self._downstream: dict[int, list[float]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is half known."""
+        return not (self._own or self._downstream)
+
+    def expects_downstream(self, batch: int) -> bool:
+        """Whether squares from downstream would be the first for their batch."""
+        return not self._is_last and batch not in self._downstream
+
+    def add_own(self, batch: int, squares: list[float]) -> list[float] | None:
+        """This stage's squares, last layer first. Returns all squares so far, once downstream's are known too."""
+        self._own[batch] = squares
+        return self._joined(batch)
+
+    def add_downstream(self, batch: int, squares: list[float]) -> list[float] | None:
+        """Those of all stages downstream, last layer first. Returns all squares so far, once the own are known too."""
+        self._downstream[batch] = squares
+        return self._joined(batch)
+
+    def _joined(self, batch: int) -> list[float] | None:
+        if batch not in self._own or (batch not in self._downstream and not self._is_last):
+            return None
+        return self._downstream.pop(batch, []) + self._own.pop(batch)

@@ -1,0 +1,424 @@
+"""Drives one stage: asks the schedule what to do, does it, and tells the neighbours.
+
+The thread that calls `run` is the only one that touches the stage. Links put what arrives into the inbox; whoever wants
+something else of the stage puts that into the same inbox, and `handle` gets it between two operations.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headway.stages.clipping import SquaresRelay, clip_coefficient, fold, layer_square
+from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
+from headway.stages.frame_contract import FrameContract
+from headway.stages.gradient_sums import GradientSums
+from headway.stages.history import Recorder
+from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
+from headway.stages.journal import Journal, JournalRow
+from headway.stages.layer_state import LayerState
+from headway.stages.link import Frame, FrameKind, Link, LinkLost
+from headway.stages.schedule import (
+    WAIT,
+    Awaited,
+    Backward,
+    Forward,
+    Op,
+    ScheduleState,
+    StageSchedule,
+    Update,
+    awaited,
+    next_op,
+)
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names, weight_version
+from headway.stages.stage_graph import StageGraph
+
+PATIENCE_S = 600.0
+
+
+class MicrobatchSource(Protocol):
+    """Where the first stage's tokens come from: `stages/tokens.py`, or a fake."""
+
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """(inputs, targets), both int64 [size, length] on the CPU."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContext:
+    """What a stage is, for the time of one generation."""
+
+    model: ModelSpec
+    train: TrainSpec
+    seed: int
+    job: str
+    generation: Generation
+    timeline: Timeline
+    stage_index: StageIndex
+    num_stages: int
+    layers: tuple[LayerName, ...]
+    depth: int
+    boundary: Boundary
+    """From which the stage starts."""
+    device: torch.device
+
+
+@dataclass(slots=True)
+class OpTimes:
+    """How often one kind of operation ran, and for how long. On CUDA: until it was launched, not until it was done."""
+
+    num_done: int = 0
+    seconds: float = 0.0
+
+
+class Executor:
+    """One stage from one boundary to the next stop."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        layers: Sequence[LayerState],
+        *,
+        tokens: MicrobatchSource | None,
+        journal: Journal | None,
+        upstream: Link | None,
+        downstream: Link | None,
+        inbox: SimpleQueue[object],
+        handle: Callable[[object], None],
+        on_batch: Callable[[JournalRow], None] | None = None,
+        recorder: Recorder | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """layers: live, at the context's boundary; the stage is the only one to touch them until `run` returns.
+
+        tokens: on the first stage only. journal: on the last only; rows from the boundary on are cut off. upstream,
+        downstream: the neighbours, None at the ends. handle: is called in the thread of `run` with everything in the
+        inbox that no link put there. on_batch: on the last stage, once per batch. patience_s: how long nothing at all
+        may arrive while the stage waits.
+        """
+        is_first, is_last = context.stage_index == 0, context.stage_index == context.num_stages - 1
+        assert (tokens is not None) == is_first == (upstream is None)
+        assert (journal is not None) == is_last == (downstream is None)
+        assert tuple(layer.name for layer in layers) == context.layers
+        assert all(layer.boundary == context.boundary for layer in layers), "a layer is at another boundary"
+        train = context.train
+        self._context = context
+        self._layers = tuple(layers)
+        self._tokens = tokens
+        self._journal = journal
+        self._upstream = upstream
+        self._downstream = downstream
+        self._inbox = inbox
+        self._handle = handle
+        self._on_batch = on_batch
+        self._recorder = recorder
+        self._patience_s = patience_s
+        self._schedule = StageSchedule.of(
+            train,
+            stage_index=context.stage_index,
+            num_stages=context.num_stages,
+            depth=context.depth,
+            first_batch=context.boundary,
+        )
+        self._state = ScheduleState(self._schedule)
+        self._contract = FrameContract.of(context.model, train)
+        self._graph = StageGraph(layers, context.model, train, is_first=is_first, is_last=is_last)
+        self._sums = GradientSums(num_microbatches=train.microbatches, num_groups=train.reduction_groups)
+        self._squares = SquaresRelay(is_last=is_last)
+        self._inputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._output_gradients: dict[tuple[int, int], Tensor] = {}
+        self._reduced: dict[int, list[Tensor]] = {}
+        self._total_squares: dict[int, float] = {}
+        self._losses: dict[int, dict[int, Tensor]] = {}
+        self._abort_reason: str | None = None
+        self._batch_ended = 0.0
+        # Read by others, from any thread, at any time.
+        self.num_ops_done = 0
+        self.num_stale_frames = 0
+        self.waiting_for = ""
+        """The neighbour that an idle stage waits for."""
+        self.is_runnable = False
+        """Whether an operation is running or could run."""
+        self.op_times: dict[type[Op], OpTimes] = {Forward: OpTimes(), Backward: OpTimes(), Update: OpTimes()}
+
+    # --- For `handle`, between operations ---
+
+    def choose_stop(self) -> Boundary:
+        """First stage: stop as soon as the batch that has begun is done. Returns where."""
+        return Boundary(self._state.choose_stop())
+
+    def stop_at(self, boundary: Boundary) -> None:
+        """Stop where the first stage has chosen. Raises ValueError when that is past."""
+        self._state.stop_at(boundary)
+
+    def abort(self, reason: str) -> None:
+        """Make `run` raise AbortedError. The layers' state is then good for nothing."""
+        self._abort_reason = reason
+
+    # --- For anybody ---
+
+    @property
+    def boundary(self) -> Boundary:
+        """The newest boundary that this stage has reached."""
+        return Boundary(self._state.version)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch whose backwards are under way."""
+        return Batch(self._state.backwards.batch)
+
+    def run(self) -> Boundary:
+        """Compute until the stop boundary, which is the job's last one unless somebody says otherwise. Returns it.
+
+        Raises UnavailableError when a neighbour is gone, ProtocolError when it breaks the rules, NonFiniteLossError,
+        AbortedError, and whatever `handle`, `on_batch` and the layers raise.
+        """
+        state = self._state
+        if self._journal is not None:
+            self._journal.truncate(self._context.boundary)
+        self._batch_ended = perf_counter()
+        self.is_runnable = True
+        try:
+            while True:
+                self._drain_inbox()
+                if state.is_done:
+                    break
+                op = next_op(state)
+                if op is WAIT:
+                    self._wait()
+                else:
+                    self._execute(op)
+        finally:
+            self.is_runnable = False
+        self._check_empty()
+        return self.boundary
+
+    # --- What arrives ---
+
+    def _drain_inbox(self) -> None:
+        inbox = self._inbox
+        while not inbox.empty():
+            self._accept(inbox.get_nowait())
+        if self._abort_reason is not None:
+            raise AbortedError(self._abort_reason)
+
+    def _wait(self) -> None:
+        peer = self._awaited_peer()
+        self.waiting_for, self.is_runnable = peer, False
+        try:
+            item = self._inbox.get(timeout=self._patience_s)
+        except Empty:
+            what = awaited(self._state).value
+            raise UnavailableError(peer, f"no {what} arrived for {self._patience_s:g} s") from None
+        finally:
+            self.waiting_for, self.is_runnable = "", True
+        self._accept(item)
+
+    def _awaited_peer(self) -> str:
+        what = awaited(self._state)
+        comes_from_above = what is Awaited.INPUT or (what is Awaited.CLIP_TOTAL and not self._schedule.is_first)
+        link = self._upstream if comes_from_above else self._downstream
+        return link.peer if link is not None else "the coordinator"
+
+    def _accept(self, item: object) -> None:
+        if isinstance(item, Frame):
+            self._accept_frame(item)
+        elif isinstance(item, LinkLost):
+            raise UnavailableError(item.peer, item.reason)
+        else:
+            self._handle(item)
+
+    def _accept_frame(self, frame: Frame) -> None:
+        if frame.generation != self._context.generation:
+            self.num_stale_frames += 1
+            return
+        self._check_form(frame)
+        batch, microbatch, state = frame.batch, frame.microbatch, self._state
+        match frame.kind:
+            case FrameKind.ACTIVATION:
+                self._require(frame, state.expects_input(batch, microbatch))
+                hidden, targets = frame.tensors
+                self._inputs[batch, microbatch] = (self._received(hidden), self._received(targets))
+                state.input_arrived(batch, microbatch)
+            case FrameKind.GRADIENT:
+                self._require(frame, state.expects_gradient(batch, microbatch))
+                self._output_gradients[batch, microbatch] = self._received(frame.tensors[0])
+                state.gradient_arrived(batch, microbatch)
+            case FrameKind.NORM_SQUARES:
+                is_next = batch >= state.totals_below and self._squares.expects_downstream(batch)
+                self._require(frame, self._schedule.has_clip and is_next)
+                self._pass_squares(batch, self._squares.add_downstream(batch, frame.tensors[0].tolist()))
+            case FrameKind.NORM_TOTAL:
+                self._require(frame, not self._schedule.is_first and state.expects_clip_total(batch))
+                self._learn_total(batch, frame.tensors[0].item())
+
+    def _check_form(self, frame: Frame) -> None:
+        violation = self._contract.violation(frame.kind, [(tensor.dtype, tensor.shape) for tensor in frame.tensors])
+        if violation is not None:
+            raise ProtocolError(self._sender(frame), violation)
+
+    def _require(self, frame: Frame, is_expected: bool) -> None:
+        if not is_expected:
+            what = f"{frame.kind.name} of batch {frame.batch}, microbatch {frame.microbatch}"
+            raise ProtocolError(self._sender(frame), f"sent an unexpected {what}")
+
+    def _sender(self, frame: Frame) -> str:
+        comes_from_above = frame.kind in (FrameKind.ACTIVATION, FrameKind.NORM_TOTAL)
+        link = self._upstream if comes_from_above else self._downstream
+        return link.peer if link is not None else "an unknown peer"
+
+    def _received(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._context.device, non_blocking=True)
+
+    def _frame(self, kind: FrameKind, batch: int, microbatch: int, tensors: tuple[Tensor, ...]) -> Frame:
+        return Frame(kind, self._context.generation, Batch(batch), Microbatch(microbatch), tensors)
+
+    # --- What is done ---
+
+    def _execute(self, op: Op) -> None:
+        num_versions_live = self._state.num_versions_live
+        started = perf_counter()
+        match op:
+            case Forward(batch, microbatch):
+                version = self._forward(batch, microbatch)
+            case Backward(batch, microbatch):
+                version = self._backward(batch, microbatch)
+            case Update(batch):
+                version = self._update(batch)
+        ended = perf_counter()
+        times = self.op_times[type(op)]
+        times.num_done += 1
+        times.seconds += ended - started
+        self.num_ops_done += 1
+        if self._recorder is not None:
+            self._recorder.record(
+                op, version=version, num_versions_live=num_versions_live, started=started, ended=ended
+            )
+
+    def _forward(self, batch: int, microbatch: int) -> int:
+        key = (batch, microbatch)
+        version = weight_version(batch, self._schedule.delay)
+        inputs, targets = self._inputs.pop(key) if self._tokens is None else self._drawn(batch, microbatch)
+        output = self._graph.forward(key, inputs, targets, version=version)
+        self._state.forwarded(batch, microbatch)
+        if self._downstream is not None:
+            self._downstream.send(self._frame(FrameKind.ACTIVATION, batch, microbatch, (output, targets)))
+        else:
+            self._losses.setdefault(batch, {})[microbatch] = output
+        return version
+
+    def _drawn(self, batch: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        assert self._tokens is not None
+        train = self._context.train
+        inputs, targets = self._tokens.microbatch(
+            seed=self._context.seed,
+            batch=batch,
+            microbatch=microbatch,
+            size=train.microbatch_size,
+            length=train.sequence_length,
+        )
+        return self._received(inputs), self._received(targets)
+
+    def _backward(self, batch: int, microbatch: int) -> int:
+        key = (batch, microbatch)
+        output_gradient = self._output_gradients.pop(key, None)
+        version = self._graph.version_of(key)
+        gradients, input_gradient = self._graph.backward(key, output_gradient)
+        if self._upstream is not None:
+            assert input_gradient is not None
+            self._upstream.send(self._frame(FrameKind.GRADIENT, batch, microbatch, (input_gradient,)))
+        used = [tensor for tensor in (output_gradient, input_gradient) if tensor is not None]
+        self._sums.add(microbatch, gradients, others=used)
+        if self._state.backwarded(batch, microbatch):
+            self._end_batch(batch)
+        return version
+
+    def _end_batch(self, batch: int) -> None:
+        """The stage's last backward of a batch is done."""
+        if self._journal is not None:
+            self._write_journal(self._journal, batch)
+        gradients = self._sums.reduce()
+        self._reduced[batch] = gradients
+        assert len(self._reduced) <= 1 + self._schedule.delay, "too many gradient sets are waiting"
+        self._state.groups_reduced(batch)
+        if self._schedule.has_clip:
+            by_layer = _split(self._layers, gradients)
+            own = [layer_square(of_layer) for of_layer in reversed(by_layer)]
+            self._pass_squares(batch, self._squares.add_own(batch, own))
+
+    def _write_journal(self, journal: Journal, batch: int) -> None:
+        by_microbatch = self._losses.pop(batch)
+        losses = torch.stack([by_microbatch[i] for i in sorted(by_microbatch)]).tolist()  # waits for the device
+        for microbatch, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise NonFiniteLossError(batch, microbatch, loss)
+        now = perf_counter()
+        row = JournalRow(
+            batch=Batch(batch),
+            microbatch_losses=tuple(losses),
+            tokens=self._context.train.tokens_per_batch,
+            seconds=now - self._batch_ended,
+            generation=self._context.generation,
+        )
+        self._batch_ended = now
+        journal.append(row)
+        if self._on_batch is not None:
+            self._on_batch(row)
+
+    def _update(self, batch: int) -> int:
+        gradients = self._reduced.pop(batch)
+        if self._schedule.has_clip:
+            coefficient = clip_coefficient(self._total_squares.pop(batch), self._context.train.clip_norm)
+            torch._foreach_mul_(gradients, coefficient)
+        self._graph.update(batch, gradients)
+        self._state.updated(batch)
+        return batch
+
+    # --- The norm of the gradient ---
+
+    def _pass_squares(self, batch: int, squares: list[float] | None) -> None:
+        """All squares of this stage and of those downstream, once they are there: upstream, or into the total."""
+        if squares is None:
+            return
+        if self._upstream is not None:
+            frame = self._frame(FrameKind.NORM_SQUARES, batch, 0, (torch.tensor(squares, dtype=torch.float64),))
+            self._upstream.send(frame)
+            return
+        num_layers = len(layer_names(self._context.model))
+        if len(squares) != num_layers:
+            peer = self._downstream.peer if self._downstream is not None else "this stage"
+            raise ProtocolError(peer, f"squares of {len(squares)} layers arrived, the model has {num_layers}")
+        self._learn_total(batch, fold(squares))
+
+    def _learn_total(self, batch: int, total: float) -> None:
+        self._total_squares[batch] = total
+        self._state.clip_total_known(batch)
+        if self._downstream is not None:
+            frame = self._frame(FrameKind.NORM_TOTAL, batch, 0, (torch.tensor(total, dtype=torch.float64),))
+            self._downstream.send(frame)
+
+    def _check_empty(self) -> None:
+        """At a boundary nothing is under way: what is left over would be lost or counted twice."""
+        left = {
+            "schedule": not self._state.is_empty,
+            "activations": bool(self._inputs),
+            "gradients": bool(self._output_gradients),
+            "graphs": not self._graph.is_empty,
+            "gradient sums": not self._sums.is_empty,
+            "reduced gradients": bool(self._reduced),
+            "squares": not self._squares.is_empty or bool(self._total_squares),
+            "losses": bool(self._losses),
+        }
+        assert not any(left.values()), f"left over at boundary {self.boundary}: {[k for k, v in left.items() if v]}"
+        assert all(layer.boundary == self.boundary for layer in self._layers)
+
+
+def _split(layers: Sequence[LayerState], gradients: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """A stage's gradients, in backward's order, by layer and parameter name."""
+    numbered = iter(gradients)
+    return [{name: next(numbered) for name in layer.versions.sets[0]} for layer in layers]

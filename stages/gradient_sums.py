@@ -1,0 +1,68 @@
+"""The sums of a batch's gradients, in the one order that makes them the same bits everywhere.
+
+Inside a reduction group gradients are added in order of the microbatch, starting from the first, not from zero; the
+groups' sums are added in order of the group; the total is multiplied once by 1/m, in fp32.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class GradientSums:
+    """One sum per reduction group, of all of a stage's parameters in a fixed order. One batch at a time."""
+
+    def __init__(self, *, num_microbatches: int, num_groups: int) -> None:
+        self._num_microbatches = num_microbatches
+        self._sums: list[list[Tensor] | None] = [None] * num_groups
+        self._next = list(range(num_groups))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no microbatch has been added since the last reduction."""
+        return all(sums is None for sums in self._sums)
+
+    @torch.no_grad()
+    def add(self, microbatch: int, gradients: list[Tensor], *, others: Iterable[Tensor] = ()) -> None:
+        """Add a microbatch's gradients, fresh from autograd. A group's first is kept, not copied, where that is safe.
+
+        others: further tensors that the same backward used or made, and that somebody else will read.
+        """
+        group = microbatch % len(self._sums)
+        assert microbatch == self._next[group], f"microbatch {microbatch} of group {group} out of order"
+        self._next[group] += len(self._sums)
+        sums = self._sums[group]
+        if sums is None:
+            self._sums[group] = _owned(gradients, others)
+        else:
+            # A bf16 summand is cast to fp32 before it is added: that is how torch adds to an fp32 tensor.
+            torch._foreach_add_(sums, gradients)
+
+    @torch.no_grad()
+    def reduce(self) -> list[Tensor]:
+        """End the batch: the mean gradient over its microbatches, fp32, in the parameters' order."""
+        total, *rest = self._sums
+        assert total is not None, "no gradients were added"
+        for sums in rest:
+            assert sums is not None, "a reduction group has no gradients"
+            torch._foreach_add_(total, sums)
+        torch._foreach_mul_(total, 1 / self._num_microbatches)
+        self._sums = [None] * len(self._sums)
+        self._next = list(range(len(self._sums)))
+        return total
+
+
+def _owned(gradients: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """Contiguous fp32 tensors that may be written to: autograd's own where nothing else lies in their memory."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in others}
+    owned = []
+    for gradient in gradients:
+        tensor = gradient.float().contiguous()
+        if tensor is gradient:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes:
+                tensor = tensor.clone()
+            taken.add(storage.data_ptr())
+        owned.append(tensor)
+    return owned
