@@ -26,14 +26,7 @@ PORT_IN_USE = "address already in use"
 START_ATTEMPTS = 3
 KEPT_REVISIONS = 10_000
 
-# The child's first act, before it becomes etcd: die with the process that started it, even if that is killed.
-# prctl(1, …) is PR_SET_PDEATHSIG. A parent that died before it took effect is seen by its pid.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
+TETHER = Path(__file__).with_name("tethered.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +205,7 @@ def _spawn(config: EtcdServerConfig, client_port: int, peer_port: int) -> subpro
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
     with config.log_file.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments],
+            [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

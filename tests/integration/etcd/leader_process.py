@@ -1,0 +1,43 @@
+"""A candidate in a process of its own, to be killed: `leader_process.py ENDPOINT CERTIFICATES`."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from headway.daemon.cluster_view import ClusterView
+from headway.daemon.cluster_watch import ClusterWatch
+from headway.daemon.commands import Decision
+from headway.daemon.etcd_client import EtcdClient
+from headway.daemon.etcd_connection import EtcdAccess
+from headway.daemon.leadership import Leadership
+from headway.daemon.records import LeaderRecord
+from headway.stages.tls_identity import TlsIdentity
+
+
+def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
+    """A coordinator that is content."""
+    return Decision()
+
+
+def no_manifest(url: str, manifest: bytes) -> None:
+    """Never called by a content coordinator."""
+    raise AssertionError(url)
+
+
+async def main(endpoint: str, certificates: Path) -> None:
+    """Stand for leader until killed."""
+    async with EtcdClient(EtcdAccess(endpoints=(endpoint,), identity=TlsIdentity.read(certificates))) as client:
+        cluster = ClusterWatch(client)
+        leadership = Leadership(
+            client,
+            cluster,
+            record=LeaderRecord(node="victim", incarnation="1"),
+            ttl_s=1,
+            decide=nothing_to_do,
+            write_manifest=no_manifest,
+        )
+        await asyncio.gather(cluster.run(), leadership.run())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))

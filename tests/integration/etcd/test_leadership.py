@@ -1,0 +1,254 @@
+"""Election and the leader's writes, with a real etcd and a coordinator of three lines."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.cluster_view import ClusterView
+from headway.daemon.cluster_watch import ClusterWatch
+from headway.daemon.commands import Command, Decision, Transaction, WriteManifest
+from headway.daemon.errors import ConflictError, RecoveryError
+from headway.daemon.etcd_client import EtcdClient
+from headway.daemon.etcd_transaction import Compare, Put
+from headway.daemon.leadership import Decide, Leadership
+from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, decode, encode
+from tests.integration.conftest import Etcd
+
+DEADLINE_S = 30.0
+WriteFile = Callable[[str, bytes], None]
+
+
+def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
+    """A coordinator that is content."""
+    return Decision()
+
+
+def no_manifest(url: str, manifest: bytes) -> None:
+    """No test that uses this writes one."""
+    raise AssertionError(url)
+
+
+class Candidate:
+    """One daemon's share of the election."""
+
+    def __init__(self, client: EtcdClient, name: str, *, decide: Decide, write_manifest: WriteFile) -> None:
+        self.client = client
+        self.cluster = ClusterWatch(client)
+        record = LeaderRecord(node=name, incarnation="1")
+        self.leadership = Leadership(
+            client, self.cluster, record=record, ttl_s=1, decide=decide, write_manifest=write_manifest
+        )
+        self.watching = asyncio.create_task(self.cluster.run())
+        self.standing = asyncio.create_task(self.leadership.run())
+
+    async def until_leading(self) -> None:
+        """Return when it knows that it leads."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.leadership.is_leading:
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Resign and end."""
+        for task in (self.standing, self.watching):
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def candidate(
+    etcd: Etcd, name: str, *, decide: Decide = nothing_to_do, write_manifest: WriteFile = no_manifest
+) -> AsyncIterator[Candidate]:
+    """A candidate with a client of its own."""
+    async with etcd.client() as client:
+        found = Candidate(client, name, decide=decide, write_manifest=write_manifest)
+        try:
+            yield found
+        finally:
+            await found.stop()
+
+
+async def until_leader_is(client: EtcdClient, name: str | None) -> None:
+    """Return when the leader key names a node; None: when it is absent."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            entry = await client.get(Keys.LEADER)
+            if (decode(entry.value, LeaderRecord).node if entry else None) == name:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_the_first_candidate_leads_and_the_second_follows_when_it_resigns(etcd: Etcd, client: EtcdClient) -> None:
+    """Two candidates: one leads, and when it resigns the other leads well before the lease could have expired."""
+    async with candidate(etcd, "one") as one:
+        await one.until_leading()
+        async with candidate(etcd, "two") as two:
+            async with asyncio.timeout(DEADLINE_S):
+                while two.cluster.view.leader is None:
+                    await two.cluster.changed(two.cluster.version)
+            assert not two.leadership.is_leading
+            await one.stop()
+            await until_leader_is(client, "two")
+            assert not one.leadership.is_leading
+    await until_leader_is(client, None)
+
+
+async def test_another_takes_over_from_a_leader_that_was_killed(etcd: Etcd, client: EtcdClient, tmp_path: Path) -> None:
+    """The leader is a process and gets SIGKILL: its key expires with the lease, and the other candidate leads."""
+    program = Path(__file__).with_name("leader_process.py")
+    identity = etcd.authority.issue("victim")
+    victim = subprocess.Popen([sys.executable, str(program), etcd.endpoint, str(identity)])
+    try:
+        await until_leader_is(client, "victim")
+        async with candidate(etcd, "heir") as heir:
+            victim.send_signal(signal.SIGKILL)
+            await heir.until_leading()
+            await until_leader_is(client, "heir")
+    finally:
+        victim.kill()
+        victim.wait(timeout=10)
+
+
+def order(key: str, value: bytes) -> Transaction:
+    """Create a key that is still absent."""
+    return Transaction(job="j", reason="test", compare={key: 0}, puts={key: value})
+
+
+async def test_the_leader_writes_what_was_decided_once(etcd: Etcd, client: EtcdClient) -> None:
+    """The coordinator wants a key that is absent: it is written, seen, and not written again."""
+    key = Keys.of("j", "desired")
+    decided: list[Command] = []
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        if view.revision_of(key):
+            return Decision()
+        command = order(key, encode(DesiredRecord()))
+        decided.append(command)
+        return Decision(commands=(command,))
+
+    async with candidate(etcd, "one", decide=decide) as one:
+        async with asyncio.timeout(DEADLINE_S):
+            while not one.cluster.view.revision_of(key):
+                await one.cluster.changed(one.cluster.version)
+        await client.put(Keys.of("j", "stop"), b"not a record: only the view's version moves")
+        await one.cluster.caught_up((await client.status()).revision, timeout_s=DEADLINE_S)
+    entry = await client.get(key)
+    assert entry is not None
+    assert entry.version == 1
+
+
+async def test_a_decision_overtaken_by_somebody_else_is_taken_anew(etcd: Etcd, client: EtcdClient) -> None:
+    """The coordinator compares a revision that has moved on: nothing is written until it decides on the new one."""
+    key = Keys.of("j", "desired")
+    seen_revisions: list[int] = []
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        if view.revision_of(Keys.of("j", "done")):
+            return Decision()
+        wrong = 0 if not seen_revisions else 1
+        seen_revisions.append(view.revision_of(key))
+        compare = {key: view.revision_of(key) if wrong else 1}
+        return Decision(
+            commands=(Transaction(job="j", reason="test", compare=compare, puts={Keys.of("j", "done"): b"{}"}),),
+            wake_at=now + 0.05,
+        )
+
+    await client.put(key, encode(DesiredRecord()))
+    async with candidate(etcd, "one", decide=decide) as one, asyncio.timeout(DEADLINE_S):
+        while not one.cluster.view.revision_of(Keys.of("j", "done")):
+            await one.cluster.changed(one.cluster.version)
+    assert len(seen_revisions) >= 2
+
+
+async def test_a_deadline_wakes_the_leader_without_any_change(etcd: Etcd) -> None:
+    """Nothing happens in etcd, but the decision asked to be woken: the coordinator is called again at that time."""
+    calls: list[float] = []
+    woken = asyncio.Event()
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        calls.append(now)
+        if len(calls) >= 6:
+            woken.set()
+        return Decision(wake_at=now + 0.1)
+
+    async with candidate(etcd, "one", decide=decide):
+        await asyncio.wait_for(woken.wait(), DEADLINE_S)
+    assert calls[-1] - calls[-2] >= 0.09
+
+
+async def test_a_deposed_leader_writes_nothing(etcd: Etcd, client: EtcdClient) -> None:
+    """The leader key is replaced in the very moment of a decision: the transaction is refused, and it stops leading."""
+    key, rival = Keys.of("j", "desired"), encode(LeaderRecord(node="rival", incarnation="9"))
+    deposed = asyncio.Event()
+
+    def write_manifest(url: str, manifest: bytes) -> None:
+        """Between the decision and its transaction, in a thread: the rival comes."""
+        future = asyncio.run_coroutine_threadsafe(client.put(Keys.LEADER, rival), loop)
+        future.result(timeout=DEADLINE_S)
+        loop.call_soon_threadsafe(deposed.set)
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        then = order(key, encode(DesiredRecord()))
+        return Decision(commands=(WriteManifest(job="j", url="u", manifest=b"", then=then),))
+
+    loop = asyncio.get_running_loop()
+    async with candidate(etcd, "one", decide=decide, write_manifest=write_manifest) as one:
+        await asyncio.wait_for(deposed.wait(), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            while one.leadership.is_leading:
+                await asyncio.sleep(0.01)
+    assert await client.get(key) is None
+    entry = await client.get(Keys.LEADER)
+    assert entry is not None
+    assert entry.value == rival
+
+
+async def test_the_manifest_is_written_before_the_record_that_names_it(etcd: Etcd, client: EtcdClient) -> None:
+    """Writing the manifest fails once: no record until the second attempt has succeeded."""
+    key = Keys.of("j", "desired")
+    attempts: list[bool] = []
+
+    def write_manifest(url: str, manifest: bytes) -> None:
+        assert (url, manifest) == ("folder", b"manifest")
+        record = asyncio.run_coroutine_threadsafe(client.get(key), loop).result(timeout=DEADLINE_S)
+        attempts.append(record is None)
+        if len(attempts) == 1:
+            raise RecoveryError(url, "disk full")
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        if view.revision_of(key):
+            return Decision()
+        then = order(key, encode(DesiredRecord()))
+        return Decision(commands=(WriteManifest(job="j", url="folder", manifest=b"manifest", then=then),))
+
+    loop = asyncio.get_running_loop()
+    async with candidate(etcd, "one", decide=decide, write_manifest=write_manifest) as one, asyncio.timeout(DEADLINE_S):
+        while not one.cluster.view.revision_of(key):
+            await one.cluster.changed(one.cluster.version)
+    assert attempts == [True, True]
+
+
+async def test_a_leader_whose_lease_is_revoked_stops_and_stands_again(etcd: Etcd, client: EtcdClient) -> None:
+    """Its lease is ended from outside: it stops leading, and is elected anew under another lease."""
+    async with candidate(etcd, "one") as one:
+        await one.until_leading()
+        first = await client.get(Keys.LEADER)
+        assert first is not None
+        await client.revoke_lease(first.lease_id)
+        async with asyncio.timeout(DEADLINE_S):
+            while (entry := await client.get(Keys.LEADER)) is None or entry.lease_id == first.lease_id:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_write_under_an_old_leader_revision_conflicts(etcd: Etcd, client: EtcdClient) -> None:
+    """What protects the cluster: a transaction that compares a leader key which was taken over since is refused."""
+    revision = await client.put(Keys.LEADER, b"one")
+    await client.put(Keys.LEADER, b"two")
+    with pytest.raises(ConflictError, match=Keys.LEADER):
+        await client.transaction([Compare.unchanged(Keys.LEADER, revision)], [Put("/headway/x", b"")])
+    assert await client.get("/headway/x") is None
