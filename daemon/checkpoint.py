@@ -37,11 +37,6 @@ def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) ->
     return str(checkpoint_root.resolve() / checkpoint_dir)
 
 
-def boundary_url(checkpoint_dir: str, job: str, *, timeline: int, boundary: int) -> str:
-    """The folder of one boundary's files. `checkpoint_dir` is a resolved one."""
-    return f"{checkpoint_dir}/{job}/{timeline:08d}-{boundary:010d}"
-
-
 def file_name(layer: str) -> str:
     """A layer's file within the folder of a boundary."""
     return f"{layer}.safetensors"

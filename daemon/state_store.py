@@ -3,36 +3,14 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.state_key import StateKey, StoredFile
 
 CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class StateKey:
-    """One layer of one boundary; `journal` counts as a layer."""
-
-    job: str
-    timeline: int
-    boundary: int
-    layer: str
-
-    def __str__(self) -> str:
-        return f"{self.layer} at boundary {self.boundary} of {self.job}, timeline {self.timeline}"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A complete, verified file of the store."""
-
-    path: Path
-    size_bytes: int
-    sha256: str
 
 
 class StateStore:
@@ -115,8 +93,8 @@ class StateStore:
             )
 
     def receive(self, key: StateKey) -> "IncomingFile":
-        """Begin, or go on with, a file that comes in pieces."""
-        return IncomingFile(self, key)
+        """Begin, or go on with, a file that comes in pieces; `adopt` it when it is in place."""
+        return IncomingFile(str(key), self.path_of(key))
 
     def read(self, key: StateKey, *, offset: int = 0) -> Iterator[bytes]:
         """The file's bytes from an offset on, in chunks. Raises RecoveryError when it is not held."""
@@ -125,24 +103,22 @@ class StateStore:
             raise RecoveryError(str(key), "is not held here")
         return read_chunks(file.path, offset=offset)
 
-    def retain(self, is_needed: Callable[[StateKey], bool]) -> tuple[StateKey, ...]:
-        """Delete every file whose key is not needed; returns the deleted keys."""
-        deleted = tuple(sorted(key for key in self._files if not is_needed(key)))
-        for key in deleted:
-            file = self._files.pop(key)
+    def delete(self, key: StateKey) -> None:
+        """Delete a file, and its folders when they are empty. Deleting what is not held is no error."""
+        file = self._files.pop(key, None)
+        if file is not None:
             file.path.unlink(missing_ok=True)
             _remove_if_empty(file.path.parent, up_to=self._directory)
-        return deleted
 
 
 class IncomingFile:
-    """A file on its way in: bytes go to a partial file, which becomes the key's file when its hash is right."""
+    """A file on its way in: bytes go to a partial file beside it, which takes its name when its hash is right."""
 
-    def __init__(self, store: StateStore, key: StateKey) -> None:
-        self._store = store
-        self._key = key
-        self._path = store.path_of(key)
-        self._partial = self._path.with_suffix(".partial")
+    def __init__(self, what: str, path: Path) -> None:
+        """what: for messages."""
+        self.path = path
+        self._what = what
+        self._partial = path.with_suffix(".partial")
 
     @property
     def offset(self) -> int:
@@ -153,23 +129,20 @@ class IncomingFile:
         """Add a chunk. Raises RecoveryError when it does not follow on what is here."""
         with self._partial.open("ab") as file:
             if file.tell() != offset:
-                raise RecoveryError(str(self._key), f"a chunk began at byte {offset}, not {file.tell()}")
+                raise RecoveryError(self._what, f"a chunk began at byte {offset}, not {file.tell()}")
             file.write(data)
 
-    def commit(self, sha256: str) -> StoredFile:
-        """Verify and take the file in. Raises RecoveryError, and drops the partial file, when the hash is another."""
+    def verify(self, sha256: str) -> None:
+        """Hash what is here; may run in a thread. Raises RecoveryError, and drops it, when the hash is another."""
         self._partial.touch()
         found = hash_file(self._partial)
         if found != sha256:
-            self.discard()
-            raise RecoveryError(str(self._key), f"arrived with SHA-256 {found[:12]}…, not {sha256[:12]}…")
-        self._partial.replace(self._path)
-        size_bytes = self._path.stat().st_size
-        return self._store.adopt(self._key, self._path, size_bytes=size_bytes, sha256=sha256)
+            self._partial.unlink()
+            raise RecoveryError(self._what, f"arrived with SHA-256 {found[:12]}…, not {sha256[:12]}…")
 
-    def discard(self) -> None:
-        """Drop what has come in so far."""
-        self._partial.unlink(missing_ok=True)
+    def put_in_place(self) -> None:
+        """The verified file gets its name."""
+        self._partial.replace(self.path)
 
 
 def hash_file(path: Path) -> str:

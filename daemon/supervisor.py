@@ -41,8 +41,8 @@ class Listener(Protocol):
         """Some worker's status is another."""
         ...
 
-    def worker_wrote(self, wrote: control_pb2.Wrote) -> None:
-        """A worker wrote layer files."""
+    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
+        """A worker wrote layer files. Returns why they cannot be kept, or nothing."""
         ...
 
     def worker_progressed(self, progress: control_pb2.Progress) -> None:
@@ -137,12 +137,12 @@ class Supervisor:
             if handle.process is not None:
                 handle.process.kill()
 
-    def order(self, device_index: int, kind: OrderKind, of: JobGeneration, order: control_pb2.Order) -> None:
-        """Send an order to a worker that is up, and expect its answer."""
+    def order(self, device_index: int, kind: OrderKind, of: JobGeneration, order: control_pb2.Order) -> bool:
+        """Send an order to a worker and expect its answer. Returns False when the worker is just going."""
         handle = self._handles[device_index]
         if handle.stream is None:
             log.warning("order_not_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
-            return
+            return False
         handle.status = handle.status.ordered(kind, of)
         if kind is OrderKind.START:
             start = order.start
@@ -154,6 +154,7 @@ class Supervisor:
             handle.deadlines[kind, of] = loop.call_later(timeout_s, self._overdue, handle, kind, of)
         handle.stream.send(order)
         log.info("order_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
+        return True
 
     def fail(self, device_index: int, of: JobGeneration, reason: str) -> None:
         """Note that a worker cannot do its part of a generation, for a reason outside of it."""
@@ -228,7 +229,8 @@ class Supervisor:
             case "wrote":
                 of = JobGeneration(report.wrote.job, report.wrote.generation)
                 handle.status = status.answered(OrderKind.WRITE, of)
-                self._listener.worker_wrote(report.wrote)
+                if refused := self._listener.worker_wrote(report.wrote):
+                    handle.status = handle.status.failed(refused, of=of)
             case "released":
                 handle.status = status.released()
             case "refused":

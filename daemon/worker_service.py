@@ -114,7 +114,7 @@ async def serve_workers(socket_path: Path, attachments: Attachments) -> grpc.aio
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]
     server = grpc.aio.server(options=options)
-    control_pb2_grpc.add_WorkerServicer_to_server(WorkerService(attachments), server)  # type: ignore[no-untyped-call]
+    control_pb2_grpc.add_WorkerServicer_to_server(WorkerService(attachments), server)
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
     return server

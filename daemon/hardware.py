@@ -1,0 +1,44 @@
+"""What this machine has to compute with."""
+
+import os
+from typing import Literal
+
+import torch
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.records import Device
+from headway.stages.determinism import arithmetic_class
+
+
+def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tuple[Device, ...]:
+    """One Device per worker. num_devices 0: every CUDA device, or one worker on the CPU.
+
+    Raises ConfigError when the machine has fewer CUDA devices than asked for.
+    """
+    num_cuda = torch.cuda.device_count() if kind != "cpu" else 0
+    if kind == "cuda" and not num_cuda:
+        raise ConfigError("this machine has no CUDA device; say `cpu` or `auto`", "devices")
+    if not num_cuda:
+        model = torch.backends.cpu.get_cpu_capability()
+        share_bytes = memory_bytes() // max(num_devices, 1)
+        return tuple(
+            Device(kind="cpu", index=index, model=model, memory_bytes=share_bytes) for index in range(num_devices or 1)
+        )
+    if num_devices > num_cuda:
+        raise ConfigError(f"{num_devices} workers for {num_cuda} CUDA devices", "num_devices")
+    return tuple(_cuda_device(index) for index in range(num_devices or num_cuda))
+
+
+def class_of(devices: tuple[Device, ...]) -> str:
+    """The arithmetic class of a node's devices; they are taken to be alike."""
+    return arithmetic_class(torch.device(devices[0].kind))
+
+
+def memory_bytes() -> int:
+    """Memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cuda_device(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    return Device(kind="cuda", index=index, model=properties.name, memory_bytes=properties.total_memory)

@@ -1,0 +1,78 @@
+"""What a node remembers across restarts: its last incarnation and the highest generation it saw of each job."""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from headway.daemon.errors import ConfigError
+
+GENERATIONS_FILE = "generations.json"
+INCARNATION_FILE = "incarnation"
+LOCK_FILE = "daemon.lock"
+
+
+class NodeMemory:
+    """The state folder of one daemon, locked for as long as it is open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = -1
+        self.generations: dict[str, int] = {}
+        self.last_incarnation = ""
+
+    def open(self) -> None:
+        """Make the folder, lock it and read it. Raises ConfigError, naming the folder or the file."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.generations = self._read_generations()
+            incarnation = self._directory / INCARNATION_FILE
+            self.last_incarnation = incarnation.read_text().strip() if incarnation.exists() else ""
+        except BlockingIOError as error:
+            raise ConfigError("another daemon runs on this state_dir", str(self._directory)) from error
+        except OSError as error:
+            raise ConfigError(f"cannot be used as state_dir: {error.strerror}", str(self._directory)) from error
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def remember_incarnation(self, incarnation: str) -> None:
+        """So that the next daemon here knows this one's records as its own."""
+        self.last_incarnation = incarnation
+        self._write(INCARNATION_FILE, incarnation)
+
+    def saw_generations(self, seen: Mapping[str, int]) -> bool:
+        """Take over what is higher, durably; returns whether anything was."""
+        higher = {job: number for job, number in seen.items() if number > self.generations.get(job, 0)}
+        if higher:
+            self.generations |= higher
+            self._write(GENERATIONS_FILE, json.dumps(self.generations, indent=2, sort_keys=True))
+        return bool(higher)
+
+    def _read_generations(self) -> dict[str, int]:
+        path = self._directory / GENERATIONS_FILE
+        if not path.exists():
+            return {}
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+        except msgspec.MsgspecError as error:
+            raise ConfigError(
+                f"is damaged ({error}); delete it if no other node of the cluster lives", str(path)
+            ) from error
+
+    def _write(self, name: str, text: str) -> None:
+        path = self._directory / name
+        partial = path.with_name(f".{name}.partial")
+        with partial.open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
