@@ -32,7 +32,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when it has happened.
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(submit)
-    jobs_app = typer.Typer(help="List jobs; `jobs rm JOB` forgets one that is over.", invoke_without_command=True)
+    jobs_app = typer.Typer(invoke_without_command=True)
     jobs_app.callback()(jobs)
     jobs_app.command("rm")(remove)
     app.add_typer(jobs_app, name="jobs")

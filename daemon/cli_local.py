@@ -1,13 +1,15 @@
 """Commands that bring their own cluster, or none: demo, run, up, reference."""
 
-import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from headway.daemon.cli_options import AsJson, EtcdBinary, JobFile, OutDir, say
+
+if TYPE_CHECKING:
+    import asyncio
 
 NumNodes = Annotated[int, typer.Option("--nodes", min=1, help="Daemons to start.")]
 StateDir = Annotated[
@@ -60,7 +62,7 @@ def run(
     from headway.daemon.local_run import run_job
     from headway.daemon.watch_view import open_display
 
-    async def main(force: asyncio.Event) -> int:
+    async def main(force: "asyncio.Event") -> int:
         await run_job(
             job,
             num_nodes=nodes,
@@ -94,7 +96,7 @@ def up(
     from headway.daemon.interrupts import run_interruptible
     from headway.daemon.local_cluster import LocalCluster
 
-    async def main(force: asyncio.Event) -> int:
+    async def main(force: "asyncio.Event") -> int:
         cluster = LocalCluster(state_dir, num_nodes=nodes, etcd_binary=etcd_binary, etcd_port=etcd_port, force=force)
         async with cluster:
             count = f"{nodes} nodes are" if nodes > 1 else "1 node is"

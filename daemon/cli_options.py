@@ -1,6 +1,5 @@
 """Options that many commands share, and how a command that talks to a cluster runs."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -46,6 +45,8 @@ def with_cluster(
     work: Callable[["ClusterSession"], Coroutine[Any, Any, ResultT]],
 ) -> ResultT:
     """Find the cluster, open a session, do the work in it, close the session."""
+    import asyncio
+
     from headway.daemon.cluster_access import ClusterSession, find_cluster
 
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)

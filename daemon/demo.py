@@ -56,7 +56,7 @@ class JoinHalfWay:
         """Each plan that was in force, by generation."""
         self._joining: asyncio.Task[str] | None = None
 
-    async def on_view(self, cluster: LocalCluster, view: ClusterView, job: JobView) -> None:
+    async def on_view(self, cluster: LocalCluster, _view: ClusterView, job: JobView) -> None:
         """Called with every state of the cluster."""
         if job.plan is not None:
             self.plans[job.plan.generation] = job.plan
