@@ -127,7 +127,8 @@ class _Pipeline:
         self.stretch = stretch
         self.now = 0.0
         self.running: list[Op | None] = [None] * len(schedules)
-        self.line_free = {}  # type: dict[tuple[int, int], float]
+        self.line_free: dict[tuple[int, int], float] = {}
+        self.pending_stop: StopRequest | None = None
         self.squares = [[-1, -1] for _ in schedules]  # per stage: last batch of its own, and of the stages downstream
         self.events: list[tuple[float, int, Callable[[], int | None]]] = []
         self.num_events = 0
@@ -137,7 +138,7 @@ class _Pipeline:
 
     def run(self, stop: StopRequest | None) -> Simulation:
         if stop is not None:
-            self._after(stop.at, lambda: self._choose_stop(stop))
+            self._after(stop.at, lambda: self._ask_for_stop(stop))
         for stage in range(len(self.states)):
             self._start_next(stage)
         while self.events:
@@ -155,6 +156,9 @@ class _Pipeline:
     def _start_next(self, stage: int) -> None:
         if self.running[stage] is not None:
             return
+        if stage == 0 and self.pending_stop is not None:
+            self._choose_stop(self.pending_stop)
+            self.pending_stop = None
         state = self.states[stage]
         op = next_op(state)
         if op is WAIT:
@@ -231,7 +235,12 @@ class _Pipeline:
         if not self.states[stage].schedule.is_last:
             self._send(stage, stage + 1, lambda: self._learn_total(stage + 1, batch), is_heavy=False)
 
+    def _ask_for_stop(self, stop: StopRequest) -> int:
+        self.pending_stop = stop
+        return 0
+
     def _choose_stop(self, stop: StopRequest) -> None:
+        """The first stage answers between two operations, as the executor does."""
         boundary = self.states[0].choose_stop()
         delays = (*stop.delays, *(0.0,) * len(self.states))
         for stage in range(1, len(self.states)):

@@ -1,0 +1,92 @@
+"""Pipelines of every kind and size, for tests that try many of them."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from headway.stages.schedule import ScheduleName, StageSchedule, schedule_depth
+from headway.stages.simulator import LinkTimes, Simulation, StageTimes, StopRequest, simulate
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline and what happens to it."""
+
+    schedule: ScheduleName
+    schedules: tuple[StageSchedule, ...]
+    times: tuple[StageTimes, ...]
+    links: tuple[LinkTimes, ...]
+    jitter: float = 0.0
+    seed: int = 0
+    stop: StopRequest | None = None
+
+    def simulate(self) -> Simulation:
+        return simulate(
+            self.schedules, self.times, links=self.links, jitter=self.jitter, seed=self.seed, stop=self.stop
+        )
+
+
+def stage_schedules(
+    schedule: ScheduleName,
+    num_microbatches: int,
+    num_stages: int,
+    *,
+    num_batches: int,
+    round_trips: tuple[float, ...] = (),
+    has_clip: bool = False,
+    num_groups: int = 1,
+    first_batch: int = 0,
+) -> tuple[StageSchedule, ...]:
+    """The schedule of every stage; round_trips: of each link, in microbatch times."""
+    return tuple(
+        StageSchedule(
+            delay=1 if schedule == "2bw" else 0,
+            depth=schedule_depth(schedule, num_microbatches, num_stages, s, sum(round_trips[s:])),
+            warmup=num_microbatches if schedule == "gpipe" and s == num_stages - 1 else 1,
+            num_microbatches=num_microbatches,
+            num_groups=num_groups,
+            is_first=s == 0,
+            is_last=s == num_stages - 1,
+            first_batch=first_batch,
+            num_batches=num_batches,
+            has_clip=has_clip,
+        )
+        for s in range(num_stages)
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Up to 6 stages and 12 microbatches; any times, latencies, update times, with and without clip and stop."""
+    p, m = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    seconds = st.floats(0.0, 8.0, allow_nan=False)
+    latencies = tuple(draw(seconds) for _ in range(p - 1))
+    names: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "2bw")
+    schedule = draw(st.sampled_from(names))
+    first_batch = draw(st.integers(0, 3))
+    schedules = stage_schedules(
+        schedule,
+        m,
+        p,
+        num_batches=first_batch + draw(st.integers(0, 5)),
+        round_trips=tuple(2 * latency / 3 for latency in latencies),
+        has_clip=draw(st.booleans()),
+        num_groups=draw(st.integers(1, min(m, 3))),
+        first_batch=first_batch,
+    )
+    stop = st.builds(StopRequest, at=st.floats(0.0, 200.0), delays=st.tuples(*(st.floats(0.0, 50.0) for _ in range(p))))
+    return Case(
+        schedule=schedule,
+        schedules=schedules,
+        times=tuple(
+            StageTimes(forward=draw(seconds), backward=draw(seconds), update=draw(seconds), clip=draw(seconds))
+            for _ in range(p)
+        ),
+        links=tuple(
+            LinkTimes(latency=latency, bandwidth=draw(st.floats(1.0, 100.0)), frame_bytes=draw(st.integers(0, 50)))
+            for latency in latencies
+        ),
+        jitter=draw(st.sampled_from((0.0, 0.3, 3.0))),
+        seed=draw(st.integers(0, 2**32)),
+        stop=draw(st.none() | stop),
+    )

@@ -1,0 +1,89 @@
+"""What every schedule promises, whatever the times are."""
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from headway.stages.schedule import Backward, Forward, Op, Update
+from headway.stages.simulator import Simulation, StageTimes, TimedOp, format_grid
+from headway.stages.spec import weight_version
+from tests.unit.schedule.strategies import Case, cases, stage_schedules
+
+
+def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
+    """The first promise that a timeline breaks, and the cell; ("", None) when it keeps them all.
+
+    Versions are recomputed here from the updates in the timeline, not asked of the schedule's own books.
+    """
+    if simulation.is_stuck:
+        return f"stuck at {simulation.boundaries}, not {simulation.stop}", None
+    delay, first = case.schedules[0].delay, case.schedules[0].first_batch
+    newest = [first] * len(case.schedules)
+    in_flight = [0] * len(case.schedules)
+    read_by: dict[tuple[int, int, int], int] = {}
+    counts: Counter[tuple[int, Op]] = Counter()
+    left: defaultdict[tuple[int, int], int] = defaultdict(lambda: case.schedules[0].num_microbatches)
+    for done in simulation.timeline:
+        s, op = done.stage, done.op
+        counts[s, op] += 1
+        match op:
+            case Forward(batch, microbatch):
+                in_flight[s] += 1
+                read_by[s, batch, microbatch] = done.version
+                if done.version != weight_version(batch, delay):
+                    return "forward on another version than v(b)", done
+                if newest[s] - done.version not in (0, 1):
+                    return "forward on a version that is not live", done
+                if in_flight[s] > case.schedules[s].depth:
+                    return "in flight above depth", done
+            case Backward(batch, microbatch):
+                in_flight[s] -= 1
+                left[s, batch] -= 1
+                if read_by.pop((s, batch, microbatch), None) != done.version:
+                    return "backward on another version than its forward", done
+                if newest[s] - done.version not in (0, 1):
+                    return "backward on a version that was overwritten", done
+            case Update(batch):
+                if batch != newest[s]:
+                    return "update out of order", done
+                if left[s, batch]:
+                    return "update before the last backward", done
+                if any(stage == s and version <= batch - 1 for (stage, _, _), version in read_by.items()):
+                    return "update over a version that a graph reads", done
+                newest[s] = batch + 1
+    wanted: Counter[tuple[int, Op]] = Counter()
+    for s, schedule in enumerate(case.schedules):
+        for batch in range(first, simulation.stop):
+            wanted[s, Update(batch)] = 1
+            for i in range(schedule.num_microbatches):
+                wanted[s, Forward(batch, i)] = wanted[s, Backward(batch, i)] = 1
+    if counts != wanted:
+        return f"not each operation exactly once: {list((counts - wanted) + (wanted - counts))[:4]}", None
+    return "", None
+
+
+@settings(max_examples=250, deadline=None)
+@given(case=cases())
+def test_any_pipeline_keeps_every_promise(case: Case) -> None:
+    """Random stages, times, latencies, clip and stop: no deadlock, one version per microbatch, each counted once."""
+    simulation = case.simulate()
+    broken, cell = violation(case, simulation)
+    assert not broken, f"{broken}\n{format_grid(simulation.timeline, bad=cell)}"
+    assert max(simulation.peak_versions) <= 1 + case.schedules[0].delay
+    assert all(peak <= s.depth for peak, s in zip(simulation.peak_in_flight, case.schedules, strict=True))
+
+
+def test_the_checker_marks_the_cell_that_breaks_a_promise() -> None:
+    """An update moved before its batch's last backward is found, and marked in the grid."""
+    case = Case(
+        schedule="1f1b",
+        schedules=stage_schedules("1f1b", 2, 1, num_batches=1),
+        times=(StageTimes(forward=1, backward=2, update=1),),
+        links=(),
+    )
+    simulation = case.simulate()
+    *rest, backward, update = simulation.timeline
+    broken, cell = violation(case, replace(simulation, timeline=(*rest, update, backward)))
+    assert (broken, cell) == ("update before the last backward", update)
+    assert ">U0<" in format_grid(simulation.timeline, bad=cell)
