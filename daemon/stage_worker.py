@@ -42,7 +42,7 @@ log = structlog.get_logger()
 ROOT_CAUSE_GRACE = timedelta(seconds=3)
 """How long a broken link is kept to ourselves: a neighbour that died is reported by its own daemon, with the cause."""
 
-_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, OSError, msgspec.DecodeError)
+_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, OSError)
 """What makes an order impossible and leaves the worker usable."""
 
 
@@ -141,7 +141,10 @@ class StageWorker:
     def _prepare(self, order: control_pb2.Prepare) -> None:
         session = self._session
         session.admit_prepare(order.job_name, order.generation)
-        spec = decode(order.job, JobSpec)
+        try:
+            spec = decode(order.job, JobSpec)
+        except msgspec.DecodeError as error:
+            raise OrderRefusedError(f"the job's spec cannot be read: {error}") from error
         configure(spec.train, self._device)
         for layer in order.stage.layers:
             _check_layer(layer, spec)

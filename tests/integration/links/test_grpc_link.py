@@ -1,0 +1,275 @@
+"""What the gRPC link adds to the contract: hellos, deadlines, hostile peers, dead processes, bounded memory."""
+
+import queue
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from headway.daemon.certificates import CertificateAuthority
+from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
+from headway.stages.frame_codec import HEADER_LENGTH
+from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.grpc_link import GrpcLink, LinkOverflowError
+from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.link import Frame, FrameKind, LinkLost
+from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.loop_thread import LoopThread
+from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from tests.integration.links.conftest import Endpoints
+
+DEADLINE_S = 20.0
+SOON = timedelta(seconds=DEADLINE_S)
+GENERATION = Generation(4)
+CONTRACT = FrameContract(
+    forms={
+        FrameKind.GRADIENT: (TensorForm(torch.float32, (16,)),),
+        FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+    },
+    max_unacknowledged_frames=3,
+)
+Inbox = queue.SimpleQueue[Frame | LinkLost]
+
+
+def total(generation: Generation = GENERATION) -> Frame:
+    """The smallest frame downstream."""
+    value = torch.tensor(1.0, dtype=torch.float64)
+    return Frame(FrameKind.NORM_TOTAL, generation, Batch(0), Microbatch(0), (value,))
+
+
+def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any) -> GrpcLink:
+    """Await stage 0 on stage 1's endpoint."""
+    fields: dict[str, Any] = {"stage": StageIndex(1), "peer_incarnation": "above", **changes}
+    generation = fields.pop("generation", GENERATION)
+    return endpoint.accept(job, generation, inbox=inbox, contract=CONTRACT, timeout=timeout, **fields)
+
+
+def dial(
+    endpoint: LinkEndpoint, port: int, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any
+) -> GrpcLink:
+    """Dial stage 1 from stage 0's endpoint."""
+    fields: dict[str, Any] = {"stage": StageIndex(0), "peer_incarnation": "below", **changes}
+    generation = fields.pop("generation", GENERATION)
+    return endpoint.dial(
+        f"127.0.0.1:{port}", job, generation, inbox=inbox, contract=CONTRACT, timeout=timeout, **fields
+    )
+
+
+def lost(inbox: Inbox) -> LinkLost:
+    """What must come next."""
+    item = inbox.get(timeout=DEADLINE_S)
+    assert isinstance(item, LinkLost), item
+    return item
+
+
+def test_a_dial_that_is_too_early_is_repeated(endpoints: Endpoints) -> None:
+    """Stage 1 still runs generation 3 when it is dialled for 4, and accepts as soon as it is there."""
+    _, above, below = endpoints
+    old_inbox, upper, lower = Inbox(), Inbox(), Inbox()
+    old = accept(below, "early", old_inbox, generation=Generation(3))
+    link = dial(above, below.port, "early", upper)
+    link.send(total())
+    with pytest.raises(queue.Empty):
+        lower.get(timeout=0.3)
+    old.close()
+    accepted = accept(below, "early", lower)
+    assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
+    link.close()
+    accepted.close()
+
+
+def test_a_dial_that_is_too_late_is_refused_and_counted(endpoints: Endpoints) -> None:
+    """Generation 5 is in force at stage 1: a dialler of 4 gives up at once, and says why."""
+    _, above, below = endpoints
+    upper, lower = Inbox(), Inbox()
+    newer = accept(below, "late", lower, generation=Generation(5))
+    num_stale = below.num_stale
+    link = dial(above, below.port, "late", upper)
+    assert "STALE: generation 5 is in force here" in lost(upper).reason
+    assert below.num_stale == num_stale + 1
+    assert lower.empty()
+    link.close()
+    newer.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"peer_incarnation": "another"}, "another process listens here"),
+        ({"stage": StageIndex(3)}, "stage 3 of process above is not the one that is awaited"),
+    ],
+)
+def test_a_wrong_neighbour_is_refused(endpoints: Endpoints, changes: dict[str, Any], reason: str) -> None:
+    """Another process took over the port, or a stage that is no neighbour dials: both are told so, nobody waits."""
+    _, above, below = endpoints
+    upper, lower = Inbox(), Inbox()
+    job = f"wrong {changes}"
+    awaited = accept(below, job, lower)
+    link = dial(above, below.port, job, upper, **changes)
+    assert reason in lost(upper).reason
+    link.close()
+    awaited.close()
+
+
+def test_a_neighbour_that_never_comes_is_named_at_the_deadline(endpoints: Endpoints) -> None:
+    """Nobody dials, nobody listens: both sides' LinkLost say whom they waited for and how long."""
+    _, above, below = endpoints
+    upper, lower = Inbox(), Inbox()
+    awaited = accept(below, "lonely", lower, timeout=timedelta(seconds=0.2), address="10.9.8.7:65")
+    assert lost(lower) == LinkLost("stage 0 at 10.9.8.7:65", "did not dial within 0.2 s")
+    link = dial(above, 1, "lonely", upper, timeout=timedelta(seconds=0.3))
+    told = lost(upper)
+    assert told.peer == "stage 1 at 127.0.0.1:1"
+    assert told.reason.startswith("not connected within 0.3 s: UNAVAILABLE")
+    link.close()
+    awaited.close()
+
+
+def test_a_stranger_is_not_let_in(endpoints: Endpoints, stranger: TlsIdentity) -> None:
+    """A process with a certificate of another authority never gets to say hello."""
+    loop, _, below = endpoints
+    outsider = LinkEndpoint(loop=loop, identity=stranger, host="127.0.0.1", incarnation="above", protocol=1)
+    upper, lower = Inbox(), Inbox()
+    awaited = accept(below, "secret", lower)
+    link = dial(outsider, below.port, "secret", upper, timeout=timedelta(seconds=0.5))
+    assert "UNAVAILABLE" in lost(upper).reason
+    assert lower.empty()
+    link.close()
+    awaited.close()
+
+
+def test_memory_is_bounded(endpoints: Endpoints) -> None:
+    """Three unacknowledged frames of the largest size are this contract's limit; acknowledged ones make room again."""
+    _, above, below = endpoints
+    upper, lower = Inbox(), Inbox()
+    link = dial(above, below.port, "bounded", upper)
+    for _ in range(3):
+        link.send(total())
+    with pytest.raises(LinkOverflowError, match=r"256 bytes unacknowledged, the limit is 192"):
+        link.send(total())
+    accepted = accept(below, "bounded", lower)
+    for _ in range(20):
+        assert isinstance(lower.get(timeout=DEADLINE_S), Frame)
+        while link.unacknowledged_bytes > 128:
+            with pytest.raises(queue.Empty):
+                upper.get(timeout=0.005)
+        link.send(total())
+    link.close()
+    accepted.close()
+
+
+async def speak(port: int, identity: TlsIdentity, first: bytes, *rest: bytes) -> tuple[HelloReply, str]:
+    """A peer that writes what it likes: the answer to its hello, and how its call ended."""
+    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=CHANNEL_OPTIONS) as channel:
+        method: Any = channel.stream_stream("/headway.data.Link/Stream")
+        call = method(timeout=DEADLINE_S)
+        await call.write(first)
+        reply = HelloReply.FromString(await call.read())
+        for message in rest:
+            await call.write(message)
+        if reply.verdict != HelloReply.ACCEPTED:
+            await call.done_writing()
+        return reply, f"{(await call.code()).name}: {await call.details()}"
+
+
+def hello(**changes: Any) -> bytes:
+    """Stage 0 dials stage 1."""
+    fields = {"protocol": 1, "job": "hostile", "generation": GENERATION, "incarnation": "above"}
+    return Hello(**{**fields, "expected_incarnation": "below", **changes}).SerializeToString()
+
+
+def raw_total(payload: bytes = bytes(64), **changes: Any) -> bytes:
+    """A clip total, or what is to look like one."""
+    fields = {"kind": FrameHeader.NORM_TOTAL, "generation": GENERATION, "payload_bytes": 64, **changes}
+    header = FrameHeader(**fields)
+    header.tensors.add(dtype=3)
+    raw = header.SerializeToString()
+    return HEADER_LENGTH.pack(len(raw)) + raw + payload
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"\xff" * 64, "a header of 4294967295 bytes"),
+        (raw_total(generation=3), "a frame of generation 3 on a link of 4"),
+        (raw_total(sequence=1), "frame 1 where 0 was due"),
+        (raw_total(payload_bytes=1 << 40), "a payload of"),
+        (raw_total(acknowledged=9), "acknowledgement 9 of frames not yet sent"),
+    ],
+)
+def test_a_hostile_peer_is_named_and_told(
+    endpoints: Endpoints, identity: TlsIdentity, message: bytes, reason: str
+) -> None:
+    """A process with a good certificate says something impossible: the link is lost with the reason, on both sides."""
+    loop, _, below = endpoints
+    lower = Inbox()
+    awaited = accept(below, "hostile", lower, address="10.0.0.1:1")
+    reply, end = loop.run(speak(below.port, identity, hello(), message), timeout=SOON, what="the hostile peer")
+    assert reply.verdict == HelloReply.ACCEPTED
+    assert reason in end
+    told = lost(lower)
+    assert told.peer == "stage 0 at 10.0.0.1:1"
+    assert reason in told.reason
+    awaited.close()
+
+
+def test_a_hello_must_be_one(endpoints: Endpoints, identity: TlsIdentity) -> None:
+    """Random bytes or another protocol instead of a hello are answered with the reason, and touch no link."""
+    loop, _, below = endpoints
+    for first, reason in ((b"\xff\xff\xff", "not a hello"), (hello(protocol=9), "protocol 9 instead of 1")):
+        reply, _ = loop.run(speak(below.port, identity, first), timeout=SOON, what="the hello")
+        assert reply.verdict == HelloReply.WRONG_PROTOCOL
+        assert reason in reply.reason
+
+
+PEER = """
+import queue, sys, time
+from datetime import timedelta
+from pathlib import Path
+from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.loop_thread import LoopThread
+from headway.stages.tls_identity import TlsIdentity
+from tests.integration.links.test_grpc_link import accept
+loop = LoopThread(); loop.start()
+identity = TlsIdentity.read(Path(sys.argv[1]))
+end = LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation="below", protocol=1)
+end.start()
+inbox = queue.SimpleQueue()
+accept(end, "killed", inbox)
+print(end.port, flush=True)
+inbox.get()
+print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_peer_is_lost_at_once(tmp_path: Path) -> None:
+    """The process at the other end is killed: LinkLost names it, long before any timeout."""
+    certificates = CertificateAuthority.create(tmp_path / "authority").issue("node")
+    loop = LoopThread("dialler")
+    loop.start()
+    above = LinkEndpoint(
+        loop=loop, identity=TlsIdentity.read(certificates), host="127.0.0.1", incarnation="above", protocol=1
+    )
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", PEER, str(certificates)], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        assert process.stdout is not None
+        try:
+            upper = Inbox()
+            port = int(process.stdout.readline())
+            link = dial(above, port, "killed", upper)
+            link.send(total())
+            assert process.stdout.readline() == "connected\n"
+        finally:
+            process.kill()
+        assert lost(upper).peer == f"stage 1 at 127.0.0.1:{port}"
+        link.close()
+    loop.stop()
