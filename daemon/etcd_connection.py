@@ -152,7 +152,8 @@ class EtcdConnection:
             return LeaseLostError(self.target, details)
         if "compacted" in details:
             return CompactedError(self.target, details)
-        if "authentication failed" in details or is_login_refused(error):
+        is_denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
+        if is_denied or "authentication failed" in details or is_login_refused(error):
             user = f"user {self.access.user}" if self.access.user else "a client without a user"
             return StoreError(self.target, f"{user} is refused: {details}")
         return StoreError(self.target, details or error.code().name)

@@ -1,0 +1,109 @@
+"""A ClusterView that is kept current from a real etcd."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.cluster_watch import ClusterWatch
+from headway.daemon.etcd_client import EtcdClient
+from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.records import Desired, DesiredRecord, Keys, encode
+from tests.integration.conftest import Etcd
+from tests.integration.etcd.test_server import free_port
+
+DEADLINE_S = 30.0
+KEY = Keys.of("j", "desired")
+OTHER = Keys.of("other", "desired")
+
+
+@asynccontextmanager
+async def watching(client: EtcdClient, *, audit_period_s: float = 3600.0) -> AsyncIterator[ClusterWatch]:
+    """A watch that runs inside the block."""
+    cluster = ClusterWatch(client, audit_period_s=audit_period_s)
+    running = asyncio.create_task(cluster.run())
+    try:
+        yield cluster
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def until_desired(cluster: ClusterWatch, desired: Desired) -> None:
+    """Return when the view has this wish."""
+    async with asyncio.timeout(DEADLINE_S):
+        while "j" not in cluster.view.jobs or cluster.view.jobs["j"].desired.state is not desired:
+            await cluster.changed(cluster.version)
+
+
+async def test_the_view_has_what_was_there_and_what_comes(etcd: Etcd, client: EtcdClient) -> None:
+    """A key from before, a change, a deletion: each shows in the view, and `caught_up` waits for just that."""
+    await client.put(KEY, encode(DesiredRecord()))
+    async with watching(client) as cluster:
+        await until_desired(cluster, Desired.RUNNING)
+        revision = await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
+        assert await cluster.caught_up(revision, timeout_s=DEADLINE_S)
+        assert cluster.view.jobs["j"].desired.state is Desired.PAUSED
+        assert cluster.is_reachable
+        await client.delete(KEY)
+        assert await cluster.caught_up(revision + 1, timeout_s=DEADLINE_S)
+        assert cluster.view.revision_of(KEY) == 0
+        assert not await cluster.caught_up(revision + 1000, timeout_s=0.01)
+
+
+async def test_the_view_catches_up_after_an_outage_with_a_compaction(own_server_config: EtcdServerConfig) -> None:
+    """etcd goes away; meanwhile keys change and vanish, and their history is compacted: the view is right again."""
+    config = replace(own_server_config, client_port=free_port(), fsync=True)
+    server = await EtcdServer.start(config)
+    try:
+        async with EtcdClient(server.access(timeout_s=10)) as client:
+            await client.put(KEY, encode(DesiredRecord()))
+            await client.put(OTHER, encode(DesiredRecord()))
+            async with watching(client) as cluster:
+                await until_desired(cluster, Desired.RUNNING)
+                await server.stop(timeout_s=0.0)
+                async with asyncio.timeout(DEADLINE_S):
+                    while cluster.is_reachable:
+                        await cluster.changed(cluster.version)
+                lost_at, reason = cluster.reachable_since, cluster.unreachable_reason
+                assert reason
+                # A new start on another port, where the watch does not find it yet, to change history behind its back.
+                server = await EtcdServer.start(replace(config, client_port=0))
+                async with EtcdClient(server.access()) as secret:
+                    revision = await secret.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
+                    await secret.delete(OTHER)
+                    for _ in range(5):
+                        revision = await secret.put(KEY, encode(DesiredRecord(state=Desired.CANCELLED)))
+                    await secret.compact(revision)
+                await server.stop()
+                server = await EtcdServer.start(config)
+                await until_desired(cluster, Desired.CANCELLED)
+                assert cluster.view.revision_of(OTHER) == 0
+                assert cluster.is_reachable
+                assert cluster.reachable_since > lost_at
+    finally:
+        await server.stop()
+
+
+async def test_an_audit_repairs_what_a_watch_has_lost(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch drops every event, as some releases of etcd did: the next audit finds them all the same."""
+
+    async def deaf(*arguments: object, **options: object) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield None
+
+    monkeypatch.setattr(client, "watch", deaf)
+    async with watching(client, audit_period_s=0.2) as cluster:
+        async with asyncio.timeout(DEADLINE_S):
+            while not cluster.is_reachable:
+                await cluster.changed(cluster.version)
+        await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
+        await until_desired(cluster, Desired.PAUSED)
+        await client.delete(KEY)
+        async with asyncio.timeout(DEADLINE_S):
+            while cluster.view.revision_of(KEY):
+                await cluster.changed(cluster.version)

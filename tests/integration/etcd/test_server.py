@@ -1,0 +1,266 @@
+"""A real etcd as a child process: how it starts, stops, survives, and whom it refuses."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.errors import ConfigError, StoreError, StoreUnreachableError
+from headway.daemon.etcd_client import EtcdClient
+from headway.daemon.etcd_connection import EtcdAccess
+from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.etcd_watch import KeyEvent, WatchBatch
+from headway.stages.tls_identity import TlsIdentity
+from tests.integration.conftest import Etcd
+
+DEADLINE_S = 30.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_one_line(error: StoreError | ConfigError) -> bool:
+    """Whether a person reads it at a glance."""
+    return "\n" not in str(error) and "Traceback" not in str(error)
+
+
+async def first_events(changes: AsyncIterator[WatchBatch], count: int) -> list[KeyEvent]:
+    """The next `count` events of a watch."""
+    events: list[KeyEvent] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for batch in changes:
+            events += batch.events
+            if len(events) >= count:
+                return events
+    raise AssertionError("a watch never ends")
+
+
+async def test_keys_survive_a_restart_with_new_ports_and_a_new_authority(
+    own_server_config: EtcdServerConfig, tmp_path: Path
+) -> None:
+    """Stop, make the certificates anew, start on the same folder: the keys are there, the old identity is refused."""
+    async with await EtcdServer.start(own_server_config) as server:
+        old_identity = TlsIdentity.read(own_server_config.certificates)
+        async with EtcdClient(server.access()) as client:
+            await client.put("/kept", b"value")
+    certificates = CertificateAuthority.create(tmp_path / "second").issue("etcd")
+    async with await EtcdServer.start(replace(own_server_config, certificates=certificates)) as again:
+        assert again.endpoint != server.endpoint
+        async with EtcdClient(again.access()) as client:
+            entry = await client.get("/kept")
+            assert entry is not None
+            assert entry.value == b"value"
+        async with EtcdClient(again.access(old_identity, timeout_s=0.7)) as stranger:
+            with pytest.raises(StoreUnreachableError) as refused:
+                await stranger.get("/kept")
+            assert is_one_line(refused.value)
+    assert again.returncode is not None
+
+
+async def test_keys_survive_a_kill(own_server_config: EtcdServerConfig) -> None:
+    """SIGKILL in the middle of work: `wait` tells it, and the next server has every key that was answered."""
+    config = replace(own_server_config, fsync=True)
+    async with await EtcdServer.start(config) as server, EtcdClient(server.access()) as client:
+        await client.put("/kept", b"value")
+        ended = asyncio.create_task(server.wait())
+        os.kill(server.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(ended, DEADLINE_S) == -signal.SIGKILL
+    async with await EtcdServer.start(config) as server, EtcdClient(server.access()) as client:
+        assert await client.get("/kept") is not None
+
+
+async def test_a_client_without_a_certificate_is_refused_in_one_line(etcd: Etcd) -> None:
+    """It trusts the server, but has nothing to show; and one that speaks no TLS at all. Both learn why."""
+    blind = TlsIdentity(etcd.identity.ca, b"", b"")
+    for identity in (blind, None):
+        access = EtcdAccess(endpoints=(etcd.endpoint,), identity=identity, timeout_s=0.7)
+        async with EtcdClient(access) as client:
+            with pytest.raises(StoreUnreachableError, match="certificate") as refused:
+                await client.get("/x")
+        assert etcd.endpoint in str(refused.value)
+        assert is_one_line(refused.value)
+
+
+async def test_a_certificate_of_another_authority_is_refused(etcd: Etcd, tmp_path: Path) -> None:
+    """Right server certificate, foreign client certificate: no answer, in time, in one line."""
+    foreign = TlsIdentity.read(CertificateAuthority.create(tmp_path / "foreign").issue("test"))
+    mixed = TlsIdentity(etcd.identity.ca, foreign.certificate, foreign.key)
+    async with EtcdClient(EtcdAccess(endpoints=(etcd.endpoint,), identity=mixed, timeout_s=0.7)) as client:
+        with pytest.raises(StoreUnreachableError) as refused:
+            await client.get("/x")
+    assert is_one_line(refused.value)
+
+
+@pytest.mark.parametrize("call", ["get", "put"])
+async def test_an_absent_etcd_is_reported_within_the_deadline(etcd: Etcd, call: str) -> None:
+    """Nobody listens on the port: StoreUnreachableError, naming it, after one deadline and not much more."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    access = EtcdAccess(endpoints=(endpoint,), identity=etcd.identity, timeout_s=1.0)
+    clock = asyncio.get_running_loop().time
+    async with EtcdClient(access) as client:
+        started_at = clock()
+        with pytest.raises(StoreUnreachableError, match="refused") as error:
+            await (client.get("/x") if call == "get" else client.put("/x", b""))
+        assert clock() - started_at < 10
+    assert endpoint in str(error.value)
+    assert is_one_line(error.value)
+
+
+async def test_a_dead_endpoint_before_a_living_one_is_passed_over(etcd: Etcd) -> None:
+    """Two endpoints, the first is dead: reads and writes reach the second."""
+    endpoints = (f"127.0.0.1:{free_port()}", etcd.endpoint)
+    async with EtcdClient(EtcdAccess(endpoints=endpoints, identity=etcd.identity, timeout_s=10)) as client:
+        await client.put("/x", b"1")
+        assert await client.get("/x") is not None
+        assert (await client.status()).version.startswith("3.")
+
+
+async def test_a_port_in_use_is_one_line(own_server_config: EtcdServerConfig) -> None:
+    """Somebody listens on the wanted port: ConfigError names it, and no etcd is left."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use") as error:
+            await EtcdServer.start(replace(own_server_config, client_port=port))
+    assert is_one_line(error.value)
+
+
+async def test_a_server_that_cannot_start_says_why(own_server_config: EtcdServerConfig) -> None:
+    """The certificate is no certificate: ConfigError with etcd's own last line, and where the log is."""
+    (own_server_config.certificates / "cert.pem").write_text("nonsense")
+    with pytest.raises(ConfigError, match="etcd ended with code") as error:
+        await EtcdServer.start(own_server_config)
+    assert is_one_line(error.value)
+    assert str(own_server_config.log_file) in str(error.value)
+
+
+async def test_a_server_frozen_while_stopping_is_killed(own_server_config: EtcdServerConfig) -> None:
+    """SIGSTOP, so that SIGTERM has no effect: `stop` ends it at its deadline all the same."""
+    server = await EtcdServer.start(own_server_config)
+    os.kill(server.pid, signal.SIGSTOP)
+    await asyncio.wait_for(server.stop(timeout_s=0.2), DEADLINE_S)
+    assert server.returncode == -signal.SIGKILL
+    await server.stop()
+
+
+async def test_a_server_dies_with_the_process_that_started_it(own_server_config: EtcdServerConfig) -> None:
+    """A Python process starts etcd and gets SIGKILL: etcd is gone too."""
+    program = Path(__file__).with_name("server_process.py")
+    arguments = [str(getattr(own_server_config, name)) for name in ("binary", "data_dir", "log_file", "certificates")]
+    owner = subprocess.Popen([sys.executable, str(program), *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        etcd_pid = int(await asyncio.to_thread(owner.stdout.readline))
+        handle = os.pidfd_open(etcd_pid)
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(handle, gone.set)
+        owner.kill()
+        await asyncio.wait_for(gone.wait(), DEADLINE_S)
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+    finally:
+        owner.kill()
+        owner.wait(timeout=10)
+        if owner.stdout is not None:
+            owner.stdout.close()
+
+
+async def test_a_watch_from_an_old_revision_catches_up_after_a_restart(own_server_config: EtcdServerConfig) -> None:
+    """One event is seen, etcd is killed and started: a watch from there on has the other 50, in order."""
+    config = replace(own_server_config, client_port=free_port(), fsync=True)
+    server = await EtcdServer.start(config)
+    try:
+        async with EtcdClient(server.access(timeout_s=10)) as watching, EtcdClient(server.access()) as writing:
+            start = (await writing.status()).revision + 1
+            await writing.put("/w/0", b"")
+            seen = await first_events(watching.watch("/w/", from_revision=start), 1)
+            await server.stop(timeout_s=0.0)
+            server = await EtcdServer.start(config)
+            for index in range(1, 50):
+                await writing.put(f"/w/{index}", b"")
+            await writing.delete("/w/0")
+            changes_after = watching.watch("/w/", from_revision=seen[-1].mod_revision + 1)
+            seen += await first_events(changes_after, 50)
+            assert [event.key for event in seen] == [*(f"/w/{index}" for index in range(50)), "/w/0"]
+            assert seen[-1].value is None
+    finally:
+        await server.stop()
+
+
+async def test_a_running_watch_survives_a_restart(own_server_config: EtcdServerConfig) -> None:
+    """One and the same watch is read before and after a kill of the server, and told of the break in between."""
+    config = replace(own_server_config, client_port=free_port(), fsync=True)
+    reachable: list[bool] = []
+    server = await EtcdServer.start(config)
+    try:
+        async with EtcdClient(server.access(timeout_s=10)) as client, EtcdClient(server.access()) as writing:
+            events: list[KeyEvent] = []
+
+            async def collect() -> None:
+                async for batch in client.watch(
+                    "/w/", from_revision=1, on_reachable=lambda up, _: reachable.append(up)
+                ):
+                    events.extend(batch.events)
+                    if len(events) == 20:
+                        return
+
+            collecting = asyncio.create_task(collect())
+            for index in range(10):
+                await writing.put(f"/w/{index:02d}", b"")
+            async with asyncio.timeout(DEADLINE_S):
+                while len(events) < 10:
+                    await asyncio.sleep(0.01)
+            await server.stop(timeout_s=0.0)
+            server = await EtcdServer.start(config)
+            for index in range(10, 20):
+                await writing.put(f"/w/{index:02d}", b"")
+            await asyncio.wait_for(collecting, DEADLINE_S)
+            assert [event.key for event in events] == [f"/w/{index:02d}" for index in range(20)]
+            assert reachable[0] is True
+            assert False in reachable
+            assert reachable[-1] is True
+    finally:
+        await server.stop()
+
+
+@pytest.mark.slow
+async def test_a_lease_outlives_a_frozen_server(own_server_config: EtcdServerConfig) -> None:
+    """etcd stands still for two seconds of a lease of five: the lease and its key are still there afterwards."""
+    async with (
+        await EtcdServer.start(own_server_config) as server,
+        EtcdClient(server.access()) as client,
+        await client.grant_lease(5) as lease,
+    ):
+        await client.put("/alive", b"", lease_id=lease.id)
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lease.lost.wait(), 2.0)
+        os.kill(server.pid, signal.SIGCONT)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lease.lost.wait(), 3.5)
+        lease.check()
+        assert await client.get("/alive") is not None
+
+
+async def test_a_lease_is_lost_when_etcd_stays_away(own_server_config: EtcdServerConfig) -> None:
+    """etcd is stopped for good: the holder knows after one lease time, without any answer."""
+    server = await EtcdServer.start(own_server_config)
+    async with EtcdClient(server.access(timeout_s=1.0)) as client:
+        lease = await client.grant_lease(1)
+        await server.stop(timeout_s=0.0)
+        await asyncio.wait_for(lease.lost.wait(), 10)
+        assert "not renewed" in lease.reason
+        await lease.revoke()
