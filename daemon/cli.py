@@ -65,6 +65,8 @@ for module in (cli_local, cli_jobs, cli_cluster, cli_data):
 
 def main() -> None:
     """The program. Errors are one line on stderr; HEADWAY_DEBUG=1 shows where they were raised."""
+    if not os.environ.get("HEADWAY_DEBUG"):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC tells its core's errors on stderr beside raising ours
     sys.exit(run(sys.argv[1:]))
 
 

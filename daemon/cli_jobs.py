@@ -50,7 +50,7 @@ def submit(
     """
     from headway.daemon.job_file import read_job
     from headway.daemon.job_requests import submit as submit_job
-    from headway.daemon.job_resolve import default_cache_dir, resolve_job
+    from headway.daemon.job_resolve import check_checkpoint_dir, default_cache_dir, resolve_job
 
     spec = read_job(job)
 
@@ -58,9 +58,7 @@ def submit(
         view = await session.view()
         kinds = {device.kind for node in view.nodes.values() for device in node.devices}
         resolved = resolve_job(spec, job_file=job, device_kinds=kinds, cache_dir=default_cache_dir())
-        _refuse_relative_checkpoint_dir(
-            resolved.fault.checkpoint_dir, job, is_local=session.address.state_dir is not None
-        )
+        check_checkpoint_dir(resolved, job_file=job, root=session.address.state_dir)
         await submit_job(session, resolved)
         if as_json:
             say_json({"job": spec.job.name})
@@ -329,17 +327,6 @@ def _ask(
         say(answer)
 
     with_cluster(etcd, certs, cluster, work)
-
-
-def _refuse_relative_checkpoint_dir(checkpoint_dir: str, job_file: Path, *, is_local: bool) -> None:
-    from headway.daemon.errors import ConfigError
-
-    if not is_local and "://" not in checkpoint_dir and not Path(checkpoint_dir).is_absolute():
-        raise ConfigError(
-            f"{checkpoint_dir!r} is relative, which only a cluster on one machine allows; give a URL or an "
-            "absolute path that all nodes see",
-            f"{job_file}:fault.checkpoint_dir",
-        )
 
 
 def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

@@ -81,7 +81,9 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
             job_file = out / "demo.toml"
             job_file.write_text(DEMO_JOB, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"cannot be written to: {error.strerror}; choose another with --out", str(out)) from error
+            raise ConfigError(
+                f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
+            ) from error
     _clear(folder)
     _say(f"starting etcd and {NUM_NODES} nodes; a fourth joins half way")
     joining = JoinHalfWay()

@@ -59,6 +59,24 @@ def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal[
     return "efficient" if kinds == {"cuda"} else "math"
 
 
+def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None) -> None:
+    """Make sure that the job's checkpoints can be written; `root` is what a local cluster's relative folders are in.
+
+    Without one only the form is checked: this machine need not see what the nodes see. Raises ConfigError.
+    """
+    from headway.daemon.checkpoint import probe, resolve_checkpoint_dir
+    from headway.daemon.errors import RecoveryError
+
+    where = f"{job_file}:fault.checkpoint_dir"
+    try:
+        resolved = resolve_checkpoint_dir(spec.fault.checkpoint_dir, root)
+        if root is not None:
+            probe(resolved)
+    except (ConfigError, RecoveryError) as error:
+        what = error.what if isinstance(error, ConfigError) else str(error)
+        raise ConfigError(f"{what}; name a folder or URL that can be written to", where) from error
+
+
 def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
     from headway.stages.errors import DataError
     from headway.stages.tokens import read_index

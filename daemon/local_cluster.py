@@ -109,9 +109,9 @@ class LocalCluster:
         """
         binary = find_etcd_binary(self._etcd_binary)
         self._take_state_dir()
-        self._run_dir = Path(tempfile.mkdtemp(prefix="headway-"))
+        self._run_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-"))
         in_memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else self._run_dir
-        self._store_dir = Path(tempfile.mkdtemp(prefix="headway-store-", dir=in_memory))
+        self._store_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-store-", dir=in_memory))
         self._sweeper = Sweeper([self._run_dir, self._store_dir])
         (self._run_dir / "tmp").mkdir(mode=0o700)
         self._authority = CertificateAuthority.create(self._run_dir / "ca")

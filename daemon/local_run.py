@@ -13,7 +13,7 @@ from headway.daemon.export import export
 from headway.daemon.job import JobSpec
 from headway.daemon.job_file import read_job
 from headway.daemon.job_requests import submit
-from headway.daemon.job_resolve import default_cache_dir, resolve_job
+from headway.daemon.job_resolve import check_checkpoint_dir, default_cache_dir, resolve_job
 from headway.daemon.job_watch import check_finished, follow_job
 from headway.daemon.journal_copy import JournalCopy
 from headway.daemon.local_cluster import LocalCluster
@@ -85,8 +85,10 @@ async def run_job(
         raise ConfigError(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
+    state_dir = state_dir or out / "state"
+    check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
     async with (
-        LocalCluster(state_dir or out / "state", num_nodes=num_nodes, etcd_binary=etcd_binary, force=force) as cluster,
+        LocalCluster(state_dir, num_nodes=num_nodes, etcd_binary=etcd_binary, force=force) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await _submit_or_continue(session, spec, folder)

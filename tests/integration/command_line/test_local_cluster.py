@@ -1,0 +1,63 @@
+"""A local cluster comes up whole and goes away whole, whatever ends it."""
+
+import json
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+
+
+def test_up_registers_its_nodes_and_leaves_nothing(program: Any) -> None:
+    """Two nodes are up and known; Ctrl-C ends all: exit 130, no process, socket or temporary folder is left."""
+    up = program.up("--nodes", "2")
+    code, out, err = program.run("nodes", "--json")
+    assert code == 0, err
+    assert [node["name"] for node in json.loads(out)] == ["node-1", "node-2"]
+    up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=100)
+    assert up.returncode == 130, err
+    assert program.leftovers() == []
+    assert not (program.folder / ".headway" / "cluster.json").exists()
+    assert program.run("nodes")[0] == 3
+
+
+def test_a_killed_parent_takes_everything_with_it(program: Any) -> None:
+    """SIGKILL of `up`: etcd, daemons and workers die with it, and the run folder and its certificates are deleted."""
+    up = program.up("--nodes", "2")
+    assert program.leftovers() != []
+    up.kill()
+    up.communicate(timeout=30)
+    assert program.leftovers(within_s=30) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ctrl_c_at_any_moment_leaves_nothing(program: Any, seed: int) -> None:
+    """Ctrl-C while `up` is starting, at a moment drawn by chance: it ends by the signal and leaves nothing."""
+    up = program.start("up", "--nodes", "2")
+    time.sleep(random.Random(seed).uniform(0.05, 4.0))
+    up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=100)
+    assert up.returncode in (130, -signal.SIGINT), err
+    assert "Traceback" not in err or up.returncode == -signal.SIGINT
+    assert program.leftovers(within_s=5) == []
+
+
+def test_a_second_ctrl_c_does_not_wait(program: Any) -> None:
+    """Ctrl-C twice: the daemons are killed at once, and nothing is left all the same."""
+    up = program.up("--nodes", "1")
+    up.send_signal(signal.SIGINT)
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=30)
+    assert program.leftovers() == []
+
+
+def test_a_state_folder_serves_one_cluster(program: Any) -> None:
+    """A second `up` on the folder of a running one is refused in one line, and does no harm to the first."""
+    program.up("--nodes", "1")
+    code, _, err = program.run("up", "--nodes", "1")
+    assert code == 2
+    assert "a cluster runs on this state folder" in err
+    assert err.count("\n") == 1
+    assert program.run("nodes")[0] == 0
