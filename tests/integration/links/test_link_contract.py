@@ -1,4 +1,8 @@
-"""The one contract of `Link`, run against every transport: in one process, and gRPC over loopback sockets with mTLS."""
+"""The one contract of `Link`, run against every transport: in one process, and gRPC over loopback sockets with mTLS.
+
+A link inside one process has no peer that could outlive it and copies nothing: what is said about closing and about
+views of graphs is asked of the socket alone.
+"""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -13,7 +17,9 @@ from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.local_link import LocalLink
 from headway.stages.loop_thread import LoopThread
+from tests.integration.links.conftest import Endpoints
 
 DEADLINE_S = 20.0
 GENERATION = Generation(7)
@@ -117,14 +123,33 @@ class GrpcPairs:
         return Pair(downstream_end, upstream_end, at_upstream, at_downstream)
 
 
-@pytest.fixture(params=["grpc"])
-def make_pair(request: pytest.FixtureRequest) -> Iterator[PairMaker]:
-    """Both ends of one link: `upstream` belongs to stage 0, `downstream` to stage 1."""
-    loop, above, below = request.getfixturevalue("endpoints")
-    maker = GrpcPairs(loop, above, below)
+@dataclass
+class LocalPairs:
+    """Makes pairs inside this process."""
+
+    links: list[Link] = field(default_factory=list)
+
+    def __call__(self, _: FrameContract) -> Pair:
+        at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
+        at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
+        upstream, downstream = LocalLink("stage 1", at_downstream), LocalLink("stage 0", at_upstream)
+        return Pair(upstream, downstream, at_upstream, at_downstream)
+
+
+@pytest.fixture
+def make_grpc_pair(endpoints: Endpoints) -> Iterator[PairMaker]:
+    """Both ends over a socket. `upstream` belongs to stage 0, `downstream` to stage 1."""
+    maker = GrpcPairs(*endpoints)
     yield maker
     for link in maker.links:
         link.close()
+
+
+@pytest.fixture(params=["local", "grpc"])
+def make_pair(request: pytest.FixtureRequest) -> PairMaker:
+    """Both ends, over each transport."""
+    maker: PairMaker = LocalPairs() if request.param == "local" else request.getfixturevalue("make_grpc_pair")
+    return maker
 
 
 def test_frames_arrive_in_order_and_unchanged(make_pair: PairMaker) -> None:
@@ -180,9 +205,9 @@ def test_a_large_frame_arrives_whole(make_pair: PairMaker) -> None:
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), total)
 
 
-def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_pair: PairMaker) -> None:
+def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_grpc_pair: PairMaker) -> None:
     """A transposed view that is part of a graph arrives as plain values."""
-    pair = make_pair(contract())
+    pair = make_grpc_pair(contract())
     hidden = pattern(torch.float32, (5, 3, 2)).requires_grad_().transpose(0, 2)
     frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(0), Microbatch(0), (hidden,))
     pair.downstream.send(frame)
@@ -203,9 +228,9 @@ def test_both_directions_at_once(make_pair: PairMaker) -> None:
         assert_same(pair.at_upstream.get(timeout=DEADLINE_S), gradient(batch))
 
 
-def test_close_delivers_what_was_sent_and_tells_the_peer(make_pair: PairMaker) -> None:
+def test_close_delivers_what_was_sent_and_tells_the_peer(make_grpc_pair: PairMaker) -> None:
     """Frames sent before close arrive; then the peer hears that the link is gone, by name. Closing twice is fine."""
-    pair = make_pair(contract())
+    pair = make_grpc_pair(contract())
     pair.upstream.send(activation(0))
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
     pair.upstream.send(activation(1))
@@ -219,9 +244,9 @@ def test_close_delivers_what_was_sent_and_tells_the_peer(make_pair: PairMaker) -
     assert lost.reason
 
 
-def test_nothing_arrives_after_close(make_pair: PairMaker) -> None:
+def test_nothing_arrives_after_close(make_grpc_pair: PairMaker) -> None:
     """What the peer sends to a closed link disappears, and the closing side is not told of its own closing."""
-    pair = make_pair(contract())
+    pair = make_grpc_pair(contract())
     pair.upstream.send(activation(0))
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
     pair.upstream.close()
