@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headway.daemon.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.executor import Executor, StageContext
 from headway.stages.history import Recorder
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -22,7 +23,6 @@ from headway.stages.local_link import LocalLink
 from headway.stages.optimizer import OptimizerFactory
 from headway.stages.schedule import Op, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.optim.spec import GroupSpec, OptimSpec
 
 MODEL = ModelSpec(
     num_hidden_layers=3,
@@ -58,6 +58,7 @@ class Trace:
     ops: list[tuple[Op, int, int]] = field(default_factory=list)
 
     def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
+        assert started <= ended
         self.ops.append((op, version, num_versions_live))
 
 
