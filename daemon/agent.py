@@ -90,6 +90,7 @@ class Agent:
 
     def worker_changed(self) -> None:
         """Some worker's status is another."""
+        self.progress.hurry()
         self._due.set()
 
     def worker_progressed(self, progress: control_pb2.Progress) -> None:

@@ -4,7 +4,7 @@ Level-triggered: it looks at how things are, never at what has changed, so it ca
 that failed or was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from headway.daemon.agent_steps import (
@@ -118,6 +118,11 @@ def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
         if plan is not None
         for stage in plan.stages
     )
+
+
+def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
+    """Whether some plan still needs a file that is held here: other nodes may be fetching it."""
+    return any(key.job in view.jobs and _is_needed(view.jobs[key.job], key) for key in held)
 
 
 def _posts(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[_Post]:
@@ -343,8 +348,10 @@ def _is_needed(job: JobView, key: StateKey) -> bool:
     plan, stop = job.plan, job.stop
     if plan is None or key.boundary < plan.boundary:
         return False
-    if stop is not None or key.boundary > plan.boundary:
+    if stop is not None:
         return True
+    if key.boundary > plan.boundary:
+        return False  # of a stop that came to nothing
     workers = job.workers_of(plan)
     return len(workers) < len(plan.stages) or any(worker.state is WorkerState.READY for worker in workers.values())
 

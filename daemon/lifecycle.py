@@ -38,6 +38,8 @@ SERVICE_GRACE_S = 1.0
 END_TIMEOUT_S = 30.0
 """For workers to quit and leases to be given back, once no plan needs this node."""
 REJOIN_PAUSE_S = 1.0
+MAX_RUNTIME_DIR_BYTES = 80
+"""A unix socket's whole path has room for 107."""
 
 
 def run(config: NodeConfig) -> int:
@@ -82,7 +84,7 @@ class Daemon:
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
         store.open()
         stack.callback(store.close)
-        self._runtime_dir = Path(tempfile.mkdtemp(prefix="headway-"))
+        self._runtime_dir = _make_runtime_dir()
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         # 2. The port.
         server, port = bind_node_service(identity, *listen_address(config))
@@ -201,6 +203,15 @@ class Daemon:
         if not following.cancelled() and following.exception() is not None:
             log.error("cluster_watch_ended", error=str(following.exception()))
             self._stop.set()
+
+
+def _make_runtime_dir() -> Path:
+    """A private folder for the workers' socket: systemd's for this unit, or a temporary one."""
+    directory = Path(tempfile.mkdtemp(prefix="headway-", dir=os.environ.get("RUNTIME_DIRECTORY")))
+    if len(str(directory)) <= MAX_RUNTIME_DIR_BYTES:
+        return directory
+    directory.rmdir()
+    return Path(tempfile.mkdtemp(prefix="headway-", dir="/tmp"))
 
 
 async def _start_service(server: grpc.aio.Server, desk: NodeDesk) -> None:

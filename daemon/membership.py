@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.agent import Agent, Surroundings
-from headway.daemon.agent_orders import is_named
+from headway.daemon.agent_orders import is_awaited, is_named
 from headway.daemon.checkpoint import resolve_checkpoint_dir, write_manifest
 from headway.daemon.cluster_view import ClusterView
 from headway.daemon.cluster_watch import ClusterWatch
@@ -136,7 +136,7 @@ class Membership:
             await asyncio.shield(supervisor.stop())
 
     async def drain(self) -> None:
-        """Ask for plans without this node, and return when no plan names it.
+        """Ask for plans without this node, and return when no plan names it or needs a file of its store.
 
         A leader stays until no plan of any job names a draining node: else nobody would end those jobs in good order.
         """
@@ -158,7 +158,7 @@ class Membership:
         own = view.nodes.get(self._record.name)
         if own is None or not own.is_draining:
             return True  # the coordinator may not have seen our wish yet
-        if is_named(view, self._record.name, self.incarnation):
+        if is_named(view, self._record.name, self.incarnation) or is_awaited(view, self._house.store.contents):
             return True
         draining = [node for node in view.nodes.values() if node.is_draining]
         return self._leadership.is_leading and any(is_named(view, node.name, node.incarnation) for node in draining)

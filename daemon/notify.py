@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from headway.daemon.errors import ConfigError
+
 
 class Notifier:
     """Tells a service manager how the daemon is. Without NOTIFY_SOCKET every method does nothing.
@@ -27,6 +29,19 @@ class Notifier:
     @property
     def watchdog_interval_s(self) -> float:
         """Seconds between two signs of life; 0 when no watchdog waits for them."""
+        return self._watchdog_s / 2
+
+    def __enter__(self) -> Self:
+        if self._address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+            # A leading @ stands for the zero byte of Linux's abstract namespace.
+            address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+            try:
+                self._socket.connect(address)
+            except OSError as error:
+                self._socket.close()
+                raise ConfigError(f"cannot be reached: {error.strerror}", "NOTIFY_SOCKET") from error
         return self._watchdog_s / 2
 
     def __enter__(self) -> Self:
@@ -73,10 +88,8 @@ class Notifier:
             return
         try:
             self._socket.send("\n".join(lines).encode())
-        except BlockingIOError:
-            return  # a full queue of the manager: the next sign of life will do
-        except (ConnectionRefusedError, FileNotFoundError):
-            return  # the manager is gone or being replaced: nobody is left to tell
+        except (BlockingIOError, ConnectionRefusedError):
+            return  # its queue is full, or it is gone: the next sign of life will do, or there is nobody to tell
 
 
 def _status(text: str) -> str:

@@ -26,7 +26,7 @@ class ProgressReports:
         self._view = view
         self._etcd = etcd
         self._entries: dict[tuple[str, int], deque[control_pb2.JournalEntry]] = {}
-        self._arrived = asyncio.Event()
+        self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
 
     def add(self, progress: control_pb2.Progress) -> None:
         """Take over what a worker reported; the oldest of very many batches are not shown."""
@@ -42,9 +42,20 @@ class ProgressReports:
             for (job, generation), entries in list(self._entries.items()):
                 if entries and await self._write(job, generation, list(entries)):
                     self._entries.pop((job, generation), None)
-            await asyncio.sleep(PERIOD_S)
+            await self._rest()
             if self._entries:
                 self._arrived.set()
+
+    def hurry(self) -> None:
+        """Write now what there is: a worker has stopped, and its plan may soon be over."""
+        self._hurry.set()
+
+    async def _rest(self) -> None:
+        self._hurry.clear()
+        try:
+            await asyncio.wait_for(self._hurry.wait(), PERIOD_S)
+        except TimeoutError:
+            return
 
     async def _write(self, job: str, generation: int, entries: list[control_pb2.JournalEntry]) -> bool:
         """Whether there is nothing more to do about these entries."""

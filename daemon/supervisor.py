@@ -23,6 +23,8 @@ MAX_BACKOFF_S = 30.0
 HEALTHY_AFTER_S = 60.0
 """A worker that lived so long is respawned without delay."""
 QUIT_TIMEOUT_S = 5.0
+SILENCE_S = 30.0
+"""A worker says every second that it lives; after such a silence it is killed."""
 MAX_ERROR_CHARACTERS = 200_000
 """Of a failure's text; etcd refuses values beyond 1.5 MB."""
 ANSWER_TIMEOUT_S = {
@@ -77,6 +79,9 @@ class WorkerHandle:
         self.stream: WorkerStream | None = None
         self.num_quick_deaths = 0
         self.deadlines: dict[tuple[OrderKind, JobGeneration], asyncio.TimerHandle] = {}
+        self.silence: asyncio.TimerHandle | None = None
+        self.verdict = ""
+        """Why we killed it, if we did."""
 
     @property
     def name(self) -> str:
@@ -187,6 +192,7 @@ class Supervisor:
             address=f"{_bracketed(self._settings.host)}:{hello.link_port}",
             failures=handle.status.failures,
         )
+        self._heard_of(handle)
         log.info("worker_attached", worker=handle.name, pid=hello.pid, address=handle.status.address)
         self._listener.worker_changed()
         return ""
@@ -196,6 +202,7 @@ class Supervisor:
         handle = next((handle for handle in self._handles if handle.stream is stream), None)
         if handle is None:
             return  # from a process that has been given up
+        self._heard_of(handle)
         kind = report.WhichOneof("report")
         if kind == "progress":
             self._listener.worker_progressed(report.progress)
@@ -250,8 +257,19 @@ class Supervisor:
             return
         reason = f"{handle.name} did not answer the order {kind} within {ANSWER_TIMEOUT_S[kind]:g} s"
         log.error("order_overdue", worker=handle.name, order=kind, job=of.job, generation=of.generation)
-        handle.status = handle.status.failed(reason, of=of)
-        handle.process.kill()
+        self._condemn(handle, reason)
+
+    def _heard_of(self, handle: WorkerHandle) -> None:
+        if handle.silence is not None:
+            handle.silence.cancel()
+        reason = f"{handle.name} said nothing for {SILENCE_S:g} s"
+        handle.silence = asyncio.get_running_loop().call_later(SILENCE_S, self._condemn, handle, reason)
+
+    def _condemn(self, handle: WorkerHandle, reason: str) -> None:
+        if handle.process is not None:
+            log.error("worker_killed", worker=handle.name, reason=reason)
+            handle.verdict = f"{reason}; it was killed\n"
+            handle.process.kill()
 
     # --- Processes --------------------------------------------------------------------------------------------------
 
@@ -275,6 +293,8 @@ class Supervisor:
         for deadline in handle.deadlines.values():
             deadline.cancel()
         handle.deadlines.clear()
+        if handle.silence is not None:
+            handle.silence.cancel()
         stream, handle.stream, handle.process = handle.stream, None, None
         if stream is not None:
             stream.close()
@@ -292,7 +312,8 @@ class Supervisor:
 
     def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:
         """What ended it, and the last lines that it wrote to its job's log."""
-        parts = [f"node {self._settings.node}: {process.exit_reason}"]
+        parts = [f"node {self._settings.node}: {handle.verdict}{process.exit_reason}"]
+        handle.verdict = ""
         if handle.status.job:
             parts += last_lines(self.log_path(handle.status.job))
         return "\n".join(parts)[-MAX_ERROR_CHARACTERS:]

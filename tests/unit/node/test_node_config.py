@@ -1,0 +1,93 @@
+"""A node's settings: what counts when several places speak, and what is said about mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.node_config import NodeConfig, advertised_host, listen_address, read_node_config
+
+
+def write(path: Path, text: str) -> Path:
+    """A settings file."""
+    path.write_text(text)
+    return path
+
+
+def test_flags_count_more_than_variables_and_those_more_than_the_file(tmp_path: Path) -> None:
+    """The file sets three keys, a variable one of them, a flag another: each the last word."""
+    file = write(tmp_path / "d.toml", 'site = "file"\nname = "file"\nlease_ttl_s = 7\netcd = ["a:1"]\n')
+    config = read_node_config(
+        file, {"HEADWAY_SITE": "variable", "HEADWAY_NAME": "variable", "HOME": "/"}, {"name": "flag", "devices": None}
+    )
+    assert (config.site, config.name, config.lease_ttl_s, config.etcd) == ("variable", "flag", 7, ("a:1",))
+
+
+def test_variables_are_text_and_become_what_the_field_is() -> None:
+    """Numbers, paths and lists arrive as text."""
+    config = read_node_config(
+        None, {"HEADWAY_STOP_TIMEOUT_S": "2.5", "HEADWAY_STATE_DIR": "/s", "HEADWAY_ETCD": "a:1,b:2"}
+    )
+    assert (config.stop_timeout_s, config.state_dir, config.etcd) == (2.5, Path("/s"), ("a:1", "b:2"))
+
+
+def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gave a name."""
+    monkeypatch.setattr("socket.gethostname", lambda: "machine")
+    config = read_node_config(None, {})
+    assert config.name == "machine"
+    assert advertised_host(config) == "machine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('sites = "x"', r"d\.toml: unknown key 'sites'; did you mean 'site'\?"),
+        ("lease_ttl_s = 0", r"lease_ttl_s = 0: at least 1 second"),
+        ('lease_ttl_s = "soon"', r"lease_ttl_s = 'soon': Expected `int`"),
+        ('devices = "tpu"', r"devices = 'tpu': Invalid enum value 'tpu'"),
+        ("stop_timeout_s = -1.0", r"stop_timeout_s = -1\.0: must not be negative"),
+        ('name = "a/b"', r"name = 'a/b': a node's name has no slash"),
+        ('listen = "localhost"', r"listen: 'localhost' is not host:port"),
+        ('etcd_user = "me"', r"etcd_user = 'me': needs etcd_password_file too"),
+        ("etcd = []", r"name at least one host:port"),
+        ("site = ", r"d\.toml: is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    """The line names the file or the key and what is wrong."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_node_config(write(tmp_path / "d.toml", text), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """--config names a file that is not there."""
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+        read_node_config(tmp_path / "none.toml", {})
+
+
+def test_a_slip_in_a_variable_is_told_and_strangers_are_left_alone() -> None:
+    """HEADWAY_STATEDIR is a slip; HEADWAY_ETCD_BINARY and HEADWAY_DEBUG belong to others."""
+    read_node_config(None, {"HEADWAY_ETCD_BINARY": "/bin/etcd", "HEADWAY_DEBUG": "1"})
+    with pytest.raises(ConfigError, match="HEADWAY_STATEDIR: unknown variable; did you mean HEADWAY_STATE_DIR?"):
+        read_node_config(None, {"HEADWAY_STATEDIR": "/s"})
+
+
+def test_addresses() -> None:
+    """IPv6 in brackets, a wildcard that nobody can dial, and the host that was told."""
+    assert listen_address(NodeConfig(name="n", listen="[::1]:70")) == ("::1", 70)
+    assert advertised_host(NodeConfig(name="n", listen="10.0.0.7:0")) == "10.0.0.7"
+    assert advertised_host(NodeConfig(name="n", advertise_host="far", listen="10.0.0.7:0")) == "far"
+
+
+def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:
+    """Two clusters on one machine may both have a node-1: their layer files lie apart."""
+    one, two = (NodeConfig(name="node-1", state_dir=tmp_path / letter).layer_store_dir for letter in "ab")
+    assert one != two
+
+
+def test_the_example_is_readable() -> None:
+    """systemd/daemon.toml has no key that is refused."""
+    example = Path(__file__).parents[3] / "systemd" / "daemon.toml"
+    assert read_node_config(example, {}).site == "berlin"
