@@ -5,6 +5,7 @@ forces: the workers are killed, and the signal is raised again, so that the exit
 """
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
