@@ -7,7 +7,7 @@ from headway.daemon.records import TERMINAL_PHASES, Phase
 
 HEAD = """# How a job moves from phase to phase
 
-Made from the table in `daemon/coordinator.py` by `python -m headway.daemon.coordinator_diagram`; a test holds it current.
+Made from the table in `daemon/coordinator.py` by `python -m headway.daemon.coordinator_diagram`; a test keeps it so.
 Rows are tried top down, and the first whose condition holds is written as one transaction that compares all that was
 read: with the phase go its reason, an event and the job's other keys.
 """
@@ -37,18 +37,13 @@ def _table() -> list[str]:
     lines = ["| phase | condition | what is written | next phase |", "|---|---|---|---|"]
     before: Phase | None = None
     for row in TABLE:
-        lines.append(
-            f"| {row.phase if row.phase is not before else ''} | {_condition(row)} | {_action(row)} | {row.next_phase} |"
-        )
+        phase = "" if row.phase is before else row.phase
+        lines.append(f"| {phase} | {_words(row.condition.__name__)} | {_action(row)} | {row.next_phase} |")
         before = row.phase
     ends = " and ".join(
         phase for phase in Phase if phase in TERMINAL_PHASES and not any(row.phase is phase for row in TABLE)
     )
     return [*lines, "", f"Nothing leads out of {ends}."]
-
-
-def _condition(row: Row) -> str:
-    return _words(row.condition.__name__)
 
 
 def _action(row: Row) -> str:

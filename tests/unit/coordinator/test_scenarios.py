@@ -1,0 +1,421 @@
+"""What the coordinator decides, one story at a time, on a simulated cluster in good order."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from headway.daemon.commands import Transaction, WriteManifest
+from headway.daemon.coordinator import TABLE, decide
+from headway.daemon.coordinator_case import (
+    ABSENCE_GRACE_S,
+    CHANGE_RETRY_S,
+    PREPARE_DEADLINE_S,
+    SETTLE_S,
+    START_DEADLINE_S,
+)
+from headway.daemon.coordinator_diagram import page
+from headway.daemon.records import (
+    CheckpointRecord,
+    Desired,
+    EventRecord,
+    Keys,
+    NodeRecord,
+    Phase,
+    PlanRecord,
+    decode,
+    encode,
+)
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+
+
+def cluster_of(*names: str, **spec: int) -> SimulatedCluster:
+    """Nodes that are there, and a job `first` of 5 layers."""
+    cluster = SimulatedCluster()
+    for name in names:
+        cluster.add_node(name)
+    cluster.submit(small_spec("first", **({"batches": 200} | spec)))
+    return cluster
+
+
+def run_until(cluster: SimulatedCluster, phase: Phase, job: str = "first", *, max_rounds: int = 400) -> None:
+    cluster.calm(until=lambda: cluster.phase(job).phase is phase, max_rounds=max_rounds)
+
+
+def plan(cluster: SimulatedCluster, job: str = "first") -> PlanRecord:
+    return decode(cluster.store.values[Keys.of(job, "plan")], PlanRecord)
+
+
+def events(cluster: SimulatedCluster, job: str = "first") -> list[str]:
+    prefix = Keys.job(job) + "events/"
+    found = sorted(key for key in cluster.store.values if key.startswith(prefix))
+    return [decode(cluster.store.values[key], EventRecord).text for key in found]
+
+
+def running_at_full_speed(cluster: SimulatedCluster) -> None:
+    """Until the plan is in force and all its workers say that they run."""
+    run_until(cluster, Phase.RUNNING)
+    cluster.calm(max_rounds=3)
+
+
+def test_page_in_docs_is_the_table() -> None:
+    """docs/coordinator.md is what the module prints; else: python -m headway.daemon.coordinator_diagram."""
+    from pathlib import Path
+
+    assert (Path(__file__).parents[3] / "docs/coordinator.md").read_text() == page()
+
+
+def test_every_phase_has_a_way_out() -> None:
+    """Each phase that is no end has rows, and some chain of rows leads from it to an end."""
+    ends = {Phase.FINISHED, Phase.CANCELLED}
+    reaching = set(ends)
+    for _ in Phase:
+        reaching |= {row.phase for row in TABLE if row.next_phase in reaching}
+    assert reaching == set(Phase)
+
+
+def test_job_waits_until_nodes_settle() -> None:
+    """A job and a node are there: nothing starts before the set of nodes was still for SETTLE_S, then it does."""
+    cluster = cluster_of("a")
+    cluster.elect()
+    leader = cluster.nodes["a"]
+    cluster.deliver(leader)
+    early = decide(leader.view, now=cluster.now + SETTLE_S / 2)
+    assert not any(
+        Keys.of("first", "next") in command.puts for command in early.commands if isinstance(command, Transaction)
+    )
+    assert early.wake_at == cluster.now + SETTLE_S
+    [command] = decide(leader.view, now=cluster.now + SETTLE_S).commands
+    assert isinstance(command, Transaction)
+    assert Keys.of("first", "next") in command.puts
+
+
+def test_waiting_costs_no_writes() -> None:
+    """A job without nodes says what it waits for, once."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("first", min_nodes=3))
+    cluster.calm(max_rounds=3)
+    assert cluster.phase("first").reason == "waits for 2 more nodes (min_nodes = 3, 1 free)"
+    revision = cluster.store.revision
+    cluster.calm(max_rounds=20)
+    assert cluster.store.revision == revision
+
+
+def test_job_that_contradicts_itself_fails() -> None:
+    """min_nodes above the number of layers can never come true: the job fails with the arithmetic."""
+    cluster = cluster_of("a", min_nodes=9)
+    run_until(cluster, Phase.FAILED)
+    assert "5 layers" in cluster.phase("first").reason
+
+
+def test_job_trains_to_the_end_and_leaves_a_checkpoint() -> None:
+    """Three nodes: prepared, run, stopped at B by themselves, checkpointed; the manifest reads as the record."""
+    cluster = cluster_of("a", "b", "c", batches=5)
+    run_until(cluster, Phase.FINISHED)
+    record = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    assert record.boundary == 5
+    assert set(record.files) == {"embed", "block.0", "block.1", "block.2", "head", "journal"}
+    manifest = cluster.manifests[record.url]
+    assert decode(manifest, CheckpointRecord) == record
+    assert msgspec.json.decode(manifest)["spec"]["train"]["batches"] == 5
+    assert not {Keys.of("first", leaf) for leaf in ("plan", "next", "stop")} & cluster.store.values.keys()
+
+
+def test_node_that_joins_is_used_without_losing_a_batch() -> None:
+    """A third node joins: all prepare, the old plan stops at b, the new one goes on from b, and a sentence says so."""
+    cluster = cluster_of("a", "b")
+    running_at_full_speed(cluster)
+    cluster.add_node("c")
+    run_until(cluster, Phase.STOPPING)
+    run_until(cluster, Phase.RUNNING)
+    assert {stage.node for stage in plan(cluster).stages} == {"a", "b", "c"}
+    assert plan(cluster).boundary > 0
+    assert plan(cluster).source == "nodes"
+    assert plan(cluster).timeline == 1
+    assert any(text.startswith("Node c joined: 3 stages instead of 2, predicted 1.") for text in events(cluster))
+
+
+def test_node_that_drains_is_planned_away() -> None:
+    """One of two nodes drains: the other takes all layers, and the daemon may go."""
+    cluster = cluster_of("a", "b")
+    running_at_full_speed(cluster)
+    cluster.drain("a")
+    cluster.calm(until=lambda: "a" not in cluster.nodes)
+    assert cluster.phase("first").phase is Phase.RUNNING
+    assert [stage.node for stage in plan(cluster).stages] == ["b"]
+
+
+def test_all_nodes_drain_and_the_job_goes_on_later() -> None:
+    """`up` is ended: every node drains at once; the job is saved, queued, and continues on the next node's coming."""
+    cluster = cluster_of("a", "b")
+    running_at_full_speed(cluster)
+    for name in ("a", "b"):
+        cluster.drain(name)
+    cluster.calm(until=lambda: not cluster.nodes)
+    assert cluster.phase("first").phase is Phase.QUEUED
+    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    cluster.add_node("z")
+    run_until(cluster, Phase.RUNNING)
+    assert (plan(cluster).source, plan(cluster).boundary) == ("checkpoint", saved.boundary)
+    assert (plan(cluster).timeline, plan(cluster).ancestry) == (saved.timeline, ()), "nothing was rolled back"
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_pause_and_resume() -> None:
+    """A pause ends in a checkpoint and no plan; resume goes on from there, on the same timeline."""
+    cluster = cluster_of("a")
+    running_at_full_speed(cluster)
+    cluster.want("first", Desired.PAUSED)
+    run_until(cluster, Phase.PAUSED)
+    assert Keys.of("first", "plan") not in cluster.store.values
+    cluster.want("first", Desired.RUNNING)
+    run_until(cluster, Phase.RUNNING)
+    assert plan(cluster).timeline == 1
+    assert plan(cluster).generation == 2
+
+
+def test_failed_worker_fails_the_job_with_its_traceback_and_resume_begins_a_new_timeline() -> None:
+    """Paused at a checkpoint, resumed, then a worker dies: failed; resumed, it rolls back onto a new timeline."""
+    cluster = cluster_of("a")
+    running_at_full_speed(cluster)
+    cluster.want("first", Desired.PAUSED)
+    run_until(cluster, Phase.PAUSED)
+    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    cluster.want("first", Desired.RUNNING)
+    running_at_full_speed(cluster)
+    cluster.fail_worker("a", "Traceback: out of memory")
+    run_until(cluster, Phase.FAILED)
+    assert cluster.phase("first").error == "Traceback: out of memory"
+    assert cluster.phase("first").reason == "the worker of stage 0 on node a failed"
+    cluster.calm(max_rounds=20)
+    assert cluster.phase("first").phase is Phase.FAILED, "an old wish does not revive it"
+    cluster.want("first", Desired.RUNNING)
+    run_until(cluster, Phase.RUNNING)
+    assert (plan(cluster).generation, plan(cluster).timeline) == (3, 3)
+    assert plan(cluster).ancestry == ((1, saved.boundary),)
+
+
+def test_lost_node_fails_the_job_after_its_grace() -> None:
+    """A node's lease expires: within ABSENCE_GRACE_S it may come back; then the job fails and says who was lost."""
+    cluster = cluster_of("a", "b")
+    running_at_full_speed(cluster)
+    if cluster.leader == "b":
+        cluster.leader = ""
+    cluster.kill("b")
+    cluster.expire("b")
+    lost_at = cluster.now
+    run_until(cluster, Phase.FAILED)
+    assert cluster.now - lost_at >= ABSENCE_GRACE_S
+    assert cluster.phase("first").reason == "node b was lost (its lease expired)"
+
+
+def test_node_that_comes_back_in_time_is_forgiven() -> None:
+    """etcd lost the leases for a moment and the same daemon registers again: the job trains on."""
+    cluster = cluster_of("a")
+    running_at_full_speed(cluster)
+    cluster.store.revoke(cluster.nodes["a"].lease)
+    cluster.calm(max_rounds=20)
+    assert cluster.phase("first").phase is Phase.RUNNING
+    assert plan(cluster).generation == 1
+
+
+def test_replaced_daemon_is_a_lost_node_at_once() -> None:
+    """The name is there but the incarnation is another: what it held is gone."""
+    cluster = cluster_of("a", "b")
+    running_at_full_speed(cluster)
+    cluster.kill("b")
+    cluster.expire("b")
+    cluster.add_node("b")
+    run_until(cluster, Phase.FAILED, max_rounds=2)
+    assert cluster.phase("first").reason == "node b was lost (its daemon started anew)"
+
+
+@pytest.mark.parametrize(("wanted", "reached"), [(Desired.CANCELLED, Phase.CANCELLED), (Desired.PAUSED, Phase.PAUSED)])
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.STOPPING])
+def test_cancel_and_pause_work_in_every_phase(phase: Phase, wanted: Desired, reached: Phase) -> None:
+    """Whatever the job is doing when it is asked, it gets there, and leaves no plan behind."""
+    cluster = SimulatedCluster() if phase is Phase.QUEUED else cluster_of("a", "b")
+    if phase is Phase.QUEUED:
+        cluster.add_node("a")
+        cluster.submit(small_spec("first", min_nodes=2))
+        cluster.calm(max_rounds=3)
+    elif phase in (Phase.CHANGING, Phase.STOPPING):
+        running_at_full_speed(cluster)
+        cluster.add_node("c")
+    run_until(cluster, phase)
+    cluster.want("first", wanted)
+    run_until(cluster, reached)
+    assert not {Keys.of("first", leaf) for leaf in ("plan", "next", "stop")} & cluster.store.values.keys()
+    if reached is Phase.PAUSED:
+        cluster.want("first", Desired.CANCELLED)
+        run_until(cluster, Phase.CANCELLED)
+
+
+def test_worker_that_never_gets_ready_fails_the_job_by_its_deadline() -> None:
+    """A worker hangs in its imports: after PREPARE_DEADLINE_S the job fails and names it."""
+    cluster = cluster_of("a")
+    cluster.nodes["a"].workers[0].hangs = True
+    run_until(cluster, Phase.PREPARING)
+    began = cluster.now
+    run_until(cluster, Phase.FAILED)
+    assert PREPARE_DEADLINE_S <= cluster.now - began < PREPARE_DEADLINE_S + 2
+    assert cluster.phase("first").reason == "stage 0 on a not ready in time"
+
+
+def test_worker_that_never_starts_fails_the_job_by_its_deadline() -> None:
+    """All were ready, one never runs."""
+    cluster = cluster_of("a", "b")
+    run_until(cluster, Phase.RUNNING)
+    cluster.nodes["b"].workers[0].hangs = True
+    began = cluster.now
+    run_until(cluster, Phase.FAILED)
+    assert cluster.now - began >= START_DEADLINE_S
+    assert "on b did not start in time" in cluster.phase("first").reason
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_worker_that_never_stops_fails_the_job_by_its_deadline(victim: int) -> None:
+    """A pause is asked for and one stage hangs: the job fails and names the stage that was waited for."""
+    cluster = cluster_of("a", "b")
+    running_at_full_speed(cluster)
+    name = plan(cluster).stages[victim].node
+    cluster.nodes[name].workers[0].hangs = True
+    cluster.want("first", Desired.PAUSED)
+    run_until(cluster, Phase.FAILED)
+    assert f"stage {victim} on " in cluster.phase("first").reason
+    assert name in cluster.phase("first").reason
+
+
+def test_worker_that_hangs_at_the_end_fails_the_job_by_its_deadline() -> None:
+    """The first stages have done their last batch, the last has not."""
+    cluster = cluster_of("a", "b", batches=40)
+    running_at_full_speed(cluster)
+    last = plan(cluster).stages[-1].node
+
+    def first_has_stopped() -> bool:
+        return any(worker.is_stopped for node in cluster.nodes.values() for worker in node.workers)
+
+    # The stage in front gets there one batch earlier than the one behind it.
+    cluster.calm(until=lambda: cluster.nodes[last].workers[0].applied >= 38)
+    cluster.nodes[plan(cluster).stages[0].node].workers[0].applied = 40
+    cluster.nodes[last].workers[0].hangs = True
+    assert first_has_stopped()
+    run_until(cluster, Phase.FAILED)
+    assert f"stage 1 on {last} did not reach the end in time" in cluster.phase("first").reason
+
+
+def test_change_that_was_given_up_is_tried_again_later() -> None:
+    """The joining node's worker fails while it prepares: training goes on; later it is tried again."""
+    cluster = cluster_of("a")
+    running_at_full_speed(cluster)
+    cluster.add_node("b")
+    cluster.nodes["b"].workers[0].hangs = True
+    run_until(cluster, Phase.CHANGING)
+    cluster.nodes["b"].workers[0].hangs = False
+    cluster.nodes["b"].workers[0].failure = (2, "Traceback: no such device")
+    run_until(cluster, Phase.RUNNING)
+    assert plan(cluster).generation == 1
+    given_up_at = cluster.now
+    run_until(cluster, Phase.CHANGING)
+    assert cluster.now - given_up_at >= CHANGE_RETRY_S - 1
+    cluster.calm(until=lambda: plan(cluster).generation == 3)
+
+
+def test_jobs_are_served_first_in_first_out() -> None:
+    """One device, three jobs: each waits and says for whom; the order is that of submission."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    for name in ("zebra", "ant", "bee"):
+        cluster.submit(small_spec(name, batches=4))
+    run_until(cluster, Phase.RUNNING, "zebra")
+    assert cluster.phase("ant").reason == "waits for devices of job zebra"
+    assert cluster.phase("bee").reason == "waits for its turn after job ant"
+    cluster.calm(until=lambda: cluster.phase("bee").phase is Phase.FINISHED)
+    finished = [
+        change.key
+        for change in cluster.store.history
+        if change.value and b"Finished" in change.value and "/events/" in change.key
+    ]
+    assert [key.split("/")[3] for key in finished] == ["zebra", "ant", "bee"]
+
+
+def test_job_that_cannot_run_does_not_block_the_next() -> None:
+    """The first job wants three nodes, one is there: the second runs."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("large", min_nodes=3))
+    cluster.submit(small_spec("small", batches=4))
+    run_until(cluster, Phase.FINISHED, "small")
+    assert cluster.phase("large").phase is Phase.QUEUED
+
+
+def test_two_jobs_share_the_cluster_by_devices() -> None:
+    """The first job takes two nodes at most: the second starts at once on the third."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b", "c"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("first", batches=50, max_nodes=2))
+    cluster.submit(small_spec("second", batches=50))
+    cluster.calm(until=lambda: cluster.phase("second").phase is Phase.RUNNING)
+    assert cluster.phase("first").phase is Phase.RUNNING
+    cluster.calm(until=lambda: cluster.phase("second").phase is Phase.FINISHED)
+
+
+def test_generation_is_above_what_any_node_has_seen() -> None:
+    """A node remembers generation 41 of this job, from before etcd lost its data: the next plan is 42."""
+    cluster = cluster_of("a")
+    node = cluster.nodes["a"]
+    node.record = replace(node.record, generations={"first": 41})
+    cluster.store.transact({}, {Keys.node("a"): encode(node.record)}, lease=node.lease)
+    cluster.generations["first"] = 41
+    run_until(cluster, Phase.RUNNING)
+    assert plan(cluster).generation == 42
+
+
+def test_node_of_another_protocol_is_not_planned_with() -> None:
+    """A daemon of another version registers: the plan does without it."""
+    cluster = cluster_of("a", "b")
+    node = cluster.nodes["b"]
+    fields = msgspec.to_builtins(node.record) | {"protocol": 99}
+    node.record = msgspec.convert(fields, NodeRecord)
+    cluster.store.transact({}, {Keys.node("b"): encode(node.record)}, lease=node.lease)
+    run_until(cluster, Phase.RUNNING)
+    assert [stage.node for stage in plan(cluster).stages] == ["a"]
+
+
+def test_stale_decision_changes_nothing() -> None:
+    """A decision is taken, then people cancel, then it is written: the transaction fails on `desired`."""
+    cluster = cluster_of("a")
+    cluster.now += SETTLE_S
+    view = cluster.truth()
+    [command] = decide(view, now=cluster.now + SETTLE_S).commands
+    cluster.want("first", Desired.CANCELLED)
+    assert isinstance(command, Transaction)
+    assert not cluster.store.transact(command.compare, command.puts, command.deletes)
+
+
+def test_two_jobs_decided_from_one_view_do_not_both_get_devices() -> None:
+    """Both transactions compare `placement`: the second of them fails and is decided anew."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    for name in ("first", "second"):
+        cluster.submit(small_spec(name, max_nodes=1))
+    commands = decide(cluster.truth(), now=cluster.now + SETTLE_S).commands
+    transactions = [command for command in commands if isinstance(command, Transaction)]
+    done = [cluster.store.transact(command.compare, command.puts, command.deletes) for command in transactions]
+    assert done == [True, False]
+
+
+def test_missing_records_fail_the_job_instead_of_hanging_it() -> None:
+    """Somebody deletes the plan by hand: the job fails and says what is wrong."""
+    cluster = cluster_of("a")
+    running_at_full_speed(cluster)
+    view = cluster.truth()
+    view.apply(
+        Keys.of("first", "plan"), None, mod_revision=cluster.store.revision + 1, create_revision=0, now=cluster.now
+    )
+    [command] = decide(view, now=cluster.now).commands
+    assert not isinstance(command, WriteManifest)
+    assert "records in etcd are incomplete" in command.reason
