@@ -163,7 +163,8 @@ class LocalCluster:
 
         Daemons that are not done by their deadline, or when `force` is set, are killed.
         """
-        (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
+        if self._lock is not None:  # else the folder, and the file in it, are another cluster's
+            (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
         for node in self.nodes:
             _signal(node.process, signal.SIGTERM)
         await self._ended(self._stop_timeout_s)

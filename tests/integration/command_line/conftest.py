@@ -94,11 +94,12 @@ class Program:
         return found
 
     def end(self) -> None:
-        """Kill whatever is left."""
+        """Kill whatever is left; the sweepers of killed clusters get the time to do their work."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
             process.communicate(timeout=TIMEOUT_S)
+        self.leftovers(within_s=10)
         for pid in self._marked():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -108,7 +109,7 @@ class Program:
 
     def _leftovers(self) -> list[str]:
         found = [f"process {pid}: {_command(pid)}" for pid in self._marked()]
-        found += [f"folder {path}" for path in (self.folder / "tmp").glob("*")]
+        found += [f"folder {path}" for path in (self.folder / "tmp").glob("headway-*")]
         pids = {process.pid for process in self._started}
         found += [
             f"folder {path}" for path in Path("/dev/shm").glob("headway-*") if int(path.name.split("-")[1]) in pids
