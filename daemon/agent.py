@@ -45,7 +45,9 @@ from headway.stages.errors import PeerError
 log = structlog.get_logger()
 
 MAX_ATTEMPTS: Final = 5
-"""Failures in a row of a transfer or a file before the worker's generation is given up."""
+"""Failures in a row of a transfer before the worker's generation is given up."""
+MAX_DATA_ATTEMPTS: Final = 2
+"""The same for data: each attempt asks every node already."""
 REST_S: Final = 0.2
 """After a first failure; doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
@@ -177,7 +179,8 @@ class Agent:
     def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
         attempts = self._attempts[step] = self._attempts.get(step, 0) + 1
         log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=str(error))
-        is_hopeless = attempts >= MAX_ATTEMPTS or isinstance(error, ConfigError)
+        most = MAX_DATA_ATTEMPTS if isinstance(step, OpenData) else MAX_ATTEMPTS
+        is_hopeless = attempts >= most or isinstance(error, ConfigError)
         if is_hopeless and isinstance(step, OpenData | CopyToCheckpoint | FetchState):
             self._attempts.pop(step)
             supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {error}")

@@ -1,4 +1,4 @@
-"""What a node does next, scenario by scenario: a worker's life is walked through against the records of the protocol."""
+"""What a node does next, scenario by scenario: a worker's life is walked through against the protocol's records."""
 
 from dataclasses import replace
 from pathlib import Path

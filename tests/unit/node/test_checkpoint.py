@@ -1,4 +1,4 @@
-"""Checkpoints: where they lie, that the manifest comes whole or not at all, and what is said when they cannot be had."""
+"""Checkpoints: where they lie, that manifests come whole or not at all, and what is said when they cannot be had."""
 
 import hashlib
 from pathlib import Path

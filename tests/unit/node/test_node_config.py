@@ -70,7 +70,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_slip_in_a_variable_is_told_and_strangers_are_left_alone() -> None:
     """HEADWAY_STATEDIR is a slip; HEADWAY_ETCD_BINARY and HEADWAY_DEBUG belong to others."""
     read_node_config(None, {"HEADWAY_ETCD_BINARY": "/bin/etcd", "HEADWAY_DEBUG": "1"})
-    with pytest.raises(ConfigError, match="HEADWAY_STATEDIR: unknown variable; did you mean HEADWAY_STATE_DIR?"):
+    with pytest.raises(ConfigError, match=r"HEADWAY_STATEDIR: unknown variable; did you mean HEADWAY_STATE_DIR\?"):
         read_node_config(None, {"HEADWAY_STATEDIR": "/s"})
 
 

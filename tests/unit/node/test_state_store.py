@@ -57,7 +57,7 @@ def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
 
 
 def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
-    """7000 bytes are held and 10000 allowed: 7000 more are refused with the figures; replacing the same file is fine."""
+    """7000 of 10000 bytes are held: 7000 more are refused with the figures; replacing the same file is fine."""
     receive(store, DATA, sha256=SHA256)
     with pytest.raises(RecoveryError, match="would hold 14000 bytes, and store_quota_bytes allows 10000"):
         store.require_room(7000, "block.0")

@@ -1,0 +1,238 @@
+"""Daemons as processes: jobs that are put into etcd run, and every way to leave has its end."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.node_client import NodeClient
+from headway.daemon.records import Keys, NodeRecord, Phase, decode
+from headway.daemon.state_key import JOURNAL, StateKey
+from headway.proto import control_pb2, control_pb2_grpc
+
+EXIT_CONFIG, EXIT_UNREACHABLE = 2, 3
+PARTS = {"embed", "block.0", "block.1", "head", JOURNAL}
+
+
+async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(playground: Any) -> None:
+    """One node: the weights lie in the checkpoint; journal, logs and layers come over gRPC; SIGTERM ends with 0."""
+    await playground.started("a")
+    await playground.submit(batches=5)
+    job = await playground.phase(Phase.FINISHED, Phase.FAILED)
+    assert job.phase.phase is Phase.FINISHED, job.phase.error
+    assert job.checkpoint is not None
+    assert set(job.checkpoint.files) == PARTS
+    folder = playground.folder / job.checkpoint.url
+    assert {path.name for path in folder.iterdir()} == {f"{part}.safetensors" for part in PARTS} | {"manifest.json"}
+
+    address = (await playground.view()).nodes["a"].address
+    client = NodeClient(playground.etcd.identity)
+    described = await client.describe(address)
+    assert (described.node, described.etcd_reachable, described.leader) == ("a", True, "a")
+    entries = [entry async for entry in client.journal(address, "tiny", from_batch=2)]
+    assert [entry.batch for entry in entries] == [2, 3, 4]
+    lines = [line async for line in client.logs(address, control_pb2.LogsRequest(job="tiny"))]
+    assert any("boundary_reached" in line.text for line in lines)
+    key = StateKey("tiny", job.checkpoint.timeline, 5, "head")
+    chunks = [chunk async for chunk in client.fetch_state(address, key, forward=True)]
+    assert b"".join(chunk.data for chunk in chunks) == (folder / "head.safetensors").read_bytes()
+    assert chunks[-1].sha256 == job.checkpoint.files["head"].sha256
+    with pytest.raises(RecoveryError, match="there is no such job"):
+        [entry async for entry in client.journal(address, "another")]
+    await client.close()
+
+    playground.signal("a", signal.SIGTERM)
+    assert await playground.ended("a") == 0
+    await playground.nothing_left()
+    assert (await playground.view()).nodes == {}
+
+
+async def test_a_client_without_a_certificate_is_refused(playground: Any) -> None:
+    """TLS without a client's certificate, and no TLS at all: no answer from the Node service."""
+    await playground.started("a")
+    address = (await playground.view()).nodes["a"].address
+    identity = playground.etcd.identity
+    options = (("grpc.ssl_target_name_override", "headway"),)
+    nameless = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(identity.ca), options=options)
+    plain = grpc.aio.insecure_channel(address)
+    for channel in (nameless, plain):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await control_pb2_grpc.NodeStub(channel).Describe(control_pb2.DescribeRequest(), timeout=5)
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        await channel.close()
+
+
+async def test_sigterm_of_one_of_two_is_a_planned_change(playground: Any) -> None:
+    """Node b leaves in the middle: its layers move to a, it exits with 0, and every batch is counted once."""
+    await playground.started("a", "b")
+    await playground.submit(batches=400, min_nodes=1)
+    running = await playground.batch(20)
+    assert len(running.plan.stages) == 2
+    playground.signal("b", signal.SIGTERM)
+    assert await playground.ended("b") == 0
+    job = await playground.phase(Phase.FINISHED, Phase.FAILED)
+    assert job.phase.phase is Phase.FINISHED, job.phase.error
+    assert job.phase.generation == running.plan.generation + 1
+    client = NodeClient(playground.etcd.identity)
+    address = (await playground.view()).nodes["a"].address
+    entries = [entry async for entry in client.journal(address, "tiny")]
+    await client.close()
+    assert [entry.batch for entry in entries] == list(range(400))
+    assert {entry.generation for entry in entries} == {running.plan.generation, job.phase.generation}
+
+
+async def test_a_killed_worker_fails_its_job_and_the_node_goes_on(playground: Any) -> None:
+    """SIGKILL of the worker: the job fails with the signal and the last lines of its log; the next job runs."""
+    await playground.started("a")
+    await playground.submit(batches=100_000)
+    running = await playground.batch(5)
+    (worker,) = running.workers_of(running.plan).values()
+    os.kill(worker.pid, signal.SIGKILL)
+    job = await playground.phase(Phase.FAILED)
+    assert "ended by signal SIGKILL" in job.phase.error
+    assert "stage_started" in job.phase.error
+    await playground.submit("second", batches=2)
+    await playground.phase(Phase.FINISHED, name="second")
+
+
+async def test_a_killed_daemon_leaves_no_worker(playground: Any) -> None:
+    """SIGKILL of the daemon: its worker dies with it, and its name is free again at once for the next daemon."""
+    await playground.started("a")
+    await playground.until(lambda _: len(playground.marked()) >= 2 or None, "a worker")
+    before = (await playground.view()).nodes["a"].incarnation
+    playground.signal("a", signal.SIGKILL)
+    await playground.ended("a")
+    await playground.nothing_left()
+    playground.start("a")
+    await playground.until(
+        lambda view: ("a" in view.nodes and view.nodes["a"].incarnation != before) or None, "the next incarnation"
+    )
+
+
+@pytest.mark.slow
+async def test_a_lost_lease_makes_a_new_incarnation(playground: Any) -> None:
+    """Somebody revokes the node's lease: its workers are released, and it registers anew with new ones."""
+    await playground.started("a")
+    entry = await playground.client.get(Keys.node("a"))
+    assert entry is not None
+    before = decode(entry.value, NodeRecord)
+    await playground.client.revoke_lease(entry.lease_id)
+    after = await playground.until(
+        lambda view: (
+            view.nodes["a"] if "a" in view.nodes and view.nodes["a"].incarnation != before.incarnation else None
+        ),
+        "the next incarnation",
+    )
+    assert after.address == before.address
+    await playground.submit(batches=2)
+    await playground.phase(Phase.FINISHED)
+
+
+async def test_a_daemon_says_how_it_is_to_the_service_manager(playground: Any) -> None:
+    """Under a socket that stands in for systemd: READY, WATCHDOG, then at SIGTERM a longer time and STOPPING."""
+    path = str(playground.folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.setblocking(False)
+        playground.start("a", environment={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"})
+
+        async def hear(word: str) -> list[str]:
+            heard: list[str] = []
+            while not any(word in text for text in heard):
+                raw = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(manager, 1000), 60)
+                heard.append(raw.decode())
+            return heard
+
+        assert (await hear("READY=1"))[0].startswith("READY=1\nSTATUS=node a")
+        await hear("WATCHDOG=1")
+        playground.signal("a", signal.SIGTERM)
+        await hear("STOPPING=1")
+        await hear("EXTEND_TIMEOUT_USEC=")
+        assert await playground.ended("a") == 0
+
+
+@pytest.mark.slow
+async def test_all_daemons_leave_and_the_job_goes_on_later(playground: Any) -> None:
+    """Both daemons get SIGTERM at once: the job ends in a checkpoint and is queued; new daemons finish it."""
+    await playground.started("a", "b")
+    await playground.submit(batches=400)
+    await playground.batch(20)
+    for name in ("a", "b"):
+        playground.signal(name, signal.SIGTERM)
+    assert [await playground.ended(name) for name in ("a", "b")] == [0, 0]
+    job = (await playground.view()).jobs["tiny"]
+    assert job.phase.phase is Phase.QUEUED
+    assert job.checkpoint is not None
+    assert 20 < job.checkpoint.boundary < 400
+    await playground.started("a")
+    job = await playground.phase(Phase.FINISHED, Phase.FAILED)
+    assert job.phase.phase is Phase.FINISHED, job.phase.error
+
+
+@pytest.mark.slow
+async def test_a_second_signal_does_not_wait(playground: Any) -> None:
+    """The stop boundary is far away: a second SIGTERM ends the daemon by that signal, and its worker with it."""
+    await playground.started("a")
+    await playground.submit(batches=100_000)
+    await playground.batch(1)
+    (worker,) = [pid for pid in playground.marked() if pid != playground.daemons["a"].pid][:1]
+    os.kill(worker, signal.SIGSTOP)
+    playground.signal("a", signal.SIGTERM)
+    await asyncio.to_thread(_wait_for, playground.log_of("a"), "leave_began")
+    playground.signal("a", signal.SIGTERM)
+    assert await playground.ended("a") == -signal.SIGTERM
+    await playground.nothing_left()
+
+
+async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path: Path) -> None:
+    """The job names a folder that no node has: it fails, and the reason names the folder."""
+    await playground.started("a")
+    await playground.submit(source=str(tmp_path / "nowhere"), sha256="0" * 64)
+    job = await playground.phase(Phase.FAILED)
+    assert job.phase.error.startswith("node a: data 000000000000…")
+    assert "nowhere: no token shards here" in job.phase.error
+    assert "\n" not in job.phase.error
+
+
+@pytest.mark.slow
+async def test_daemons_that_cannot_start_say_why_in_one_line(playground: Any, tmp_path: Path) -> None:
+    """Each mistake: its exit code, one line, no traceback, nothing left."""
+    await playground.started("a")
+    stranger = tmp_path / "stranger"
+    (tmp_path / "empty").mkdir()
+    stranger.mkdir()
+    for file in ("ca.pem", "cert.pem", "key.pem"):
+        (stranger / file).write_text("no PEM")
+    taken = (await playground.view()).nodes["a"].address
+    mistakes: list[tuple[str, dict[str, object], int, str]] = [
+        ("d", {"certificates": tmp_path / "empty"}, EXIT_CONFIG, "ca.pem: cannot be read: No such file or directory"),
+        ("e", {"certificates": stranger}, EXIT_CONFIG, "ca.pem: is no certificate in PEM"),
+        ("f", {"devices": "cuda"}, EXIT_CONFIG, "this machine has no CUDA device"),
+        ("g", {"listen": taken}, EXIT_CONFIG, f"cannot listen at {taken}"),
+        ("h", {"state_dir": playground.folder / "a"}, EXIT_CONFIG, "another daemon runs on this state_dir"),
+        ("i", {"etcd": "127.0.0.1:1"}, EXIT_UNREACHABLE, "etcd at 127.0.0.1:1"),
+        ("a", {"state_dir": playground.folder / "c"}, EXIT_CONFIG, "a node of this name is in the cluster"),
+    ]
+    runs = [asyncio.to_thread(playground.refuse, name, **flags) for name, flags, _, _ in mistakes]
+    for (returned, said), (_, _, code, text) in zip(await asyncio.gather(*runs), mistakes, strict=True):
+        plain = [line for line in said.splitlines() if not line.startswith("{")]
+        assert (returned, len(plain)) == (code, 1), said
+        assert text in plain[0]
+    playground.signal("a", signal.SIGTERM)
+    assert await playground.ended("a") == 0
+    await playground.nothing_left()
+
+
+def _wait_for(path: Path, text: str) -> None:
+    import time
+
+    deadline = time.monotonic() + 30
+    while text not in path.read_text():
+        assert time.monotonic() < deadline, f"{path} has no {text}"
+        time.sleep(0.02)
