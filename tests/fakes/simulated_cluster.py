@@ -481,7 +481,7 @@ class SimulatedCluster:
     # --- Training -----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Every worker that can, applies one more update: never further ahead than its pipeline lets it."""
+        """Most workers that can, apply one more update: never further ahead than its pipeline lets it."""
         for job in self.truth().jobs.values():
             members: dict[int, list[tuple[int, Worker]]] = {}
             for node in self.nodes.values():
@@ -497,7 +497,8 @@ class SimulatedCluster:
                 limit = min(other.applied for other in workers) + 1
                 # The first stage admits: a batch that it has not begun does not exist further down.
                 admitted = first.last if first.chosen is not None else first.applied + 1
-                if worker.applied < min(worker.last, limit, admitted) and not worker.hangs:
+                may_advance = worker.applied < min(worker.last, limit, admitted) and not worker.hangs
+                if may_advance and self.random.random() < 0.8:
                     worker.applied += 1
                     key = (job.name, worker.timeline)
                     self.reached[key] = max(self.reached.get(key, 0), worker.applied)
