@@ -100,9 +100,16 @@ async def remove(session: ClusterSession, name: str) -> str:
             )
         except ConflictError:
             continue
-        kept = f"; its checkpoint stays at {job.checkpoint.url}" if job.checkpoint else ""
-        return f"{name}: removed{kept}"
+        return f"{name}: removed{_kept(session, job)}"
     raise ConflictError(f"job {name}", "keeps changing; try again")
+
+
+def _kept(session: ClusterSession, job: JobView) -> str:
+    if job.checkpoint is None:
+        return ""
+    url, root = job.checkpoint.url, session.address.state_dir
+    is_relative = "://" not in url and not url.startswith("/")
+    return f"; its checkpoint stays at {root / url if root is not None and is_relative else url}"
 
 
 async def _request(session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase]) -> JobView:

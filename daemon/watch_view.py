@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -213,7 +212,8 @@ def _progress(report: JobReport, width: int) -> RenderableType:
         numbers.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.seconds_left:
         numbers.append(f"{duration(report.seconds_left)} left")
-    bar = ProgressBar(total=report.batches, completed=done, width=width)
+    filled = width * min(done, report.batches) // report.batches
+    bar = Text("━" * filled, style="green", no_wrap=True).append("━" * (width - filled), style="bright_black")
     return Group(bar, Text("   ".join(numbers), no_wrap=True))
 
 
@@ -275,5 +275,5 @@ def _exact(report: JobReport) -> Text:
 
 
 def _event(event: EventRecord) -> Text:
-    text = Text(time.strftime("%H:%M:%S ", time.localtime(event.at)), style="dim")
+    text = Text(time.strftime("%H:%M:%S ", time.localtime(event.at)) if event.at else "", style="dim")
     return text.append(event.text, style="default")
