@@ -5,7 +5,7 @@ or out of order. `_check` looks at every transaction, `_check_training` at every
 """
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from headway.daemon.cluster_view import ClusterView, JobView
@@ -34,119 +34,10 @@ from headway.daemon.records import (
     encode,
 )
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.fakes.simulated_etcd import Store
+from tests.fakes.simulated_node import HeldKey, Node, Worker
 
 MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One key in one revision."""
-
-    key: str
-    value: bytes | None
-    revision: int
-    create_revision: int
-
-
-@dataclass
-class Store:
-    """etcd: keys with revisions and owners, transactions, and the history that watches read."""
-
-    values: dict[str, bytes] = field(default_factory=dict)
-    revisions: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """key: (create revision, revision of the last change)"""
-    owners: dict[str, str] = field(default_factory=dict)
-    """key: the lease it lives by"""
-    history: list[Change] = field(default_factory=list)
-    revision: int = 0
-
-    def transact(
-        self,
-        compare: dict[str, int],
-        puts: dict[str, bytes],
-        deletes: tuple[str, ...] = (),
-        *,
-        lease: str = "",
-    ) -> bool:
-        """All or nothing, as etcd does it."""
-        if any(self.revisions.get(key, (0, 0))[1] != revision for key, revision in compare.items()):
-            return False
-        assert not set(puts) & set(deletes), "etcd refuses a transaction that writes a key twice"
-        self.revision += 1
-        for key, value in puts.items():
-            created = self.revisions.get(key, (self.revision, 0))[0]
-            self.values[key], self.revisions[key] = value, (created, self.revision)
-            if lease:
-                self.owners[key] = lease
-            self.history.append(Change(key, value, self.revision, created))
-        for key in deletes:
-            self._drop(key)
-        return True
-
-    def revoke(self, lease: str) -> None:
-        """Delete everything that lives by a lease."""
-        self.revision += 1
-        for key in [key for key, owner in self.owners.items() if owner == lease]:
-            self._drop(key)
-
-    def _drop(self, key: str) -> None:
-        if key in self.values:
-            del self.values[key], self.revisions[key]
-            self.owners.pop(key, None)
-            self.history.append(Change(key, None, self.revision, 0))
-
-
-@dataclass
-class Worker:
-    """A worker process: what it was ordered, and how far it is."""
-
-    incarnation: str
-    job: str = ""
-    prepared: int = 0
-    started: int = 0
-    layers: tuple[str, ...] = ()
-    is_last: bool = False
-    applied: int = 0
-    """Batches whose update this stage has applied."""
-    last: int = 0
-    """It stops here."""
-    chosen: int | None = None
-    timeline: int = 0
-    failure: tuple[int, str] | None = None
-    """(generation, error)"""
-    hangs: bool = False
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.started > 0 and self.applied == self.last
-
-
-HeldKey = tuple[str, int, int, str]
-"""(job, timeline, boundary, layer)"""
-
-
-@dataclass
-class Node:
-    """A machine with its daemon: a view, devices with workers, and files."""
-
-    record: NodeRecord
-    workers: list[Worker]
-    view: ClusterView = field(default_factory=ClusterView)
-    seen: int = 0
-    """How much of the store's history its view was fed."""
-    held: set[HeldKey] = field(default_factory=set)
-    durable: set[HeldKey] = field(default_factory=set)
-    is_alive: bool = True
-    is_frozen: bool = False
-    """Neither acts nor hears, but its lease still runs."""
-
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    @property
-    def lease(self) -> str:
-        return self.record.incarnation
 
 
 def small_spec(name: str, *, num_blocks: int = 3, batches: int = 6, **placement: Any) -> JobSpec:

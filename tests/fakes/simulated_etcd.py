@@ -1,0 +1,61 @@
+"""etcd as a value: keys with revisions and owners, transactions, and the history that watches read."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key in one revision."""
+
+    key: str
+    value: bytes | None
+    revision: int
+    create_revision: int
+
+
+@dataclass
+class Store:
+    """etcd: keys with revisions and owners, transactions, and the history that watches read."""
+
+    values: dict[str, bytes] = field(default_factory=dict)
+    revisions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """key: (create revision, revision of the last change)"""
+    owners: dict[str, str] = field(default_factory=dict)
+    """key: the lease it lives by"""
+    history: list[Change] = field(default_factory=list)
+    revision: int = 0
+
+    def transact(
+        self,
+        compare: dict[str, int],
+        puts: dict[str, bytes],
+        deletes: tuple[str, ...] = (),
+        *,
+        lease: str = "",
+    ) -> bool:
+        """All or nothing, as etcd does it."""
+        if any(self.revisions.get(key, (0, 0))[1] != revision for key, revision in compare.items()):
+            return False
+        assert not set(puts) & set(deletes), "etcd refuses a transaction that writes a key twice"
+        self.revision += 1
+        for key, value in puts.items():
+            created = self.revisions.get(key, (self.revision, 0))[0]
+            self.values[key], self.revisions[key] = value, (created, self.revision)
+            if lease:
+                self.owners[key] = lease
+            self.history.append(Change(key, value, self.revision, created))
+        for key in deletes:
+            self._drop(key)
+        return True
+
+    def revoke(self, lease: str) -> None:
+        """Delete everything that lives by a lease."""
+        self.revision += 1
+        for key in [key for key, owner in self.owners.items() if owner == lease]:
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        if key in self.values:
+            del self.values[key], self.revisions[key]
+            self.owners.pop(key, None)
+            self.history.append(Change(key, None, self.revision, 0))

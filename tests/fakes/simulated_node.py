@@ -1,0 +1,59 @@
+"""A machine as a value: a daemon with its view and its files, and the worker of each device."""
+
+from dataclasses import dataclass, field
+
+from headway.daemon.cluster_view import ClusterView
+from headway.daemon.records import NodeRecord
+
+
+@dataclass
+class Worker:
+    """A worker process: what it was ordered, and how far it is."""
+
+    incarnation: str
+    job: str = ""
+    prepared: int = 0
+    started: int = 0
+    layers: tuple[str, ...] = ()
+    is_last: bool = False
+    applied: int = 0
+    """Batches whose update this stage has applied."""
+    last: int = 0
+    """It stops here."""
+    chosen: int | None = None
+    timeline: int = 0
+    failure: tuple[int, str] | None = None
+    """(generation, error)"""
+    hangs: bool = False
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.started > 0 and self.applied == self.last
+
+
+HeldKey = tuple[str, int, int, str]
+"""(job, timeline, boundary, layer)"""
+
+
+@dataclass
+class Node:
+    """A machine with its daemon: a view, devices with workers, and files."""
+
+    record: NodeRecord
+    workers: list[Worker]
+    view: ClusterView = field(default_factory=ClusterView)
+    seen: int = 0
+    """How much of the store's history its view was fed."""
+    held: set[HeldKey] = field(default_factory=set)
+    durable: set[HeldKey] = field(default_factory=set)
+    is_alive: bool = True
+    is_frozen: bool = False
+    """Neither acts nor hears, but its lease still runs."""
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def lease(self) -> str:
+        return self.record.incarnation
