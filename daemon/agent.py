@@ -156,9 +156,11 @@ class Agent:
         )
 
     def _spec(self, job: str) -> JobSpec:
-        spec = self._around.view.jobs[job].spec
-        assert spec is not None, "a step is due only for a job whose spec is known"
-        return spec
+        """Raises RecoveryError when the job was removed since the step was due."""
+        view = self._around.view.jobs.get(job)
+        if view is None or view.spec is None:
+            raise RecoveryError(job, "was removed")
+        return view.spec
 
     # --- Steps that wait --------------------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class Agent:
             raise
         except ConflictError:
             self._rest(step, TRANSACTION_REST_S)
-        except (StoreError, PeerError, RecoveryError, ConfigError) as error:
+        except (StoreError, PeerError, RecoveryError, ConfigError, OSError) as error:
             self._failed(step, error, supervisor)
         finally:
             self._tasks.pop(step, None)
@@ -203,12 +205,10 @@ class Agent:
             case FetchState():
                 await self._fetch(step)
             case CopyToCheckpoint():
-                await asyncio.to_thread(
-                    copy_to_checkpoint,
-                    around.store.contents[step.key].path,
-                    self._boundary_url(step.key),
-                    step.key.layer,
-                )
+                file = around.store.get(step.key)
+                if file is None:
+                    raise RecoveryError(str(step.key), "is not held any more")
+                await asyncio.to_thread(copy_to_checkpoint, file.path, self._boundary_url(step.key), step.key.layer)
                 self._durable.add(step.key)
             case RegisterWorker() | RegisterState() | AnswerStop():
                 await self._register(step)
@@ -235,7 +235,9 @@ class Agent:
         """Write a record, provided that the plan it belongs to is still as we know it."""
         around, view = self._around, self._around.view
         key = _etcd_key(step, around.node)
-        job = view.jobs[_job_of(step)]
+        job = view.jobs.get(_job_of(step))
+        if job is None or (isinstance(step, AnswerStop) and job.stop is None):
+            raise ConflictError(key, "was removed")
         leaf, lease_id = "plan", around.lease_id
         match step:
             case RegisterWorker():
@@ -244,7 +246,7 @@ class Agent:
             case RegisterState():
                 value = encode(step.record)
             case AnswerStop():
-                assert job.stop is not None, "the step is due only while a stop is asked for"
+                assert job.stop is not None, "checked above"
                 value, lease_id = encode(replace(job.stop, boundary=step.boundary)), 0
         plan_key = Keys.of(job.name, leaf)
         conditions = [Compare.unchanged(plan_key, view.revision_of(plan_key))]

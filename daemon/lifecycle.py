@@ -61,6 +61,8 @@ class Daemon:
         self._signals: list[signal.Signals] = []
         self._stop, self._force = asyncio.Event(), asyncio.Event()
         self._notifier = Notifier()
+        self._refused: BaseException | None = None
+        """etcd's refusal of this daemon, if that ended it."""
         self._runtime_dir = Path()
 
     async def run(self) -> signal.Signals | None:
@@ -71,6 +73,8 @@ class Daemon:
             membership = await self._serve(house, desk)
             if membership is not None:
                 await self._shut_down(*membership)
+            if self._refused is not None:
+                raise self._refused
         return self._signals[1] if self._force.is_set() else None
 
     async def _start_up(self, stack: AsyncExitStack) -> tuple[House, NodeDesk]:
@@ -202,7 +206,8 @@ class Daemon:
     def _on_watch_end(self, following: "asyncio.Task[None]") -> None:
         """etcd refuses us for good: that ends the daemon as a signal would."""
         if not following.cancelled() and following.exception() is not None:
-            log.error("cluster_watch_ended", error=str(following.exception()))
+            self._refused = following.exception()
+            log.error("cluster_watch_ended", error=str(self._refused))
             self._stop.set()
 
 

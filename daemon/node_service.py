@@ -1,4 +1,4 @@
-"""The Node service: what a daemon gives to other daemons and to the command line. TCP, mTLS, clients with certificates."""
+"""The Node service: what a daemon gives to other daemons and to the command line. TCP, mTLS in both directions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -89,6 +89,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
         """The output of a job's workers: of this node, of the named one, or of all."""
         async with _answering(context):
+            if "/" in request.job or request.job.startswith("."):
+                raise RecoveryError(request.job, "is no name of a job")
             if request.forwarded or request.node == self._desk.node:
                 async for line in self._own_log(request):
                     yield line
@@ -146,8 +148,6 @@ class NodeService(control_pb2_grpc.NodeServicer):
             yield chunk
 
     async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
-        if "/" in request.job or request.job.startswith("."):
-            raise RecoveryError(request.job, "is no name of a job")
         path = self._desk.logs_dir / f"{request.job}.log"
         async for text in read_log(path, last_lines=request.last_lines, follow=request.follow):
             yield control_pb2.LogLine(node=self._desk.node, text=text)
@@ -199,7 +199,7 @@ class _answering:  # noqa: N801 (reads as a statement)
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, UnavailableError):
             await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        elif isinstance(error, RecoveryError | ConfigError | DataError):
+        elif isinstance(error, RecoveryError | ConfigError | DataError | OSError):
             await self._context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         elif isinstance(error, PeerError):
             await self._context.abort(grpc.StatusCode.INTERNAL, str(error))

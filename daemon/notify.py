@@ -32,6 +32,7 @@ class Notifier:
         return self._watchdog_s / 2
 
     def __enter__(self) -> Self:
+        """Raises ConfigError when NOTIFY_SOCKET names nothing that listens."""
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
@@ -42,14 +43,6 @@ class Notifier:
             except OSError as error:
                 self._socket.close()
                 raise ConfigError(f"cannot be reached: {error.strerror}", "NOTIFY_SOCKET") from error
-        return self._watchdog_s / 2
-
-    def __enter__(self) -> Self:
-        if self._address:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            self._socket.setblocking(False)
-            # A leading @ stands for the zero byte of Linux's abstract namespace.
-            self._socket.connect("\0" + self._address[1:] if self._address.startswith("@") else self._address)
         return self
 
     def __exit__(
@@ -62,8 +55,10 @@ class Notifier:
             self._socket = None
 
     def ready(self, status: str) -> None:
-        """Start-up is over. From now on the watchdog is fed by the running event loop."""
+        """Start-up is over; may be said again. From now on the watchdog is fed by the running event loop."""
         self._send("READY=1", _status(status))
+        if self._feeding is not None:
+            self._feeding.cancel()
         if self._watchdog_s and self._socket is not None:
             self._feed(asyncio.get_running_loop())
 

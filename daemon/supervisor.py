@@ -244,6 +244,8 @@ class Supervisor:
                 of = JobGeneration(report.refused.job, report.refused.generation)
                 log.warning("order_refused", worker=handle.name, job=of.job, reason=report.refused.reason)
                 handle.status = status.failed(f"{handle.name}: {report.refused.reason}", of=of)
+                if (OrderKind.RELEASE, of) in status.pending:
+                    self._condemn(handle, f"it refused to be released: {report.refused.reason}")
             case other:
                 log.warning("report_unknown", worker=handle.name, kind=other)
         answered = [entry for entry in handle.deadlines if entry not in handle.status.pending]

@@ -1,0 +1,220 @@
+"""The Node service over real mTLS channels: files from a store, another node or a checkpoint; data; logs."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.checkpoint import copy_to_checkpoint
+from headway.daemon.cluster_view import ClusterView, JobView
+from headway.daemon.data_library import DataLibrary
+from headway.daemon.errors import RecoveryError
+from headway.daemon.job import DataSpec, JobSection, JobSpec
+from headway.daemon.node_client import NodeClient
+from headway.daemon.node_service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.records import CheckpointFile, CheckpointRecord, NodeRecord, SpecRecord, StateRecord
+from headway.daemon.state_key import StateKey
+from headway.daemon.state_store import StateStore
+from headway.daemon.state_transfer import fetch_checkpointed, fetch_from_nodes
+from headway.proto import control_pb2
+from headway.stages.shard_writer import writing_shards
+from headway.stages.tls_identity import TlsIdentity
+from headway.stages.tokens import TokenShards
+
+KEY = StateKey("j", 1, 5, "head")
+DATA = bytes(range(256)) * 10_000
+FILE = CheckpointFile(size_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+
+
+@dataclass
+class Node:
+    """A Node service in this process."""
+
+    name: str
+    address: str
+    store: StateStore
+    library: DataLibrary
+    folder: Path
+
+    def hold(self, data: bytes = DATA) -> None:
+        """Put KEY's file into its store."""
+        path = self.store.path_of(KEY)
+        path.write_bytes(data)
+        self.store.adopt(KEY, path, size_bytes=len(data), sha256=FILE.sha256)
+
+
+@dataclass
+class Network:
+    """Two nodes, `a` and `b`, that see one cluster."""
+
+    a: Node
+    b: Node
+    view: ClusterView
+    client: NodeClient
+
+    @property
+    def job(self) -> JobView:
+        return self.view.jobs["j"]
+
+    async def read(self, node: Node, *, offset: int = 0, forward: bool = False) -> bytes:
+        """KEY's file, as a node gives it."""
+        chunks = [chunk async for chunk in self.client.fetch_state(node.address, KEY, offset=offset, forward=forward)]
+        assert chunks[-1].sha256 == FILE.sha256
+        assert {chunk.total_bytes for chunk in chunks} == {len(DATA)}
+        return b"".join(chunk.data for chunk in chunks)
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    """Both services on the loopback, with certificates of one authority."""
+    authority = CertificateAuthority.create(tmp_path / "authority")
+    client = NodeClient(TlsIdentity.read(authority.issue("test")))
+    job = JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
+    view = ClusterView(jobs={"j": job})
+    nodes, servers = [], []
+    for name in "ab":
+        folder = tmp_path / name
+        store = StateStore(folder / "store", quota_bytes=len(DATA) + 1000)
+        store.open()
+        server, port = bind_node_service(TlsIdentity.read(authority.issue(name)), "127.0.0.1", 0)
+
+        def others(name: str = name) -> list[str]:
+            return [record.address for record in view.nodes.values() if record.name != name]
+
+        library = DataLibrary(folder / "data", client, others)
+        desk = NodeDesk(
+            node=name,
+            incarnation=f"{name}-1",
+            view=view,
+            store=store,
+            library=library,
+            client=client,
+            logs_dir=folder,
+            checkpoint_root=tmp_path,
+            is_etcd_reachable=lambda: False,
+        )
+        add_node_service(server, desk)
+        await server.start()
+        servers.append(server)
+        address = f"127.0.0.1:{port}"
+        view.nodes[name] = NodeRecord(
+            name=name,
+            incarnation=f"{name}-1",
+            address=address,
+            host="127.0.0.1",
+            site="",
+            devices=(),
+            memory_bytes=0,
+            arithmetic_class="",
+        )
+        nodes.append(Node(name, address, store, library, folder))
+    yield Network(*nodes, view, client)
+    await client.close()
+    for server in servers:
+        await server.stop(None)
+
+
+async def test_a_held_file_is_given_from_any_byte(network: Network) -> None:
+    """The whole file, the rest of it, and its end."""
+    network.a.hold()
+    assert await network.read(network.a) == DATA
+    assert await network.read(network.a, offset=1_500_000) == DATA[1_500_000:]
+    assert await network.read(network.a, offset=len(DATA)) == b""
+
+
+async def test_a_node_that_has_it_not_looks_for_a_holder_only_when_asked(network: Network) -> None:
+    """b holds the file and etcd says so; a gives it when it may forward, and says what is missing when not."""
+    network.b.hold()
+    network.job.state[1, 5, "head"] = {"b": StateRecord(size_bytes=len(DATA), sha256=FILE.sha256, generation=1)}
+    assert await network.read(network.a, offset=77, forward=True) == DATA[77:]
+    with pytest.raises(RecoveryError, match="head at boundary 5 of j, timeline 1: is not held by node a"):
+        await network.read(network.a)
+
+
+async def test_the_checkpoint_is_the_last_resort(network: Network, tmp_path: Path) -> None:
+    """Nobody holds the file: it comes from the checkpoint folder; of another boundary there is none."""
+    (tmp_path / "head").write_bytes(DATA)
+    copy_to_checkpoint(tmp_path / "head", str(tmp_path / "c"), "head")
+    network.job.checkpoint = CheckpointRecord(timeline=1, boundary=5, url="c", files={"head": FILE})
+    assert await network.read(network.a, forward=True) == DATA
+    network.job.checkpoint = CheckpointRecord(timeline=1, boundary=6, url="c", files={"head": FILE})
+    with pytest.raises(RecoveryError, match="no node holds it, and it is not the newest checkpoint's"):
+        await network.read(network.a, forward=True)
+
+
+async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
+    """The first holder is gone, the second gives it: the file is in the store, verified."""
+    network.b.hold()
+    addresses = ["127.0.0.1:1", network.b.address]
+    await fetch_from_nodes(network.a.store, network.client, KEY, addresses=addresses, expected=FILE)
+    assert b"".join(network.a.store.read(KEY)) == DATA
+
+
+async def test_a_fetch_of_altered_bytes_fails_and_names_the_node(network: Network) -> None:
+    """b's file was altered after it was registered: a does not take it."""
+    network.b.hold(b"\xff" + DATA[1:])
+    with pytest.raises(RecoveryError, match="arrived with SHA-256"):
+        await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=FILE)
+    assert network.a.store.get(KEY) is None
+
+
+async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path: Path) -> None:
+    """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
+    large = CheckpointFile(size_bytes=2 * len(DATA), sha256=FILE.sha256)
+    with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
+        await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=large)
+    with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
+        await fetch_checkpointed(network.a.store, KEY, url=str(tmp_path), expected=large)
+
+
+async def test_data_comes_from_a_node_that_has_it(network: Network, tmp_path: Path) -> None:
+    """b's folder has the data and a has none: a fetches index and shards, verifies them, and can serve them itself."""
+    with writing_shards(tmp_path / "shards", vocab_size=256) as writer:
+        writer.append(np.arange(5000, dtype=np.uint8))
+    sha256 = TokenShards.open(tmp_path / "shards").index.sha256
+    await network.b.library.open(DataSpec(source=str(tmp_path / "shards"), sha256=sha256))
+    folder = await network.a.library.open(DataSpec(source="/nowhere", sha256=sha256))
+    assert folder == network.a.folder / "data" / sha256
+    assert TokenShards.open(folder, expected_sha256=sha256).num_tokens == 5000
+    assert network.a.library.find(sha256) == folder / "shards.json"
+    with pytest.raises(RecoveryError, match=r"/nowhere: no token shards here.*is not on node b"):
+        await network.a.library.open(DataSpec(source="/nowhere", sha256="f" * 64))
+
+
+async def test_logs_come_from_every_node_that_has_some(network: Network) -> None:
+    """Lines of both nodes, each under its name; of one node alone; the last ones only."""
+    (network.a.folder / "j.log").write_text("a1\na2\n")
+    (network.b.folder / "j.log.1").write_text("b1\n")
+    (network.b.folder / "j.log").write_text("b2\n")
+
+    async def ask(**request: Any) -> list[tuple[str, str]]:
+        lines = network.client.logs(network.a.address, control_pb2.LogsRequest(job="j", **request))
+        return sorted([(line.node, line.text) async for line in lines])
+
+    assert await ask() == [("a", "a1"), ("a", "a2"), ("b", "b1"), ("b", "b2")]
+    assert await ask(node="b", last_lines=1) == [("b", "b2")]
+    with pytest.raises(RecoveryError, match="node c: is not in the cluster"):
+        await ask(node="c")
+
+
+async def test_a_followed_log_goes_on_with_what_is_written_later(network: Network) -> None:
+    """The reader has the first line and waits; a line is written on the other node: it comes."""
+    log = network.b.folder / "j.log"
+    log.write_text("first\n")
+    lines = network.client.logs(network.a.address, control_pb2.LogsRequest(job="j", node="b", follow=True))
+    assert (await anext(lines)).text == "first"
+    with log.open("a") as file:
+        file.write("second\n")
+    assert (await anext(lines)).text == "second"
+    await lines.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_name_that_is_a_path_is_refused(network: Network) -> None:
+    """A job called ../x would read somebody else's file."""
+    with pytest.raises(RecoveryError, match="is no name of a job"):
+        [line async for line in network.client.logs(network.a.address, control_pb2.LogsRequest(job="../authority"))]
