@@ -113,7 +113,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
             arithmetic_class="",
         )
         nodes.append(Node(name, address, store, library, folder))
-    yield Network(*nodes, view, client)
+    yield Network(nodes[0], nodes[1], view, client)
     await client.close()
     for server in servers:
         await server.stop(None)
