@@ -51,6 +51,7 @@ class Playground:
             "certificates": self.etcd.authority.issue(name),
             "listen": "127.0.0.1:0",
             "state_dir": self.folder / name,
+            "store_dir": self.folder / f"{name}-store",
             "cache_dir": self.folder / "data",
             "checkpoint_root": self.folder,
             "devices": "cpu",
