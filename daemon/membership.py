@@ -67,7 +67,7 @@ class Membership:
             house.cluster,
             record=LeaderRecord(node=config.name, incarnation=self._record.incarnation),
             ttl_s=config.lease_ttl_s,
-            decide=decide,
+            decide=lambda view, *, now: decide(view, now=now, written_at=time.time()),
             write_manifest=self._write_manifest,
         )
 
@@ -143,7 +143,7 @@ class Membership:
         self._is_draining = True
         cluster = self._house.cluster
         seen = cluster.version
-        await self._put_own_record(replace(self._record, is_draining=True))
+        await self._renew_record()
         while self._is_needed(cluster.view):
             seen = await cluster.changed(seen)
         log.info("node_drained")
@@ -175,14 +175,26 @@ class Membership:
             seen = await cluster.changed(seen)
             if memory.saw_generations(_generations(cluster.view)):
                 try:
-                    await self._put_own_record(replace(self._record, generations=dict(memory.generations)))
+                    await self._renew_record()
                 except StoreUnreachableError as error:
                     log.warning("generations_not_registered", error=str(error))
             agent.cluster_changed()
 
-    async def _put_own_record(self, record: NodeRecord) -> None:
-        self._record = replace(record, is_draining=self._is_draining)
-        await self._put()
+    async def _renew_record(self) -> None:
+        """Write our record anew; a drain mark that somebody else has put on it stays."""
+        key = Keys.node(self._record.name)
+        while True:
+            found = await self._house.etcd.get(key)
+            if found is not None:
+                other = decode(found.value, NodeRecord)
+                self._is_draining |= other.incarnation == self.incarnation and other.is_draining
+            self._record = replace(
+                self._record, is_draining=self._is_draining, generations=dict(self._house.memory.generations)
+            )
+            try:
+                return await self._put(Compare.unchanged(key, found.mod_revision if found is not None else 0))
+            except ConflictError:
+                continue
 
     async def _put(self, *conditions: Compare) -> None:
         assert self._lease is not None

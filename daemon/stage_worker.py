@@ -188,7 +188,7 @@ class StageWorker:
         assert session.spec is not None
         directory = Path(order.directory)
         directory.mkdir(parents=True, exist_ok=True)
-        timeline, generation = Timeline(order.timeline), Generation(order.generation)
+        timeline = Timeline(order.timeline)
         wrote = control_pb2.Wrote(job=order.job_name, generation=order.generation, boundary=order.boundary)
         for name in order.layers:
             path = directory / f"{name}{SUFFIX}"
@@ -200,7 +200,6 @@ class StageWorker:
                     boundary=Boundary(order.boundary),
                     train=session.spec.train,
                     timeline=timeline,
-                    generation=generation,
                 )
             else:
                 written = write_layer(
@@ -209,7 +208,6 @@ class StageWorker:
                     job=order.job_name,
                     train=session.spec.train,
                     timeline=timeline,
-                    generation=generation,
                 )
             wrote.files.add(layer=name, path=str(path), size_bytes=written.size_bytes, sha256=written.sha256)
         log.info("layers_written", job=order.job_name, boundary=order.boundary, layers=list(order.layers))

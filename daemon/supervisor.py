@@ -277,7 +277,16 @@ class Supervisor:
 
     def _spawn(self, handle: WorkerHandle) -> None:
         settings = self._settings
-        arguments = ["-m", "headway.daemon.worker", "--socket", str(self.socket_path), "--host", settings.host]
+        arguments = [
+            "-m",
+            "headway.daemon.worker",
+            "--socket",
+            str(self.socket_path),
+            "--node",
+            settings.node,
+            "--host",
+            settings.host,
+        ]
         arguments += ["--certificates", str(settings.certificates)]
         arguments += ["--device-index", str(handle.index), "--device", handle.device.kind]
         if settings.history_dir is not None:

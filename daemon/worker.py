@@ -33,6 +33,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """The command line. Exits with 2 on a wrong one."""
     parser = argparse.ArgumentParser(prog="headway.daemon.worker", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="the daemon's unix socket")
+    parser.add_argument("--node", default="", help="the node's name, for the log")
     parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
     parser.add_argument("--device-index", type=int, required=True)
@@ -57,7 +58,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.loop_thread import LoopThread
     from headway.stages.tls_identity import TlsIdentity
 
-    configure_logs("info", "auto", node=options.host)
+    configure_logs("info", "auto", node=options.node)
     structlog.contextvars.bind_contextvars(worker=f"{options.device}:{options.device_index}", pid=os.getpid())
     log = structlog.get_logger()
 

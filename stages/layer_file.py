@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from headway.stages.errors import DamagedFileError
-from headway.stages.ids import Boundary, Generation, LayerName, Timeline
+from headway.stages.ids import Boundary, LayerName, Timeline
 from headway.stages.journal import JOURNAL, Journal
 from headway.stages.layer_state import LayerState
 from headway.stages.optimizer import OptimizerFactory
@@ -22,7 +22,6 @@ def write_layer(
     job: str,
     train: TrainSpec,
     timeline: Timeline,
-    generation: Generation,
     durable: bool = False,
 ) -> WrittenFile:
     """Write a layer that rests at a boundary. Raises OSError; nothing is left behind then."""
@@ -31,7 +30,6 @@ def write_layer(
         layer=layer.name,
         boundary=layer.boundary,
         timeline=timeline,
-        generation=generation,
         dtype=train.dtype,
     )
     return write_state(path, layer.tensors(), header, durable=durable)
@@ -79,14 +77,11 @@ def write_journal(
     boundary: Boundary,
     train: TrainSpec,
     timeline: Timeline,
-    generation: Generation,
     durable: bool = False,
 ) -> WrittenFile:
     """Write the rows below a boundary. Raises OSError; nothing is left behind then."""
     cut = Journal(row for row in journal.rows if row.batch < boundary)
-    header = StateHeader(
-        job=job, layer=JOURNAL, boundary=boundary, timeline=timeline, generation=generation, dtype=train.dtype
-    )
+    header = StateHeader(job=job, layer=JOURNAL, boundary=boundary, timeline=timeline, dtype=train.dtype)
     return write_state(path, cut.tensors(), header, durable=durable)
 
 

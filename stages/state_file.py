@@ -40,15 +40,17 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHeader:
-    """What a file says it is."""
+    """What a file says it is.
+
+    Not which generation wrote it: a boundary is a content. Writing the same one again gives the same bytes, so that a
+    checkpoint may be written over itself at any moment.
+    """
 
     job: str
     layer: str
     """`journal` names the journal's own file."""
     boundary: int
     timeline: int
-    generation: int
-    """The plan in force when it was written."""
     dtype: str
     """Of the job."""
 

@@ -56,7 +56,10 @@ def read_mutants(folder: Path = Path(__file__).parent) -> list[Mutant]:
 def copy_tree(target: Path) -> None:
     """The tracked and new files of the working tree, links as links."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
         source, copy = ROOT / name, target / name

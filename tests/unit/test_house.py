@@ -27,7 +27,9 @@ PURE = (
     "stages/schedule.py",
     "stages/simulator.py",
 )
-IMPURE_IMPORTS = {"asyncio", "grpc", "torch", "time", "datetime", "os", "random", "secrets", "structlog", "logging", "threading"}
+IMPURE_IMPORTS = frozenset(
+    ("asyncio", "datetime", "grpc", "logging", "os", "random", "secrets", "structlog", "threading", "time", "torch")
+)
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -8,6 +8,7 @@ from headway.daemon.cluster_view import JobView
 from headway.daemon.job_requests import job_of, pause, resume, submit
 from headway.daemon.job_watch import wait_for_phase
 from headway.daemon.local_cluster import LocalCluster
+from headway.daemon.node_drain import drain
 from headway.daemon.records import Phase
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
 
@@ -74,11 +75,11 @@ async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(tmp_path: Path, o
             session, "pause-drain", paused.checkpoint.boundary, generation=paused.phase.generation + 1
         )
         assert running.plan is not None
-        leaving = next(node for node in cluster.nodes if node.name == running.plan.stages[0].node)
-        leaving.process.terminate()
+        leaving = running.plan.stages[0].node
+        await drain(session, leaving)
         result = await finished(session, "pause-drain", tmp_path / "out")
-        final = job_of(await session.view(), "pause-drain")
-        assert leaving.process.wait(TIMEOUT_S) == 0
-        cluster.nodes.remove(leaving)
+        view = await session.view()
+        final = job_of(view, "pause-drain")
+        assert view.nodes[leaving].is_draining, "the mark went away when the node registered what it had seen"
     assert_same_bits(result, oracle(spec))
     assert len(set(result.generations)) >= 3, f"the drain came too late: {final.phase.reason}"

@@ -12,7 +12,7 @@ from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 
 def stopping(save: str) -> SimulatedCluster:
-    """Two nodes whose workers have all stopped and saved, for a third node or a pause; the leader has not looked yet."""
+    """Two nodes whose workers have all stopped and saved, for a third node or a pause; no leader has looked yet."""
     cluster = SimulatedCluster()
     for name in ("a", "b"):
         cluster.add_node(name)

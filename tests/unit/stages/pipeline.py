@@ -166,7 +166,6 @@ def save_all(folder: Path, job: JobSpec, layers: Mapping[str, LayerState], journ
             job=job.job.name,
             train=job.train,
             timeline=Timeline(1),
-            generation=Generation(1),
         )
     write_journal(
         folder / f"journal{SUFFIX}",
@@ -175,7 +174,6 @@ def save_all(folder: Path, job: JobSpec, layers: Mapping[str, LayerState], journ
         boundary=boundary,
         train=job.train,
         timeline=Timeline(1),
-        generation=Generation(1),
     )
     return boundary
 

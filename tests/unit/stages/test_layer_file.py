@@ -31,9 +31,7 @@ def trained() -> LayerState:
 
 
 def write(path: Path, layer: LayerState) -> WrittenFile:
-    return write_layer(
-        path, layer, job="tiny", train=JOB.train, timeline=Timeline(2), generation=Generation(4), durable=True
-    )
+    return write_layer(path, layer, job="tiny", train=JOB.train, timeline=Timeline(2), durable=True)
 
 
 def read(path: Path, **changes: object) -> LayerState:
@@ -111,7 +109,7 @@ def test_another_file_than_asked_for_is_refused(
         read(tmp_path / "x", **changes)
 
 
-HEADER = StateHeader(job="j", layer="l", boundary=1, timeline=1, generation=1, dtype="float32")
+HEADER = StateHeader(job="j", layer="l", boundary=1, timeline=1, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +156,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_layer_with_a_tensor_missing_is_refused(tmp_path: Path, trained: LayerState) -> None:
     """Momentum, the older version or a weight left out, or an unknown slot → DamagedFileError that names it."""
-    header = StateHeader(job="tiny", layer=BLOCK, boundary=3, timeline=2, generation=4, dtype="float32")
+    header = StateHeader(job="tiny", layer=BLOCK, boundary=3, timeline=2, dtype="float32")
     tensors = trained.tensors()
     for key in ("previous/mlp.up_proj.weight", "current/mlp.up_proj.weight", next(k for k in tensors if "optim" in k)):
         write_state(tmp_path / "x", {k: t for k, t in tensors.items() if k != key}, header)
@@ -191,7 +189,6 @@ def test_a_journal_is_cut_at_its_boundary_and_comes_back_whole(tmp_path: Path) -
         boundary=Boundary(6),
         train=JOB.train,
         timeline=Timeline(1),
-        generation=Generation(1),
     )
     again = read_journal(tmp_path / "x", job="j", boundary=Boundary(6), timeline=Timeline(1))
     assert again.rows == journal.rows[:2]
@@ -209,7 +206,6 @@ def test_a_journal_that_ends_too_early_is_refused(tmp_path: Path) -> None:
         boundary=Boundary(7),
         train=JOB.train,
         timeline=Timeline(1),
-        generation=Generation(1),
     )
     with pytest.raises(DamagedFileError, match="ends before batch 6, not 7"):
         read_journal(tmp_path / "x", job="j", boundary=Boundary(7))
@@ -238,6 +234,5 @@ def test_an_empty_journal_is_a_file_too(tmp_path: Path) -> None:
         boundary=Boundary(0),
         train=JOB.train,
         timeline=Timeline(1),
-        generation=Generation(1),
     )
     assert len(read_journal(tmp_path / "x", job="j", boundary=Boundary(0))) == 0
