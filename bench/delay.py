@@ -19,7 +19,7 @@ from measure import machine, progress, versions
 from torch import Tensor
 from torch.func import functional_call
 
-from headway.daemon.job import JobSection, JobSpec
+from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.reference import Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.model import build_layer, token_loss

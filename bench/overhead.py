@@ -18,13 +18,13 @@ from pathlib import Path
 
 from measure import Figure, progress, report
 
-from headway.daemon.cluster_access import ClusterSession
-from headway.daemon.job import JobSection, JobSpec, PlacementSpec
-from headway.daemon.job_requests import remove, submit
-from headway.daemon.job_resolve import data_folder, default_cache_dir, resolve_job
-from headway.daemon.job_watch import wait_for_phase
-from headway.daemon.local_cluster import LocalCluster
-from headway.daemon.node_client import NodeClient
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import remove, submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import Phase
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -36,7 +36,7 @@ LOOP_TIMEOUT_S = 600.0
 LOOP = """
 import statistics, sys
 import msgspec
-from headway.daemon.job import JobSpec
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reference import reference
 from headway.stages.tokens import TokenShards
 

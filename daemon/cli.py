@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from headway.daemon import cli_cluster, cli_data, cli_jobs, cli_local
+from headway.daemon.command_line import cluster as cli_cluster
+from headway.daemon.command_line import data as cli_data
+from headway.daemon.command_line import jobs as cli_jobs
+from headway.daemon.command_line import local as cli_local
 from headway.daemon.errors import (
     EXIT_CONFIG,
     EXIT_JOB_FAILED,

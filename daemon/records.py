@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headway.daemon.job import JobSpec
+from headway.daemon.jobs.job import JobSpec
 
 PREFIX = "/headway/"
 PROTOCOL_VERSION = 1

@@ -25,7 +25,7 @@ from headway.stages.spec import weight_version
 from headway.stages.tokens import TokenShards
 
 if TYPE_CHECKING:
-    from headway.daemon.job import JobSpec
+    from headway.daemon.jobs.job import JobSpec
 
 Weights = dict[str, dict[str, Tensor]]
 """Layer name to parameter name to tensor."""

@@ -5,13 +5,13 @@ from typing import IO, Literal
 
 import torch
 
-from headway.daemon.byte_tokenizer import tokenizer_json
+from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.errors import ConfigError
-from headway.daemon.job_file import read_job
-from headway.daemon.job_resolve import data_folder, default_cache_dir, resolve_job
-from headway.daemon.metrics_file import MetricsFile
-from headway.daemon.model_folder import write_model
+from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.reference import BatchResult, reference
+from headway.daemon.results.metrics_file import MetricsFile
+from headway.daemon.results.model_folder import write_model
 from headway.stages.tokens import TokenShards
 
 

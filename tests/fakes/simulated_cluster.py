@@ -8,11 +8,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from headway.daemon.cluster_view import ClusterView, JobView
-from headway.daemon.commands import Command, Transaction, WriteManifest
-from headway.daemon.coordinator import decide
-from headway.daemon.coordinator_case import JOURNAL, devices, place
-from headway.daemon.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.coordination.case import JOURNAL, devices, place
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.commands import Command, Transaction, WriteManifest
+from headway.daemon.coordination.coordinator import decide
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.records import (
     CheckpointRecord,
     Desired,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from headway.daemon.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.records import NodeRecord
 
 

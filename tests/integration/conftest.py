@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_connection import EtcdAccess
-from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
 from headway.stages.tls_identity import TlsIdentity
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from headway.daemon.byte_tokenizer import tokenizer_json
-from headway.daemon.model_folder import read_model, write_model
-from headway.daemon.sample import sample
+from headway.daemon.data.byte_tokenizer import tokenizer_json
+from headway.daemon.results.model_folder import read_model, write_model
+from headway.daemon.results.sample import sample
 from headway.stages.initial_weights import initial_parameters
 from headway.stages.model import build_layer
 from headway.stages.spec import ModelSpec, layer_names

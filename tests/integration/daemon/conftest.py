@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from headway.daemon.cluster_view import ClusterView, JobView
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.records import PREFIX, Desired, DesiredRecord, Keys, Phase, SpecRecord, encode
 from headway.stages.shard_writer import writing_shards
 from headway.stages.spec import ModelSpec, TrainSpec

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.node_client import NodeClient
+from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import Keys, NodeRecord, Phase, decode
-from headway.daemon.state_key import JOURNAL, StateKey
+from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 
 EXIT_CONFIG, EXIT_UNREACHABLE = 2, 3

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.checkpoint import copy_to_checkpoint
-from headway.daemon.cluster_view import ClusterView, JobView
-from headway.daemon.data_library import DataLibrary
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
-from headway.daemon.job import DataSpec, JobSection, JobSpec
-from headway.daemon.node_client import NodeClient
-from headway.daemon.node_service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import CheckpointFile, CheckpointRecord, NodeRecord, SpecRecord, StateRecord
-from headway.daemon.state_key import StateKey
-from headway.daemon.state_store import StateStore
-from headway.daemon.state_transfer import fetch_checkpointed, fetch_from_nodes
+from headway.daemon.storage.checkpoint import copy_to_checkpoint
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
 from headway.proto import control_pb2
 from headway.stages.shard_writer import writing_shards
 from headway.stages.tls_identity import TlsIdentity

@@ -4,12 +4,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from headway.daemon.cluster_view import ClusterView
-from headway.daemon.cluster_watch import ClusterWatch
-from headway.daemon.commands import Decision
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_connection import EtcdAccess
-from headway.daemon.leadership import Leadership
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.coordination.commands import Decision
+from headway.daemon.coordination.leadership import Leadership
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.records import LeaderRecord
 from headway.stages.tls_identity import TlsIdentity
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.cluster_watch import ClusterWatch
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records import Desired, DesiredRecord, Keys, encode
 from tests.integration.conftest import Etcd
 from tests.integration.etcd.test_server import free_port

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from headway.daemon.cluster_view import ClusterView
-from headway.daemon.cluster_watch import ClusterWatch
-from headway.daemon.commands import Decision, Transaction
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_transaction import Change, Compare
-from headway.daemon.leadership import Leadership
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.coordination.commands import Decision, Transaction
+from headway.daemon.coordination.leadership import Leadership
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Change, Compare
 from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, encode
 from tests.integration.conftest import Etcd
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from headway.daemon.errors import ConflictError, LeaseLostError
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_transaction import Compare, Delete, Put, Relation, Target
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Delete, Put, Relation, Target
 
 
 async def test_a_key_is_put_read_and_deleted(client: EtcdClient) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.cluster_view import ClusterView
-from headway.daemon.cluster_watch import ClusterWatch
-from headway.daemon.commands import Command, Decision, Transaction, WriteManifest
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
+from headway.daemon.coordination.leadership import Decide, Leadership
 from headway.daemon.errors import ConflictError, RecoveryError
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_transaction import Compare, Put
-from headway.daemon.leadership import Decide, Leadership
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, decode, encode
 from tests.integration.conftest import Etcd
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from headway.daemon.errors import StoreError, StoreUnreachableError
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_connection import EtcdAccess
-from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from tests.integration.etcd.test_server import free_port
 

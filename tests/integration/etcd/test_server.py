@@ -14,10 +14,10 @@ import pytest
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.errors import ConfigError, StoreError, StoreUnreachableError
-from headway.daemon.etcd_client import EtcdClient
-from headway.daemon.etcd_connection import EtcdAccess
-from headway.daemon.etcd_server import EtcdServer, EtcdServerConfig
-from headway.daemon.etcd_watch import KeyEvent, WatchBatch
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.etcd.watch import KeyEvent, WatchBatch
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.stages.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 

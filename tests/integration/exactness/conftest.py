@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headway.daemon.local_cluster import LocalCluster
+from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import MAX_NODES, Oracle
 
 

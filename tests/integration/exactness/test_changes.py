@@ -3,16 +3,17 @@
 import asyncio
 from pathlib import Path
 
-from headway.daemon.cluster_access import ClusterSession
-from headway.daemon.cluster_view import JobView
-from headway.daemon.job_requests import job_of, pause, resume, submit
-from headway.daemon.job_watch import wait_for_phase
-from headway.daemon.local_cluster import LocalCluster
-from headway.daemon.node_drain import drain
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of, pause, resume, submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.client.node_drain import drain
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
 
 BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
+BATCHES_FOR_TWO_CHANGES = 400  # changes of a running job lie seconds apart
 BATCHES_WHILE_A_NODE_STARTS = 500
 
 
@@ -63,7 +64,7 @@ async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_pa
 
 async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Three nodes train; the job is paused and resumed, then a node is told to leave: the reference's bits."""
-    spec = small_job("pause-drain", batches=BATCHES)
+    spec = small_job("pause-drain", batches=BATCHES_FOR_TWO_CHANGES)
     async with LocalCluster(tmp_path / "state", num_nodes=3) as cluster, ClusterSession(cluster.address) as session:
         await submit(session, spec)
         await until_batch(session, "pause-drain", 5)

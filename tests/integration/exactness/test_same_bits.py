@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.local_cluster import LocalCluster
+from headway.daemon.local.cluster import LocalCluster
 from headway.optim.spec import OptimSpec
 from tests.integration.exactness.training import (
     ADAMW_WITHOUT_ERROR_FEEDBACK,

@@ -9,18 +9,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headway.daemon.cluster_access import ClusterSession
-from headway.daemon.cluster_view import JobView
-from headway.daemon.export import export
-from headway.daemon.job import JobSection, JobSpec, PlacementSpec
-from headway.daemon.job_requests import submit
-from headway.daemon.job_resolve import data_folder, default_cache_dir, resolve_job
-from headway.daemon.job_watch import wait_for_phase
-from headway.daemon.journal_copy import JournalCopy
-from headway.daemon.local_cluster import LocalCluster
-from headway.daemon.model_folder import write_model
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.export import export
+from headway.daemon.client.job_requests import submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from headway.daemon.reference import BatchResult, reference
+from headway.daemon.results.model_folder import write_model
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.job import DataSpec, JobSection, JobSpec
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records import encode
-from headway.daemon.worker_service import WorkerStream, serve_workers
+from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
 from headway.optim.spec import OptimSpec
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Order, Report

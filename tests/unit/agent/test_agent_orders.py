@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.agent_orders import NodeState, is_awaited, is_named, is_over, next_steps
-from headway.daemon.agent_steps import (
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.node.agent_orders import NodeState, is_awaited, is_named, is_over, next_steps
+from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
     DeleteState,
@@ -25,8 +27,6 @@ from headway.daemon.agent_steps import (
     SourceKind,
     Step,
 )
-from headway.daemon.cluster_view import ClusterView, JobView
-from headway.daemon.job import JobSection, JobSpec
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
@@ -39,8 +39,8 @@ from headway.daemon.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "block.1", "head")

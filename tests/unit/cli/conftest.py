@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from headway.daemon import cluster_access
 from headway.daemon.cli import run
+from headway.daemon.client import cluster_access
 
 Outcome = tuple[int, str, str]
 

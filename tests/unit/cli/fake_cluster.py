@@ -4,8 +4,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from headway.daemon.cluster_view import ClusterView
-from headway.daemon.job import JobSection, JobSpec
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records import (
     DesiredRecord,
     Device,

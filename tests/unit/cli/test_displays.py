@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.demo import DEMO_JOB, check_metrics, draw_png
+from headway.daemon.client.job_report import JobReport, duration, layer_range
+from headway.daemon.client.job_watch import traceback_line
+from headway.daemon.client.loss_curve import draw_curve
+from headway.daemon.client.watch_view import JsonDisplay, PlainDisplay, Snapshot
 from headway.daemon.errors import JobFailedError
-from headway.daemon.job_file import parse_job, read_job
-from headway.daemon.job_report import JobReport, duration, layer_range
-from headway.daemon.job_watch import traceback_line
-from headway.daemon.loss_curve import draw_curve
-from headway.daemon.watch_view import JsonDisplay, PlainDisplay, Snapshot
+from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "jobs"
 
@@ -64,7 +64,7 @@ def test_a_lost_or_doubled_batch_is_told(tmp_path: Path) -> None:
 def test_plain_lines_come_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a second only a change of phase is printed at once; the last state is printed at the end."""
     now = [0.0]
-    monkeypatch.setattr("headway.daemon.watch_view.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway.daemon.client.watch_view.time.monotonic", lambda: now[0])
     stream = io.StringIO()
     with PlainDisplay(stream) as display:
         for at, batch, phase in (

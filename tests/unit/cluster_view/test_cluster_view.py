@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from headway.daemon.checkpoint_names import boundary_url
-from headway.daemon.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.records import (
     Keys,
     NodeRecord,
@@ -19,6 +18,7 @@ from headway.daemon.records import (
     WorkerState,
     encode,
 )
+from headway.daemon.storage.checkpoint_names import boundary_url
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 NODE = NodeRecord(

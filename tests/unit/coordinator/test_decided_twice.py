@@ -1,7 +1,7 @@
 """A decision that was written once already: what it rests on has moved, so writing it again changes nothing."""
 
-from headway.daemon.commands import Transaction
-from headway.daemon.coordinator import decide
+from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.coordinator import decide
 from headway.daemon.records import Desired, Keys, Phase
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from headway.daemon.commands import Transaction, WriteManifest
-from headway.daemon.coordinator import TABLE, decide
-from headway.daemon.coordinator_case import (
+from headway.daemon.coordination.case import (
     ABSENCE_GRACE_S,
     CHANGE_RETRY_S,
     PREPARE_DEADLINE_S,
     SETTLE_S,
     START_DEADLINE_S,
 )
-from headway.daemon.coordinator_diagram import page
+from headway.daemon.coordination.commands import Transaction, WriteManifest
+from headway.daemon.coordination.coordinator import TABLE, decide
+from headway.daemon.coordination.diagram import page
 from headway.daemon.records import (
     CheckpointRecord,
     Desired,
@@ -59,7 +59,7 @@ def running_at_full_speed(cluster: SimulatedCluster) -> None:
 
 
 def test_page_in_docs_is_the_table() -> None:
-    """docs/coordinator.md is what the module prints; else: python -m headway.daemon.coordinator_diagram."""
+    """docs/coordinator.md is what the module prints; else: python -m headway.daemon.coordination.diagram."""
     from pathlib import Path
 
     assert (Path(__file__).parents[3] / "docs/coordinator.md").read_text() == page()

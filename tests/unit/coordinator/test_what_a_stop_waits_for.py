@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.cluster_view import ClusterView
-from headway.daemon.commands import Command, Transaction, WriteManifest
-from headway.daemon.coordinator import decide
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.commands import Command, Transaction, WriteManifest
+from headway.daemon.coordination.coordinator import decide
 from headway.daemon.records import Desired, Keys, Phase, StateRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 

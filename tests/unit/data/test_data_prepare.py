@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headway.daemon.data_prepare import prepare
+from headway.daemon.data.prepare import prepare
 from headway.daemon.errors import ConfigError
 from headway.stages.tokens import TokenShards
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.metrics_file import MetricsFile
+from headway.daemon.results.metrics_file import MetricsFile
 
 
 def append(metrics: MetricsFile, batch: int, loss: float = 1.0) -> None:

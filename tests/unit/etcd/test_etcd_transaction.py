@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.etcd_transaction import Compare, Delete, Put, Target, prefix_end, range_start, transaction_request
+from headway.daemon.etcd.transaction import Compare, Delete, Put, Target, prefix_end, range_start, transaction_request
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import get_type_hints
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.job import JobSection, JobSpec
-from headway.daemon.job_file import parse_job, read_job
-from headway.daemon.job_rules import LATER
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.jobs.rules import LATER
 from headway.optim.spec import GroupSpec
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "jobs"

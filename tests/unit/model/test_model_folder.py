@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.model_folder import ModelFolderWriter, read_model, write_model
-from headway.daemon.sample import sample
+from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
+from headway.daemon.results.sample import sample
 from headway.stages.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, layer_names
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from headway.daemon.checkpoint import (
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.records import CheckpointFile, CheckpointRecord, encode
+from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
     fetch_from_checkpoint,
     probe,
@@ -14,8 +16,6 @@ from headway.daemon.checkpoint import (
     resolve_checkpoint_dir,
     write_manifest,
 )
-from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.records import CheckpointFile, CheckpointRecord, encode
 
 DATA = b"layer" * 500
 FILE = CheckpointFile(size_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.node_config import NodeConfig, advertised_host, listen_address, read_node_config
+from headway.daemon.node.config import NodeConfig, advertised_host, listen_address, read_node_config
 
 
 def write(path: Path, text: str) -> Path:

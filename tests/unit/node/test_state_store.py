@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.state_key import StateKey
-from headway.daemon.state_store import StateStore
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
 
 KEY = StateKey("j", 1, 5, "head")
 DATA = b"weights" * 1000

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from headway.daemon.job import JobSection, JobSpec
+from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.reference import BatchResult, Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.initial_weights import initial_parameters

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from headway.daemon.job import JobSection, JobSpec
+from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.executor import Executor, StageContext

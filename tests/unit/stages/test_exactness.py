@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.daemon.job import JobSpec
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reference import Weights, reference
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.daemon.job import JobSpec
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reference import reference
 from headway.stages.ids import LayerName
 from headway.stages.initial_weights import initial_parameters

@@ -1,0 +1,185 @@
+"""Which cluster a command speaks to, and a session with it: what etcd says now, and every change from then on.
+
+Which one, in this order: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwise the local cluster of the
+folder `--cluster` or HEADWAY_CLUSTER or `.headway`, where `headway up` has left `cluster.json`.
+"""
+
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
+from headway.daemon.records import PREFIX
+from headway.stages.tls_identity import TlsIdentity
+
+DEFAULT_CLUSTER_DIR = Path(".headway")
+CLUSTER_FILE = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAddress:
+    """How to reach a cluster."""
+
+    etcd: tuple[str, ...]
+    """host:port of each member."""
+    certificates: Path | None = None
+    """Folder with ca.pem, cert.pem and key.pem; None: no TLS."""
+    user: str = ""
+    password: str = ""
+    state_dir: Path | None = None
+    """The folder of a local cluster."""
+
+    def identity(self) -> TlsIdentity | None:
+        """This client's certificate. Raises ConfigError, naming the file that is missing."""
+        if self.certificates is None:
+            return None
+        try:
+            return TlsIdentity.read(self.certificates)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be read: {error.strerror}; --certs names a folder with ca.pem, cert.pem and key.pem",
+                str(error.filename),
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFile:
+    """`cluster.json`: where the local cluster of this folder is, while it runs."""
+
+    pid: int
+    etcd: tuple[str, ...]
+    certificates: str
+
+
+def find_cluster(
+    *,
+    etcd: str | None = None,
+    certs: Path | None = None,
+    cluster: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ClusterAddress:
+    """The address that flags, environment (os.environ if None) and folder give; an explicit flag goes first.
+
+    Raises StoreUnreachableError when there is no cluster, ConfigError for a `cluster.json` that cannot be read.
+    """
+    environment = os.environ if environment is None else environment
+    if not etcd and cluster is None:
+        etcd = environment.get("HEADWAY_ETCD")
+    if etcd:
+        certs = certs or (Path(told) if (told := environment.get("HEADWAY_CERTS")) else None)
+        return ClusterAddress(
+            etcd=tuple(member.strip().removeprefix("https://").removeprefix("http://") for member in etcd.split(",")),
+            certificates=certs.expanduser() if certs else None,
+            user=environment.get("HEADWAY_ETCD_USER", ""),
+            password=_password(environment),
+        )
+    folder = cluster or Path(environment.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR)
+    found = _read_cluster_file(folder)
+    if found is None or not _is_alive(found.pid):
+        raise StoreUnreachableError(
+            str(folder), "no cluster runs here; start one with `headway up`, or name one with --etcd HOST:PORT"
+        )
+    return ClusterAddress(etcd=found.etcd, certificates=Path(found.certificates), state_dir=folder)
+
+
+def _read_cluster_file(folder: Path) -> ClusterFile | None:
+    path = folder / CLUSTER_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", str(path)) from error
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _password(environment: Mapping[str, str]) -> str:
+    if not (told := environment.get("HEADWAY_ETCD_PASSWORD_FILE")):
+        return ""
+    try:
+        return Path(told).expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", f"HEADWAY_ETCD_PASSWORD_FILE = {told}") from error
+
+
+class ClusterSession:
+    """One conversation with a cluster, inside one event loop. A context manager."""
+
+    def __init__(self, address: ClusterAddress, *, timeout_s: float = 5.0) -> None:
+        from headway.daemon.etcd.client import EtcdClient
+        from headway.daemon.etcd.connection import EtcdAccess
+
+        self.address = address
+        self.identity = address.identity()
+        access = EtcdAccess(
+            endpoints=address.etcd,
+            identity=self.identity,
+            user=address.user,
+            password=address.password,
+            timeout_s=timeout_s,
+        )
+        self.client = EtcdClient(access)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.client.close()
+
+    async def view(self) -> ClusterView:
+        """What etcd says now. Raises StoreUnreachableError."""
+        view, _ = await self._listed()
+        return view
+
+    async def follow(self) -> AsyncGenerator[ClusterView, None]:
+        """What etcd says now, then the same view again after every change. Never ends by itself.
+
+        While etcd is away nothing comes; afterwards nothing has been missed.
+        """
+        while True:
+            view, revision = await self._listed()
+            yield view
+            try:
+                async for batch in self.client.watch(PREFIX, from_revision=revision + 1):
+                    for event in batch.events:
+                        view.apply(
+                            event.key,
+                            event.value,
+                            mod_revision=event.mod_revision,
+                            create_revision=event.create_revision,
+                            now=time.monotonic(),
+                        )
+                    yield view
+            except CompactedError:
+                continue  # list again
+
+    async def _listed(self) -> tuple[ClusterView, int]:
+        listed = await self.client.get_prefix(PREFIX)
+        view = ClusterView()
+        for entry in listed.entries:
+            view.apply(
+                entry.key,
+                entry.value,
+                mod_revision=entry.mod_revision,
+                create_revision=entry.create_revision,
+                now=time.monotonic(),
+            )
+        return view, listed.revision

@@ -1,0 +1,130 @@
+"""What `headway doctor` looks at: each thing with what was found and, where it is wrong, what to do."""
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
+from headway.daemon.errors import ConfigError, StoreError
+from headway.daemon.local.etcd_server import find_etcd_binary
+
+LEAST_SHARED_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    is_fine: bool
+    found: str
+    advice: str = ""
+
+
+def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
+    """Every finding about this machine, and about the cluster that the flags, environment or folder name."""
+    findings = [_python(), _torch(), _etcd_binary(etcd_binary), _loopback(), _memory_folder(), _temporary_folder()]
+    is_named = etcd or certs or cluster or any(os.environ.get(f"HEADWAY_{name}") for name in ("ETCD", "CLUSTER"))
+    if is_named or DEFAULT_CLUSTER_DIR.exists():
+        findings.append(_cluster(etcd, certs, cluster))
+    return findings
+
+
+def _python() -> Finding:
+    is_fine = sys.version_info >= (3, 11)
+    return Finding(
+        what="Python",
+        is_fine=is_fine,
+        found=platform.python_version(),
+        advice="" if is_fine else "install Python 3.11 or newer",
+    )
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding(
+            what="torch", is_fine=False, found=str(error), advice="pip install torch, in the release of pyproject"
+        )
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    headway = importlib.metadata.version("headway")
+    found = f"{torch.__version__}, headway {headway}, {', '.join(names) or 'CPU only'}"
+    return Finding(what="torch", is_fine=True, found=found)
+
+
+def _etcd_binary(chosen: Path | None) -> Finding:
+    try:
+        return Finding(what="etcd binary", is_fine=True, found=str(find_etcd_binary(chosen)))
+    except ConfigError as error:
+        return Finding(
+            what="etcd binary", is_fine=False, found=str(error), advice="only `up`, `run` and `demo` need one here"
+        )
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        return Finding(
+            what="loopback port", is_fine=False, found=str(error), advice="let this user open sockets on 127.0.0.1"
+        )
+    return Finding(what="loopback port", is_fine=True, found="can be opened")
+
+
+def _memory_folder() -> Finding:
+    folder = Path("/dev/shm")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(
+            what="layer files in memory",
+            is_fine=True,
+            found="no /dev/shm: they go to the state folder",
+            advice="mount a tmpfs there for faster changes of plan",
+        )
+    free = shutil.disk_usage(folder).free
+    is_fine = free >= LEAST_SHARED_BYTES
+    advice = (
+        "" if is_fine else "make /dev/shm larger, or set store_dir to a folder with room for twice the node's state"
+    )
+    return Finding(
+        what="layer files in memory", is_fine=is_fine, found=f"/dev/shm has {free >> 20} MiB free", advice=advice
+    )
+
+
+def _temporary_folder() -> Finding:
+    try:
+        with tempfile.TemporaryDirectory(prefix="headway-") as folder, socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(Path(folder) / "workers.sock"))
+    except OSError as error:
+        advice = "set TMPDIR to a folder with a short path on a local file system"
+        return Finding(what="unix sockets", is_fine=False, found=str(error), advice=advice)
+    return Finding(what="unix sockets", is_fine=True, found=f"can be made in {tempfile.gettempdir()}")
+
+
+def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:
+    async def ask() -> str:
+        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
+            status = await session.client.status()
+            view = await session.view()
+            leader = view.leader.node if view.leader else "nobody"
+            return f"etcd {status.version}, {len(view.nodes)} nodes, {leader} leads, {len(view.jobs)} jobs"
+
+    return _checked("cluster", lambda: asyncio.run(ask()))
+
+
+def _checked(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, is_fine=True, found=look())
+    except (ConfigError, StoreError) as error:
+        return Finding(
+            what=what, is_fine=False, found=str(error), advice="see the line above; `headway up` makes one here"
+        )

@@ -1,0 +1,143 @@
+"""Writes a job's newest boundary as a model folder: layer by layer through any daemon, each file verified."""
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.data.byte_tokenizer import tokenizer_json
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.results.model_folder import ModelFolderWriter
+from headway.daemon.storage.state_key import StateKey
+from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.state_file import check_header, read_state
+from headway.stages.tokens import read_index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """A boundary that can be exported."""
+
+    timeline: int
+    number: int
+    sha256: dict[str, str]
+    """Of each layer's file."""
+
+
+def newest_boundary(job: JobView) -> Boundary:
+    """The newest boundary whose every layer is held or checkpointed. Raises ConfigError when there is none yet."""
+    spec = job.spec
+    assert spec is not None
+    found: list[Boundary] = []
+    if job.checkpoint is not None:
+        hashes = {layer: file.sha256 for layer, file in job.checkpoint.files.items()}
+        found.append(Boundary(timeline=job.checkpoint.timeline, number=job.checkpoint.boundary, sha256=hashes))
+    for timeline, number in {(key[0], key[1]) for key in job.state}:
+        holders = {layer: job.holders(timeline, number, layer) for layer in spec.layers}
+        if all(holders.values()):
+            hashes = {layer: next(iter(records.values())).sha256 for layer, records in holders.items()}
+            found.append(Boundary(timeline=timeline, number=number, sha256=hashes))
+    if not found:
+        raise ConfigError(
+            f"nothing to export yet: no boundary was written; `headway pause {job.name}` writes one", f"job {job.name}"
+        )
+    return max(found, key=lambda boundary: (boundary.timeline, boundary.number))
+
+
+async def export(
+    session: ClusterSession, job: str, out: Path, *, on_layer: Callable[[int, int], None] | None = None
+) -> Boundary:
+    """Write a job's model into the folder `out`; returns the boundary it is of.
+
+    on_layer(done, total) is told of progress. Raises ConfigError, RecoveryError (a file that cannot be had, or is not
+    what was registered), UnavailableError (no node).
+    """
+    from headway.daemon.client.job_requests import job_of
+
+    view = await session.view()
+    found = job_of(view, job)
+    spec = found.spec
+    assert spec is not None
+    boundary = newest_boundary(found)
+    if session.identity is None:
+        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
+    client = NodeClient(session.identity)
+    try:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot be written to: {error.strerror}", str(out)) from error
+        with (
+            tempfile.TemporaryDirectory(prefix=".export-", dir=out) as folder,
+            ModelFolderWriter(
+                out, spec.model, sequence_length=spec.train.sequence_length, tokenizer_json=_tokenizer(spec)
+            ) as writer,
+        ):
+            for done, layer in enumerate(spec.layers):
+                if on_layer is not None:
+                    on_layer(done, len(spec.layers))
+                key = StateKey(job, boundary.timeline, boundary.number, layer)
+                path = Path(folder) / "layer.safetensors"
+                await _fetch(client, view, key, path, sha256=boundary.sha256[layer])
+                writer.add(layer, _weights(path, key))
+            if on_layer is not None:
+                on_layer(len(spec.layers), len(spec.layers))
+    finally:
+        await client.close()
+    return boundary
+
+
+async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, *, sha256: str) -> None:
+    """One file, verified, from a holder or through the first node that can get it."""
+    job = view.jobs[key.job]
+    holders = job.holders(key.timeline, key.boundary, key.layer)
+    nodes = sorted(view.nodes.values(), key=lambda node: node.name not in holders)
+    if not nodes:
+        raise UnavailableError("the cluster", "no node is up; start one, or wait for it")
+    reasons: list[str] = []
+    for node in nodes:
+        digest = hashlib.sha256()
+        try:
+            with path.open("wb") as file:
+                async for chunk in client.fetch_state(node.address, key, forward=True):
+                    digest.update(chunk.data)
+                    file.write(chunk.data)
+        except (PeerError, RecoveryError) as error:
+            reasons.append(str(error))
+            continue
+        if digest.hexdigest() == sha256:
+            return
+        reasons.append(f"{node.name} sent SHA-256 {digest.hexdigest()[:12]}…, not {sha256[:12]}…")
+    raise RecoveryError(str(key), "; ".join(reasons))
+
+
+def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:
+    """W_b in fp32, by parameter name, of a layer's file."""
+    try:
+        header, tensors = read_state(path)
+        check_header(path, header, job=key.job, layer=key.layer, boundary=key.boundary)
+    except DamagedFileError as error:
+        raise RecoveryError(str(key), str(error)) from error
+    newest = "master/" if any(name.startswith("master/") for name in tensors) else "current/"
+    return {name.removeprefix(newest): tensor for name, tensor in tensors.items() if name.startswith(newest)}
+
+
+def _tokenizer(spec: JobSpec) -> str | None:
+    """The data's tokenizer, where this machine has the data."""
+    if spec.data.source == BUILT_IN_SOURCE:
+        return tokenizer_json()
+    try:
+        index = read_index(Path(spec.data.source))
+        if index.tokenizer == "bytes":
+            return tokenizer_json()
+        return (Path(spec.data.source) / index.tokenizer).read_text(encoding="utf-8")
+    except (DataError, OSError):
+        return None  # the folder without its tokenizer is still a model

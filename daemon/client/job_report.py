@@ -1,0 +1,147 @@
+"""A job as people see it: one value from its records. Pure; `--json` prints it as it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.records import Phase, PlanRecord
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One stage of the plan in force, or of the next."""
+
+    index: int
+    node: str
+    device: int
+    layers: tuple[str, ...]
+    depth: int
+    worker: str
+    """The worker's state: `ready`, `running`, `stopped`, `failed`; empty while it has said nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """Where a job stands. Absent numbers are None."""
+
+    schema: int = SCHEMA_VERSION
+    name: str
+    phase: str
+    desired: str
+    reason: str
+    error: str
+    generation: int
+    timeline: int | None
+    batch: int | None
+    """Last batch whose loss is known."""
+    batches: int
+    loss: float | None
+    tokens_per_second: float | None
+    seconds_left: float | None
+    exact: bool | None
+    exact_reason: str
+    plan_reason: str
+    layers: tuple[str, ...]
+    stages: tuple[StageReport, ...]
+    next_stages: tuple[StageReport, ...]
+    checkpoint_boundary: int | None
+    checkpoint_url: str
+    submitted_at: float
+    since: float
+
+
+def report_job(job: JobView) -> JobReport:
+    """The report of a job whose spec is known."""
+    spec = job.spec
+    assert spec is not None, "a job without its spec is not shown"
+    phase, progress, plan = job.phase, job.progress, job.plan
+    batch = progress.batch if progress else None
+    if job.checkpoint is not None and job.checkpoint.boundary:
+        batch = max(batch if batch is not None else -1, job.checkpoint.boundary - 1)
+    rate = progress.tokens_per_second if progress and plan else None
+    left = None
+    if batch is not None and rate:
+        left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
+    told = plan or job.next
+    return JobReport(
+        name=job.name,
+        phase=phase.phase.value,
+        desired=job.desired.state.value,
+        reason=phase.reason,
+        error=phase.error,
+        generation=plan.generation if plan else phase.generation,
+        timeline=plan.timeline if plan else None,
+        batch=batch,
+        batches=spec.train.batches,
+        loss=progress.loss if progress else None,
+        tokens_per_second=rate,
+        seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
+        exact=told.is_exact if told else None,
+        exact_reason=told.exact_reason if told else "",
+        plan_reason=told.reason if told else "",
+        layers=spec.layers,
+        stages=_stages(job, plan),
+        next_stages=_stages(job, job.next),
+        checkpoint_boundary=job.checkpoint.boundary if job.checkpoint else None,
+        checkpoint_url=job.checkpoint.url if job.checkpoint else "",
+        submitted_at=job.submission.submitted_at if job.submission else 0.0,
+        since=phase.since,
+    )
+
+
+def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
+    if plan is None:
+        return ()
+    workers = job.workers_of(plan)
+    return tuple(
+        StageReport(
+            index=index,
+            node=stage.node,
+            device=stage.device_index,
+            layers=stage.layers,
+            depth=stage.depth,
+            worker=workers[index].state.value if index in workers else "",
+        )
+        for index, stage in enumerate(plan.stages)
+    )
+
+
+def layer_range(layers: Sequence[str]) -> str:
+    """Consecutive layers in few characters: `embed, block.0-3`."""
+    blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
+    parts = ["embed"] if "embed" in layers else []
+    if blocks:
+        parts.append(f"block.{blocks[0]}" + (f"-{blocks[-1]}" if len(blocks) > 1 else ""))
+    if "head" in layers:
+        parts.append("head")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05` or `2:03:05`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, last = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{last:02d}" if hours else f"{minutes}:{last:02d}"
+
+
+def report_line(report: JobReport) -> str:
+    """The job on one line, for logs and pipes."""
+    parts = [f"{report.name}: {report.phase}"]
+    if report.batch is not None:
+        parts.append(f"batch {report.batch + 1}/{report.batches}")
+    if report.loss is not None:
+        parts.append(f"loss {report.loss:.4f}")
+    if report.tokens_per_second:
+        parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    if report.stages:
+        parts.append(f"generation {report.generation} on {', '.join(stage.node for stage in report.stages)}")
+    if report.seconds_left:
+        parts.append(f"{duration(report.seconds_left)} left")
+    if report.reason:
+        parts.append(report.reason)
+    return " · ".join(parts)

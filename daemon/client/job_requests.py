@@ -1,0 +1,143 @@
+"""What people ask of jobs, as transactions: submit, pause, resume, cancel, remove. Answers in one sentence."""
+
+import getpass
+import socket
+import time
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records import (
+    TERMINAL_PHASES,
+    Desired,
+    DesiredRecord,
+    Keys,
+    NodeRecord,
+    Phase,
+    PhaseRecord,
+    SpecRecord,
+    encode,
+)
+
+REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
+MAX_ATTEMPTS = 5
+
+
+async def submit(session: ClusterSession, spec: JobSpec) -> None:
+    """Put a resolved job in the queue. Raises ConfigError when its name is in use."""
+    from headway.daemon.etcd.transaction import Compare, Put
+
+    name = spec.job.name
+    record = SpecRecord(spec=spec, submitted_at=time.time(), submitted_by=f"{getpass.getuser()}@{socket.gethostname()}")
+    try:
+        await session.client.transaction(
+            [Compare.absent(Keys.of(name, "spec"))],
+            [
+                Put(Keys.of(name, "spec"), encode(record)),
+                Put(Keys.of(name, "desired"), encode(DesiredRecord())),
+                Put(Keys.of(name, "phase"), encode(PhaseRecord(reason="submitted", since=time.time()))),
+            ],
+        )
+    except ConflictError as error:
+        job = (await session.view()).jobs.get(name)
+        phase = f" ({job.phase.phase})" if job else ""
+        raise ConfigError(
+            f"this name is in use{phase}; choose another, or remove that job with `headway jobs rm {name}`",
+            f"job {name}",
+        ) from error
+
+
+async def find_job(session: ClusterSession, name: str) -> JobView:
+    """A job by name. Raises ConfigError, with the names that exist."""
+    return job_of(await session.view(), name)
+
+
+def job_of(view: ClusterView, name: str) -> JobView:
+    """A job of a view. Raises ConfigError, with the names that exist."""
+    job = view.jobs.get(name)
+    if job is None or job.submission is None:
+        known = [other.name for other in view.jobs_in_order()]
+        hint = f"there are {', '.join(known)}" if known else "there are no jobs; `headway submit JOB.toml` makes one"
+        raise ConfigError(f"no such job; {hint}", f"job {name}")
+    return job
+
+
+async def pause(session: ClusterSession, name: str) -> str:
+    """Ask a job to stop in a checkpoint."""
+    job = await _request(session, name, Desired.PAUSED, refuse=TERMINAL_PHASES)
+    return f"{name}: is paused" if job.phase.phase is Phase.PAUSED else f"{name}: pause asked for"
+
+
+async def resume(session: ClusterSession, name: str) -> str:
+    """Ask a paused or failed job to go on from its newest checkpoint."""
+    job = await _request(session, name, Desired.RUNNING, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
+    if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
+        return f"{name}: is {job.phase.phase}; it will not pause"
+    start = f"batch {job.checkpoint.boundary}" if job.checkpoint else "the beginning"
+    return f"{name}: goes on from {start}"
+
+
+async def cancel(session: ClusterSession, name: str) -> str:
+    """Ask a job to end now; what it has checkpointed stays."""
+    await _request(session, name, Desired.CANCELLED, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
+    return f"{name}: cancel asked for"
+
+
+async def remove(session: ClusterSession, name: str) -> str:
+    """Forget a job that is over or paused. Its checkpoint folder stays. Raises ConfigError while it is active."""
+    from headway.daemon.etcd.transaction import Compare, Delete
+
+    for _ in range(MAX_ATTEMPTS):
+        view = await session.view()
+        job = job_of(view, name)
+        if job.phase.phase not in REMOVABLE_PHASES:
+            raise ConfigError(f"is {job.phase.phase}; first `headway cancel {name}`", f"job {name}")
+        key = Keys.of(name, "phase")
+        try:
+            await session.client.transaction(
+                [Compare.unchanged(key, view.revision_of(key))], [Delete(Keys.job(name), is_prefix=True)]
+            )
+        except ConflictError:
+            continue
+        return f"{name}: removed{_kept(session, job)}"
+    raise ConflictError(f"job {name}", "keeps changing; try again")
+
+
+def _kept(session: ClusterSession, job: JobView) -> str:
+    if job.checkpoint is None:
+        return ""
+    url, root = job.checkpoint.url, session.address.state_dir
+    is_relative = "://" not in url and not url.startswith("/")
+    return f"; its checkpoint stays at {root / url if root is not None and is_relative else url}"
+
+
+async def _request(session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase]) -> JobView:
+    """Write what is wanted, with a new request number. Returns the job as it was."""
+    from headway.daemon.etcd.transaction import Compare, Put
+
+    for _ in range(MAX_ATTEMPTS):
+        view = await session.view()
+        job = job_of(view, name)
+        if job.phase.phase in refuse:
+            raise ConfigError(f"is {job.phase.phase} already", f"job {name}")
+        key = Keys.of(name, "desired")
+        record = DesiredRecord(state=wanted, request=max(job.desired.request, job.phase.request) + 1)
+        try:
+            await session.client.transaction(
+                [Compare.present(Keys.of(name, "spec")), Compare.unchanged(key, view.revision_of(key))],
+                [Put(key, encode(record))],
+            )
+        except ConflictError:
+            continue
+        return job
+    raise ConflictError(f"job {name}", "keeps changing; try again")
+
+
+def node_of(view: ClusterView, name: str) -> NodeRecord:
+    """A node of a view. Raises ConfigError, with the names that exist."""
+    node = view.nodes.get(name)
+    if node is None:
+        known = ", ".join(sorted(view.nodes)) or "no node is up"
+        raise ConfigError(f"no such node; there are: {known}", f"node {name}")
+    return node

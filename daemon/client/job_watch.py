@@ -1,0 +1,79 @@
+"""Follows a job to its end: shows it, and says how it ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of
+from headway.daemon.client.watch_view import Display, LossHistory, snapshot
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import JobFailedError
+from headway.daemon.records import TERMINAL_PHASES, Phase
+
+OnView = Callable[[ClusterView, JobView], Awaitable[None]]
+
+
+async def follow_job(
+    session: ClusterSession,
+    name: str,
+    *,
+    display: Display,
+    until: frozenset[Phase] = TERMINAL_PHASES,
+    on_view: OnView | None = None,
+) -> JobView:
+    """Show a job until its phase is one of `until`; returns it as it is then.
+
+    on_view is awaited with every state of the cluster, the last one included, before it is shown. Raises ConfigError
+    when there is no such job, or when it is removed meanwhile.
+    """
+    history = LossHistory()
+    views = session.follow()
+    try:
+        async for view in views:
+            job = job_of(view, name)
+            if on_view is not None:
+                await on_view(view, job)
+            if (shown := snapshot(view, name, history)) is not None:
+                display.show(shown)
+            if job.phase.phase in until:
+                return job
+    finally:
+        await views.aclose()
+    raise AssertionError("a cluster is followed for ever")
+
+
+async def wait_for_phase(session: ClusterSession, name: str, phases: frozenset[Phase], *, timeout_s: float) -> JobView:
+    """Wait until a job is in one of some phases, or over. Raises TimeoutError, naming the phase it is in."""
+    job: JobView | None = None
+    views = session.follow()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for view in views:
+                job = job_of(view, name)
+                if job.phase.phase in phases | TERMINAL_PHASES:
+                    return job
+    except TimeoutError as error:
+        now = job.phase.phase if job else "unknown"
+        raise TimeoutError(f"job {name}: still {now} after {timeout_s:g} s") from error
+    finally:
+        await views.aclose()
+    raise AssertionError("a cluster is followed for ever")
+
+
+def check_finished(job: JobView, *, where: str) -> None:
+    """Raise JobFailedError unless the job has finished. where: in which file or by which command to read more."""
+    if job.phase.phase is Phase.FINISHED:
+        return
+    lines = job.phase.error.strip().splitlines()
+    raise JobFailedError(
+        job.name, job.phase.phase.value, job.phase.reason, last_line=traceback_line(lines), where=where
+    )
+
+
+def traceback_line(lines: list[str]) -> str:
+    """The line of a failed worker's text that names the exception: the one after the last traceback's frames."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    for line in lines[starts[-1] + 1 :] if starts else []:
+        if line and not line[0].isspace():
+            return line
+    return lines[-1] if lines else ""

@@ -1,0 +1,279 @@
+"""What `watch`, `run` and `demo` show: a live picture in a terminal, a line a second in a pipe, or JSON lines.
+
+A display is handed the same snapshots whatever it does with them, so that who watches need not know which it is.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, Protocol, Self
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from headway.daemon.client.job_report import JobReport, StageReport, duration, layer_range, report_job, report_line
+from headway.daemon.client.loss_curve import draw_curve
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.records import EventRecord, NodeRecord
+
+STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
+PHASE_COLOURS = {"running": "green", "finished": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}
+CURVE_HEIGHT = 8
+NUM_EVENTS = 4
+PLAIN_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One job in its cluster, at one moment."""
+
+    report: JobReport
+    nodes: tuple[NodeRecord, ...] = ()
+    leader: str = ""
+    losses: tuple[tuple[int, float], ...] = ()
+    """(batch, loss), oldest first; as many as are known here."""
+    events: tuple[EventRecord, ...] = ()
+
+
+@dataclass(slots=True)
+class LossHistory:
+    """The losses of a job as far as its progress was followed. A replayed batch replaces what was there."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def add(self, recent: Sequence[tuple[int, float]]) -> None:
+        """Take over (batch, loss) pairs."""
+        self.losses.update(recent)
+
+    @property
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """All pairs in order of their batch."""
+        return tuple(sorted(self.losses.items()))
+
+
+def snapshot(view: ClusterView, job: str, history: LossHistory) -> Snapshot | None:
+    """The snapshot of a job, or None while its spec is not known. Adds the job's progress to the history."""
+    found = view.jobs.get(job)
+    if found is None or found.submission is None:
+        return None
+    if found.progress is not None:
+        history.add(found.progress.recent)
+        history.add(((found.progress.batch, found.progress.loss),))
+    return Snapshot(
+        report=report_job(found),
+        nodes=tuple(view.nodes[name] for name in sorted(view.nodes)),
+        leader=view.leader.node if view.leader else "",
+        losses=history.points,
+        events=tuple(found.events[number] for number in sorted(found.events)),
+    )
+
+
+class Display(Protocol):
+    """Shows snapshots until it is left."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Take notice of a snapshot; not every one need be seen."""
+        ...
+
+
+def open_display(*, as_json: bool = False, stream: IO[str] | None = None) -> Display:
+    """The display that fits: JSON lines, a live picture if `stream` (stdout) is a terminal, otherwise plain lines."""
+    stream = stream or sys.stdout
+    if as_json:
+        return JsonDisplay(stream)
+    console = Console(file=stream)
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream)
+
+
+class LiveDisplay:
+    """Redraws in place; the last picture stays."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=5, transient=False, redirect_stderr=False)
+        self._width = console.width
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw, within a fifth of a second."""
+        self._live.update(render(snapshot, width=self._live.console.width))
+
+
+class PlainDisplay:
+    """One line a second at most; a change of phase or generation at once."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._shown_at = -PLAIN_INTERVAL_S
+        self._last_line = ""
+        self._last_key: tuple[str, int] | None = None
+        self._pending = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._write(self._pending)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print the job's line, if it says something new and its time has come."""
+        line, now = report_line(snapshot.report), time.monotonic()
+        key = (snapshot.report.phase, snapshot.report.generation)
+        if key == self._last_key and now - self._shown_at < PLAIN_INTERVAL_S:
+            self._pending = line
+            return
+        self._last_key, self._shown_at = key, now
+        self._write(line)
+
+    def _write(self, line: str) -> None:
+        if line and line != self._last_line:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        self._last_line, self._pending = line or self._last_line, ""
+
+
+class JsonDisplay:
+    """One JSON object a line whenever the job's report has changed."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._last: JobReport | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print the report, if it is another than the last."""
+        if snapshot.report != self._last:
+            self._last = snapshot.report
+            self._stream.write(msgspec.json.encode(snapshot.report).decode() + "\n")
+            self._stream.flush()
+
+
+def render(snapshot: Snapshot, *, width: int) -> RenderableType:
+    """The picture of a snapshot, for a console of so many columns."""
+    inner = max(20, width - 4)
+    report = snapshot.report
+    parts: list[RenderableType] = [_head(report), _progress(report, inner)]
+    if curve := draw_curve(snapshot.losses, width=inner, height=CURVE_HEIGHT, last=report.batches - 1):
+        parts += [Text(), Text("\n".join(curve), style="bright_blue", no_wrap=True)]
+    parts += [Text(), *_pipeline(report, inner)]
+    if snapshot.nodes:
+        parts += [Text(), _nodes(snapshot)]
+    parts += [Text(), _exact(report)]
+    if snapshot.events:
+        parts += [Text(), *(_event(event) for event in snapshot.events[-NUM_EVENTS:])]
+    if report.error:
+        parts += [Text(), Text(report.error.strip().splitlines()[-1], style="red")]
+    return Panel(Group(*parts), title=f"[bold]headway[/] · {report.name}", width=width)
+
+
+def _head(report: JobReport) -> Text:
+    text = Text(report.phase, style=f"bold {PHASE_COLOURS.get(report.phase, 'cyan')}")
+    if report.generation:
+        text.append(f"  generation {report.generation}", style="dim")
+    if why := report.reason or report.plan_reason:
+        text.append(f"  {why}", style="default")
+    return text
+
+
+def _progress(report: JobReport, width: int) -> RenderableType:
+    done = 0 if report.batch is None else report.batch + 1
+    numbers = [f"batch {done}/{report.batches}"]
+    if report.loss is not None:
+        numbers.append(f"loss {report.loss:.4f}")
+    if report.tokens_per_second:
+        numbers.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    if report.seconds_left:
+        numbers.append(f"{duration(report.seconds_left)} left")
+    filled = width * min(done, report.batches) // report.batches
+    bar = Text("━" * filled, style="green", no_wrap=True).append("━" * (width - filled), style="bright_black")
+    return Group(bar, Text("   ".join(numbers), no_wrap=True))
+
+
+def _pipeline(report: JobReport, width: int) -> list[RenderableType]:
+    """A bar of layers, coloured by stage, and a line for each stage."""
+    lines: list[RenderableType] = []
+    for title, stages in (("", report.stages), ("next: ", report.next_stages)):
+        if not stages or (title and stages == report.stages):
+            continue
+        bar = Text(title, no_wrap=True)
+        cell = max(2, (width - len(title)) // max(1, len(report.layers)))
+        for stage in stages:
+            colour = _colour(stage)
+            label = f" {stage.node}".ljust(cell * len(stage.layers))[: cell * len(stage.layers)]
+            bar.append(label, style=f"black on {colour}")
+        lines.append(bar)
+        lines += [_stage(stage) for stage in stages]
+    return lines or [Text("no plan in force", style="dim")]
+
+
+def _stage(stage: StageReport) -> Text:
+    text = Text("■ ", style=_colour(stage))
+    text.append(f"stage {stage.index} on {stage.node}: {layer_range(stage.layers)}", style="default")
+    text.append(f"  depth {stage.depth}  {stage.worker}", style="dim")
+    return text
+
+
+def _colour(stage: StageReport) -> str:
+    return STAGE_COLOURS[stage.index % len(STAGE_COLOURS)]
+
+
+def _nodes(snapshot: Snapshot) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("node", "devices", "site", ""):
+        table.add_column(title, no_wrap=True)
+    for node in snapshot.nodes:
+        devices = ", ".join(device.model or device.kind for device in node.devices)
+        table.add_row(node.name, devices, node.site, node_notes(node, snapshot.leader))
+    return table
+
+
+def node_notes(node: NodeRecord, leader: str) -> str:
+    """What is special about a node: `leads`, `draining`."""
+    notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
+    return ", ".join(notes)
+
+
+def _exact(report: JobReport) -> Text:
+    if report.exact is None:
+        return Text("exact: not known before a plan", style="dim")
+    text = Text("exact: yes" if report.exact else "exact: no", style="green" if report.exact else "yellow")
+    if report.exact_reason:
+        text.append(
+            f", {report.exact_reason}"
+            if report.exact_reason.startswith("because")
+            else f", because {report.exact_reason}"
+        )
+    return text
+
+
+def _event(event: EventRecord) -> Text:
+    text = Text(time.strftime("%H:%M:%S ", time.localtime(event.at)) if event.at else "", style="dim")
+    return text.append(event.text, style="default")

@@ -1,0 +1,1 @@
+"""The commands, each a thin wrapper that imports its work when it runs."""

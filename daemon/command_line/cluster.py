@@ -1,0 +1,191 @@
+"""Commands about nodes, and those that set a machine up."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from headway.daemon.command_line.options import AsJson, Certs, Cluster, Etcd, EtcdBinary, say, say_json, with_cluster
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+
+ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's settings in TOML.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (daemon, nodes, drain, doctor, certs):
+        app.command()(command)
+    config_app = typer.Typer(help="A node's settings.", no_args_is_help=True)
+    config_app.callback()(_config)
+    config_app.command("show")(config_show)
+    app.add_typer(config_app, name="config")
+
+
+def daemon(
+    config: ConfigPath = None,
+    name: Annotated[str | None, typer.Option(help="The node's name; the host's when not given.")] = None,
+    etcd: Annotated[str | None, typer.Option(help="HOST:PORT of each etcd member, separated by commas.")] = None,
+    etcd_user: Annotated[str | None, typer.Option(help="User of an etcd with passwords.")] = None,
+    etcd_password_file: Annotated[Path | None, typer.Option(help="File with that user's password.")] = None,
+    certificates: Annotated[
+        Path | None, typer.Option("--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0: a free one.")] = None,
+    advertise_host: Annotated[str | None, typer.Option(help="The host that others dial.")] = None,
+    site: Annotated[str | None, typer.Option(help="Nodes of one site have a fast network between them.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="What must survive a restart.")] = None,
+    store_dir: Annotated[Path | None, typer.Option(help="Layer files; in memory when not given.")] = None,
+    store_quota_bytes: Annotated[int | None, typer.Option(help="Most that the store may hold; 0: no limit.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Token shards.")] = None,
+    history_dir: Annotated[Path | None, typer.Option(help="Where workers record each operation.", hidden=True)] = None,
+    checkpoint_root: Annotated[Path | None, typer.Option(help="What a relative checkpoint_dir is relative to.")] = None,
+    devices: Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option(help="What workers compute on.")] = None,
+    num_devices: Annotated[int | None, typer.Option(help="Workers on this node; 0: one per device.")] = None,
+    lease_ttl_s: Annotated[int | None, typer.Option(help="Silence after which the node counts as dead.")] = None,
+    stop_timeout_s: Annotated[float | None, typer.Option(help="Longest wait for the stop boundary.")] = None,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Least level.")] = None,
+    log_format: Annotated[Literal["auto", "json", "console"] | None, typer.Option(help="auto: JSON in a pipe.")] = None,
+) -> int:
+    """Run one node, until SIGTERM; what systemd starts.
+
+    Settings come from --config, then HEADWAY_… variables, then these flags, the later over the earlier.
+
+    \b
+    headway daemon --etcd etcd.example:2379 --certs /etc/headway/certificates --site berlin
+    """
+    flags: dict[str, object] = dict(locals())
+    path = flags.pop("config")
+    if isinstance(etcd, str):
+        flags["etcd"] = tuple(etcd.split(","))
+    from headway.daemon.node.config import read_node_config
+    from headway.daemon.node.lifecycle import run
+
+    assert path is None or isinstance(path, Path)
+    return run(read_node_config(path, flags=flags)) or 0
+
+
+def nodes(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """List the nodes that are up.
+
+    \b
+    headway nodes --json
+    """
+    from headway.daemon.client.watch_view import node_notes
+
+    async def work(session: "ClusterSession") -> None:
+        view = await session.view()
+        found = [view.nodes[name] for name in sorted(view.nodes)]
+        if as_json:
+            say_json(found)
+            return
+        if not found:
+            say("no node is up; start one with `headway daemon`")
+        leader = view.leader.node if view.leader else ""
+        for node in found:
+            devices = ", ".join(f"{device.kind} {device.model}".strip() for device in node.devices)
+            notes = node_notes(node, leader)
+            say(f"{node.name}  {node.address}  site {node.site}  {devices}" + (f"  ({notes})" if notes else ""))
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+) -> None:
+    """Move a node's layers elsewhere, without losing a batch. The node takes no work until its daemon is restarted.
+
+    \b
+    headway drain node-2
+    """
+    from headway.daemon.client.node_drain import drain as drain_node
+
+    async def work(session: "ClusterSession") -> None:
+        say(await drain_node(session, node))
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def doctor(
+    etcd_binary: EtcdBinary = None,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check this machine, and the cluster if one is named: what is missing, and what to do.
+
+    \b
+    headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
+    """
+    from headway.daemon.client.doctor import examine
+
+    findings = examine(etcd_binary=etcd_binary, etcd=etcd, certs=certs, cluster=cluster)
+    if as_json:
+        say_json(findings)
+    else:
+        for finding in findings:
+            say(f"{'ok  ' if finding.is_fine else 'FAIL'}  {finding.what}: {finding.found}")
+            if finding.advice:
+                say(f"      {finding.advice}")
+    return 0 if all(finding.is_fine for finding in findings) else 2
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and people.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long a new authority and its certificates last.")] = 3650,
+) -> None:
+    """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
+
+    Give each node its folder. Called again, it adds names to the same authority.
+
+    \b
+    headway certs ca etcd=10.0.0.5 node-a=10.0.0.7,a.example node-b admin
+    """
+    from datetime import timedelta
+
+    from headway.daemon.certificates import CA_KEY_FILE, CertificateAuthority
+
+    if (directory / CA_KEY_FILE).exists():
+        authority = CertificateAuthority.open(directory)
+    else:
+        authority = CertificateAuthority.create(directory, validity=timedelta(days=days))
+        say(f"{directory}: a new authority; whoever has {CA_KEY_FILE} can join the cluster")
+    for told in names or []:
+        name, _, hosts = told.partition("=")
+        say(f"{authority.issue(name, hosts=tuple(host for host in hosts.split(',') if host))}: for {name}")
+
+
+def _config() -> None:
+    """A node's settings."""
+
+
+def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:
+    """The settings that `headway daemon` would run with here, from file and environment.
+
+    \b
+    headway config show --config /etc/headway/node.toml
+    """
+    import dataclasses
+
+    from headway.daemon.node.config import read_node_config
+
+    settings = dataclasses.asdict(read_node_config(config))
+    if as_json:
+        say_json({key: str(value) if isinstance(value, Path) else value for key, value in settings.items()})
+        return
+    for key, value in settings.items():
+        say(f"{key} = {_toml(value)}")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, (bool, int, float)):
+        return str(value).lower()
+    return '""  # not set' if value is None else f'"{value}"'

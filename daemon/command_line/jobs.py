@@ -1,0 +1,335 @@
+"""Commands about jobs."""
+
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.daemon.command_line.options import (
+    AsJson,
+    Certs,
+    Cluster,
+    Etcd,
+    JobFile,
+    JobName,
+    OutDir,
+    say,
+    say_json,
+    with_cluster,
+)
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+
+WAIT_TIMEOUT_S = 600.0
+
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it has happened.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(submit)
+    jobs_app = typer.Typer(invoke_without_command=True)
+    jobs_app.callback()(jobs)
+    jobs_app.command("rm")(remove)
+    app.add_typer(jobs_app, name="jobs")
+    for command in (status, watch, events, logs, pause, resume, cancel, export, plan):
+        app.command()(command)
+
+
+def submit(
+    job: JobFile, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """Put a job in the queue.
+
+    \b
+    headway submit my-job.toml
+    """
+    from headway.daemon.client.job_requests import submit as submit_job
+    from headway.daemon.jobs.job_file import read_job
+    from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
+
+    spec = read_job(job)
+
+    async def work(session: "ClusterSession") -> None:
+        view = await session.view()
+        kinds = {device.kind for node in view.nodes.values() for device in node.devices}
+        resolved = resolve_job(spec, job_file=job, device_kinds=kinds, cache_dir=default_cache_dir())
+        check_checkpoint_dir(resolved, job_file=job, root=session.address.state_dir)
+        await submit_job(session, resolved)
+        if as_json:
+            say_json({"job": spec.job.name})
+        else:
+            say(f"{spec.job.name}: submitted; `headway watch {spec.job.name}` shows it")
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def jobs(
+    context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """List jobs in the order of their submission; `jobs rm JOB` forgets one that is over.
+
+    \b
+    headway jobs --json
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from headway.daemon.client.job_report import report_job
+
+    async def work(session: "ClusterSession") -> None:
+        reports = [report_job(job) for job in (await session.view()).jobs_in_order()]
+        if as_json:
+            say_json(reports)
+        elif not reports:
+            say("no jobs; `headway submit JOB.toml` makes one")
+        else:
+            rows = [
+                (
+                    report.name,
+                    report.phase,
+                    f"{0 if report.batch is None else report.batch + 1}/{report.batches}",
+                    "" if report.loss is None else f"{report.loss:.4f}",
+                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.submitted_at)),
+                    report.reason,
+                )
+                for report in reports
+            ]
+            _print_table(("job", "phase", "batches", "loss", "submitted", "why"), rows)
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Forget a job that is finished, failed, cancelled or paused. Its checkpoints stay.
+
+    \b
+    headway jobs rm my-job
+    """
+    from headway.daemon.client import job_requests
+
+    _ask(job, job_requests.remove, etcd, certs, cluster)
+
+
+def status(
+    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """Where a job stands: phase, who holds which layers, loss, and why.
+
+    \b
+    headway status my-job --json
+    """
+    from headway.daemon.client.job_report import report_job
+    from headway.daemon.client.job_requests import job_of
+
+    async def work(session: "ClusterSession") -> None:
+        view = await session.view()
+        found = job_of(view, job)
+        if as_json:
+            say_json(report_job(found))
+            return
+        from rich.console import Console
+
+        from headway.daemon.client.watch_view import LossHistory, render, snapshot
+
+        shown = snapshot(view, job, LossHistory())
+        assert shown is not None
+        console = Console()
+        console.print(render(shown, width=min(console.width, 120)))
+        if found.phase.error:
+            say(found.phase.error)
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def watch(
+    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """Show a job until it is over. Losses since the last written boundary are provisional.
+
+    \b
+    headway watch my-job
+    """
+    from headway.daemon.client.job_watch import check_finished, follow_job
+    from headway.daemon.client.watch_view import open_display
+
+    async def work(session: "ClusterSession") -> None:
+        with open_display(as_json=as_json) as display:
+            found = await follow_job(session, job, display=display)
+        check_finished(found, where=f"`headway logs {job}`")
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def events(
+    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """Why each plan changed, in sentences.
+
+    \b
+    headway events my-job
+    """
+    from headway.daemon.client.job_requests import find_job
+
+    async def work(session: "ClusterSession") -> None:
+        found = await find_job(session, job)
+        records = [found.events[number] for number in sorted(found.events)]
+        if as_json:
+            say_json(records)
+            return
+        for record in records:
+            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.at))
+            say(f"{moment}  generation {record.generation}  {record.text}")
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def logs(
+    job: JobName,
+    node: Annotated[str, typer.Option(help="Only this node's workers.", show_default=False)] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many; 0: all.")] = 0,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a job's workers wrote, through any daemon.
+
+    \b
+    headway logs my-job --follow
+    """
+    from headway.daemon.client.job_logs import read_logs
+
+    async def work(session: "ClusterSession") -> None:
+        import msgspec
+
+        async for line in read_logs(session, job, node=node, follow=follow, last_lines=lines):
+            if as_json:
+                say(msgspec.json.encode({"node": line.node, "text": line.text}).decode())
+            else:
+                say(f"{line.node} | {line.text}")
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def pause(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Stop a job after the batches it has begun, in a checkpoint.
+
+    \b
+    headway pause my-job --wait
+    """
+    from headway.daemon.client import job_requests
+    from headway.daemon.records import Phase
+
+    _ask(job, job_requests.pause, etcd, certs, cluster, wait_for=frozenset({Phase.PAUSED}) if wait else None)
+
+
+def resume(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Let a paused or failed job go on from its newest checkpoint.
+
+    \b
+    headway resume my-job
+    """
+    from headway.daemon.client import job_requests
+    from headway.daemon.records import Phase
+
+    _ask(job, job_requests.resume, etcd, certs, cluster, wait_for=frozenset({Phase.RUNNING}) if wait else None)
+
+
+def cancel(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """End a job now, without a checkpoint.
+
+    \b
+    headway cancel my-job
+    """
+    from headway.daemon.client import job_requests
+    from headway.daemon.records import Phase
+
+    _ask(job, job_requests.cancel, etcd, certs, cluster, wait_for=frozenset({Phase.CANCELLED}) if wait else None)
+
+
+def export(
+    job: JobName, out: OutDir, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
+
+    \b
+    headway export my-job --out exported
+    """
+    from headway.daemon.client.export import export as export_job
+
+    async def work(session: "ClusterSession") -> None:
+        def show(done: int, total: int) -> None:
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\rlayer {done}/{total} " + ("\n" if done == total else ""))
+                sys.stderr.flush()
+
+        boundary = await export_job(session, job, out, on_layer=show)
+        if as_json:
+            say_json({"job": job, "boundary": boundary.number, "out": str(out)})
+        else:
+            say(f"{out}: the model after {boundary.number} batches")
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def plan(
+    job: JobFile,
+    nodes: Annotated[int, typer.Option(min=0, help="So many equal CPU nodes instead of the cluster's.")] = 0,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who would hold which layers, and why: a dry run that changes nothing.
+
+    \b
+    headway plan my-job.toml --nodes 4
+    """
+    from headway.daemon.jobs.job_file import read_job
+    from headway.daemon.planning.preview import equal_nodes, preview
+
+    spec = read_job(job)
+    if nodes:
+        told = preview(spec, equal_nodes(nodes))
+    else:
+
+        async def work(session: "ClusterSession") -> tuple[Any, ...]:
+            return tuple((await session.view()).nodes.values())
+
+        told = preview(spec, with_cluster(etcd, certs, cluster, work))
+    if as_json:
+        say_json(told)
+        return
+    for line in told.lines:
+        say(line)
+
+
+def _ask(
+    job: str,
+    request: Callable[["ClusterSession", str], Coroutine[Any, Any, str]],
+    etcd: str | None,
+    certs: Path | None,
+    cluster: Path | None,
+    wait_for: frozenset[Any] | None = None,
+) -> None:
+    async def work(session: "ClusterSession") -> None:
+        answer = await request(session, job)
+        if wait_for is not None:
+            from headway.daemon.client.job_watch import wait_for_phase
+
+            found = await wait_for_phase(session, job, wait_for, timeout_s=WAIT_TIMEOUT_S)
+            answer = f"{job}: {found.phase.phase}"
+        say(answer)
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
+    for row in [titles, *rows]:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,130 @@
+"""Commands that bring their own cluster, or none: demo, run, up, reference."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from headway.daemon.command_line.options import AsJson, EtcdBinary, JobFile, OutDir, say
+
+if TYPE_CHECKING:
+    import asyncio
+
+NumNodes = Annotated[int, typer.Option("--nodes", min=1, help="Daemons to start.")]
+StateDir = Annotated[
+    Path | None, typer.Option(help="Where etcd's data and checkpoints stay (DIR/state).", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(demo)
+    app.command()(run)
+    app.command()(up)
+    app.command()(reference)
+
+
+def demo(
+    out: OutDir = Path("demo-run"),
+    job: Annotated[Path | None, typer.Option(help="Another job file.", show_default=False)] = None,
+    etcd_binary: EtcdBinary = None,
+) -> int:
+    """See it work: three nodes train a small model, a fourth joins half way; two to three minutes.
+
+    \b
+    headway demo --out demo-run
+    """
+    from headway.daemon.local.demo import run_demo
+    from headway.daemon.local.interrupts import run_interruptible
+
+    return run_interruptible(
+        lambda force: run_demo(out, job_file=job, force=force, etcd_binary=etcd_binary), on_first=_say_stopping
+    )
+
+
+def run(
+    job: JobFile,
+    out: OutDir,
+    nodes: NumNodes = 1,
+    state_dir: StateDir = None,
+    etcd_binary: EtcdBinary = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train one job in a cluster of its own: DIR/metrics.jsonl and DIR/model.
+
+    Started again with the same folder after Ctrl-C, it goes on where it stopped.
+
+    \b
+    headway run docs/jobs/demo.toml --nodes 2 --out runs/first
+    """
+    from headway.daemon.client.watch_view import open_display
+    from headway.daemon.local.interrupts import run_interruptible
+    from headway.daemon.local.run import run_job
+
+    async def main(force: "asyncio.Event") -> int:
+        await run_job(
+            job,
+            num_nodes=nodes,
+            out=out,
+            state_dir=state_dir,
+            display=open_display(as_json=as_json),
+            force=force,
+            etcd_binary=etcd_binary,
+        )
+        if not as_json:
+            say(f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model")
+        return 0
+
+    return run_interruptible(main, on_first=_say_stopping)
+
+
+def up(
+    nodes: NumNodes = 3,
+    state_dir: Annotated[Path, typer.Option(help="Where etcd's data and checkpoints stay.")] = Path(".headway"),
+    etcd_binary: EtcdBinary = None,
+    etcd_port: Annotated[int, typer.Option(help="etcd's port for clients; 0: a free one.", min=0, max=65535)] = 0,
+) -> int:
+    """Start etcd and daemons on this machine, until Ctrl-C.
+
+    Ctrl-C saves every job in a checkpoint first; the next `up` on the same state folder goes on with it. A second
+    Ctrl-C does not wait for that.
+
+    \b
+    headway up --nodes 3
+    """
+    from headway.daemon.local.cluster import LocalCluster
+    from headway.daemon.local.interrupts import run_interruptible
+
+    async def main(force: "asyncio.Event") -> int:
+        cluster = LocalCluster(state_dir, num_nodes=nodes, etcd_binary=etcd_binary, etcd_port=etcd_port, force=force)
+        async with cluster:
+            count = f"{nodes} nodes are" if nodes > 1 else "1 node is"
+            say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
+            option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
+            say(
+                f"headway submit JOB.toml{option}   in this folder, from another terminal; Ctrl-C here stops everything"
+            )
+            await cluster.guard()
+        return 0
+
+    return run_interruptible(main, on_first=_say_stopping)
+
+
+def reference(
+    job: JobFile,
+    out: OutDir,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA where there is some.")] = "auto",
+) -> None:
+    """Train a job in one plain loop: no pipeline, no etcd. The oracle that every run equals bit for bit.
+
+    \b
+    headway reference docs/jobs/demo.toml --out runs/plain
+    """
+    from headway.daemon.reference_run import run_reference
+
+    run_reference(job, out, device=device, progress=sys.stderr if sys.stderr.isatty() else None)
+
+
+def _say_stopping() -> None:
+    sys.stderr.write("stopping; jobs are saved first (again Ctrl-C: at once)\n")

@@ -1,0 +1,71 @@
+"""Options that many commands share, and how a command that talks to a cluster runs."""
+
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+
+ResultT = TypeVar("ResultT")
+
+Etcd = Annotated[
+    str | None,
+    typer.Option(
+        help="etcd members, HOST:PORT[,HOST:PORT…] (HEADWAY_ETCD). Without it: the local cluster.", show_default=False
+    ),
+]
+Certs = Annotated[
+    Path | None,
+    typer.Option(help="Folder with ca.pem, cert.pem and key.pem, for --etcd (HEADWAY_CERTS).", show_default=False),
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(help="State folder of a local cluster (HEADWAY_CLUSTER; .headway).", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.toml", help="A job file; docs/jobs/reference.toml has every key.")
+]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
+OutDir = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")]
+EtcdBinary = Annotated[
+    Path | None,
+    typer.Option(help="The etcd to run (HEADWAY_ETCD_BINARY; the one that pip brought; PATH).", show_default=False),
+]
+
+
+def with_cluster(
+    etcd: str | None,
+    certs: Path | None,
+    cluster: Path | None,
+    work: Callable[["ClusterSession"], Coroutine[Any, Any, ResultT]],
+) -> ResultT:
+    """Find the cluster, open a session, do the work in it, close the session."""
+    import asyncio
+
+    from headway.daemon.client.cluster_access import ClusterSession, find_cluster
+
+    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+
+    async def run() -> ResultT:
+        async with ClusterSession(address) as session:
+            return await work(session)
+
+    return asyncio.run(run())
+
+
+def say(text: str) -> None:
+    """A line for people or programs on stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say_json(value: object) -> None:
+    """A value as one JSON document on stdout."""
+    import msgspec
+
+    say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

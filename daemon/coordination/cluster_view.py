@@ -1,0 +1,252 @@
+"""What etcd says, folded into one value: the nodes, the leader, and every job with its records.
+
+Pure. Keys may come in any order, twice, or late: a key's older revision never replaces a newer one. Keys that nobody
+knows and values that cannot be read are collected in `ignored` with the reason, and change nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records import (
+    CheckpointRecord,
+    DesiredRecord,
+    EventRecord,
+    Keys,
+    LeaderRecord,
+    NodeRecord,
+    PhaseRecord,
+    PlacementRecord,
+    PlanRecord,
+    ProgressRecord,
+    SpecRecord,
+    StateRecord,
+    StopRecord,
+    WorkerRecord,
+    decode,
+)
+
+WorkerKey = tuple[int, int]
+"""(generation, stage)"""
+
+StateKey = tuple[int, int, str]
+"""(timeline, boundary, layer)"""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobView:
+    """One job: every record below `jobs/<name>/`. Times are of the view's own clock, see `ClusterView.apply`."""
+
+    name: str
+    submission: SpecRecord | None = None
+    """None while only other keys of the job are known: such a job is not decided about."""
+    spec_revision: int = 0
+    """Create revision of the spec: the job's place in the queue."""
+    desired: DesiredRecord = field(default_factory=DesiredRecord)
+    phase: PhaseRecord = field(default_factory=PhaseRecord)
+    plan: PlanRecord | None = None
+    next: PlanRecord | None = None
+    stop: StopRecord | None = None
+    checkpoint: CheckpointRecord | None = None
+    progress: ProgressRecord | None = None
+    workers: dict[WorkerKey, WorkerRecord] = field(default_factory=dict)
+    state: dict[StateKey, dict[str, StateRecord]] = field(default_factory=dict)
+    """Who holds a layer at a boundary of a timeline: node to record."""
+    events: dict[int, EventRecord] = field(default_factory=dict)
+    entered_at: float = 0.0
+    """When the job was seen to enter its present phase."""
+    stop_changed_at: float = 0.0
+    """When `stop` was last seen to change; a stop's deadline counts from here."""
+    workers_changed_at: float = 0.0
+    """When a worker's record was last seen to change."""
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """What was submitted, or None while the spec is not known."""
+        return self.submission.spec if self.submission is not None else None
+
+    def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
+        """The workers that have said something about a plan, by stage, if they are on the node that it names."""
+        found = {}
+        for stage_index, stage in enumerate(plan.stages):
+            worker = self.workers.get((plan.generation, stage_index))
+            if worker is not None and worker.node == stage.node:
+                found[stage_index] = worker
+        return found
+
+    def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateRecord]:
+        """Node to record of a layer's file (`journal` is one) at a boundary; empty if nobody has it."""
+        return self.state.get((timeline, boundary, layer), {})
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterView:
+    """The fold of all keys under the prefix. One owner applies; everybody else reads."""
+
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    leader: LeaderRecord | None = None
+    jobs: dict[str, JobView] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)
+    """Revision of the last change of every key that exists; a key that is absent has none."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Keys that could not be used, and why."""
+    nodes_changed_at: float = 0.0
+    """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
+    absent_since: dict[str, float] = field(default_factory=dict)
+    """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
+    started_at: float | None = None
+    """When the first key was applied."""
+    _deleted: dict[str, int] = field(default_factory=dict)
+
+    def apply(
+        self,
+        key: str,
+        value: bytes | None,
+        *,
+        mod_revision: int,
+        create_revision: int,
+        now: float = 0.0,
+    ) -> None:
+        """Take over one key. value None: deleted, in `mod_revision`.
+
+        now: seconds of this process's monotonic clock. Settle times and deadlines count from it, so that no two
+        clocks are ever compared; a new leader therefore gives every wait its full time again.
+        """
+        if mod_revision <= max(self.revisions.get(key, 0), self._deleted.get(key, 0)):
+            return
+        if self.started_at is None:
+            self.started_at = now
+        if value is None:
+            self.revisions.pop(key, None)
+            self._deleted[key] = mod_revision
+        else:
+            self.revisions[key] = mod_revision
+            self._deleted.pop(key, None)
+        self.ignored.pop(key, None)
+        try:
+            self._fold(key, value, create_revision=create_revision, now=now)
+        except (msgspec.MsgspecError, ValueError) as error:
+            self.ignored[key] = str(error)
+
+    def revision_of(self, key: str) -> int:
+        """Revision of a key's last change; 0: the key is absent."""
+        return self.revisions.get(key, 0)
+
+    def forget_deleted(self, *, below: int) -> None:
+        """Drop the memory of deletions older than a revision: nothing that old can arrive any more."""
+        self._deleted = {key: revision for key, revision in self._deleted.items() if revision >= below}
+
+    def jobs_in_order(self) -> list[JobView]:
+        """Jobs whose spec is known, first in first."""
+        return sorted(
+            (job for job in self.jobs.values() if job.submission is not None), key=lambda job: job.spec_revision
+        )
+
+    def _fold(self, key: str, value: bytes | None, *, create_revision: int, now: float) -> None:
+        if key == Keys.LEADER:
+            self.leader = decode(value, LeaderRecord) if value is not None else None
+        elif key == Keys.PLACEMENT:
+            if value is not None:
+                decode(value, PlacementRecord)  # its revision is all that counts
+        elif key.startswith(Keys.NODES):
+            self._fold_node(key.removeprefix(Keys.NODES), value, now=now)
+        elif key.startswith(Keys.JOBS):
+            name, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
+            if not name or not leaf:
+                raise ValueError("no such key in a job")
+            self._fold_job(name, leaf, value, create_revision=create_revision, now=now)
+        else:
+            raise ValueError("unknown key")
+
+    def _fold_node(self, name: str, value: bytes | None, *, now: float) -> None:
+        before = self.nodes.get(name)
+        if value is not None:
+            self.nodes[name] = decode(value, NodeRecord)
+            self.absent_since.pop(name, None)
+        elif before is not None:
+            del self.nodes[name]
+            self.absent_since[name] = now
+        if _membership(before) != _membership(self.nodes.get(name)):
+            self.nodes_changed_at = now
+
+    def _fold_job(self, name: str, leaf: str, value: bytes | None, *, create_revision: int, now: float) -> None:
+        known = name in self.jobs
+        job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
+        head, _, rest = leaf.partition("/")
+        phase_before, stop_before = job.phase, job.stop
+        if head in _NESTED and rest:
+            _NESTED[head](job, rest, value)
+            if head == "workers":
+                job.workers_changed_at = now
+        elif head in _SINGLE and not rest:
+            name_of_field, kind, absent = _SINGLE[head]
+            setattr(job, name_of_field, decode(value, kind) if value is not None else absent())
+        else:
+            raise ValueError("unknown key of a job")
+        if head == "spec":
+            job.spec_revision = create_revision if value is not None else 0
+        if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
+            job.entered_at = now
+        if job.stop != stop_before:
+            job.stop_changed_at = now
+        if not known:
+            self.jobs[name] = job
+        if value is None and job.submission is None:
+            prefix = Keys.job(name)
+            if not any(other.startswith(prefix) for other in self.revisions):
+                del self.jobs[name]
+
+
+def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
+    """What of a node's record matters for plans: a heartbeat of another field is no change of the cluster."""
+    if node is None:
+        return None
+    return (node.incarnation, node.is_draining, node.devices, node.site, node.arithmetic_class, node.protocol)
+
+
+def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
+    generation, stage = (int(part) for part in rest.split("/"))
+    if value is None:
+        job.workers.pop((generation, stage), None)
+    else:
+        job.workers[generation, stage] = decode(value, WorkerRecord)
+
+
+def _fold_state(job: JobView, rest: str, value: bytes | None) -> None:
+    timeline, boundary, layer, node = rest.split("/")
+    key = (int(timeline), int(boundary), layer)
+    if value is not None:
+        job.state.setdefault(key, {})[node] = decode(value, StateRecord)
+    elif key in job.state:
+        job.state[key].pop(node, None)
+        if not job.state[key]:
+            del job.state[key]
+
+
+def _fold_event(job: JobView, rest: str, value: bytes | None) -> None:
+    if value is None:
+        job.events.pop(int(rest), None)
+    else:
+        job.events[int(rest)] = decode(value, EventRecord)
+
+
+_NESTED: Final[dict[str, Callable[[JobView, str, bytes | None], None]]] = {
+    "workers": _fold_worker,
+    "state": _fold_state,
+    "events": _fold_event,
+}
+
+_SINGLE: Final[dict[str, tuple[str, type[Any], Callable[[], Any]]]] = {
+    # leaf: (JobView's field, kind of record, what an absent key means)
+    "spec": ("submission", SpecRecord, lambda: None),
+    "desired": ("desired", DesiredRecord, DesiredRecord),
+    "phase": ("phase", PhaseRecord, PhaseRecord),
+    "plan": ("plan", PlanRecord, lambda: None),
+    "next": ("next", PlanRecord, lambda: None),
+    "stop": ("stop", StopRecord, lambda: None),
+    "checkpoint": ("checkpoint", CheckpointRecord, lambda: None),
+    "progress": ("progress", ProgressRecord, lambda: None),
+}

@@ -1,0 +1,201 @@
+"""The conditions of the coordinator's table: each is a claim about one job at one moment. Pure.
+
+A condition's name, with its underscores read as spaces, is its text in docs/coordinator.md.
+"""
+
+from headway.daemon.coordination.case import JOURNAL, WORTH_A_CHANGE, Case
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused
+from headway.daemon.records import Desired, Phase, Save, WorkerState
+
+
+def cancel_is_wanted(case: Case) -> bool:
+    return case.job.desired.state is Desired.CANCELLED
+
+
+def pause_is_wanted(case: Case) -> bool:
+    return case.job.desired.state is Desired.PAUSED
+
+
+def running_is_wanted(case: Case) -> bool:
+    return case.job.desired.state is Desired.RUNNING
+
+
+def running_is_requested_anew(case: Case) -> bool:
+    return running_is_wanted(case) and case.job.desired.request > case.job.phase.request
+
+
+def its_records_are_missing(case: Case) -> bool:
+    """Half a transaction (which then fails, as it compares what is missing), or somebody deleted keys by hand."""
+    phase, job = case.job.phase.phase, case.job
+    needs_plan = phase in (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING)
+    needs_next = phase in (Phase.PREPARING, Phase.CHANGING) or (
+        phase is Phase.STOPPING and job.stop is not None and job.stop.save is Save.MOVES
+    )
+    return (
+        (needs_plan and job.plan is None)
+        or (needs_next and job.next is None)
+        or (phase is Phase.STOPPING and job.stop is None)
+    )
+
+
+# --- Starting -------------------------------------------------------------------------------------------------------
+
+
+def its_turn_has_come_nodes_are_settled_and_a_plan_exists(case: Case) -> bool:
+    return not case.blocker and case.now >= case.settled_at and isinstance(case.best_plan, ClusterPlan)
+
+
+def it_contradicts_itself(case: Case) -> bool:
+    """No node that could join would make the job possible."""
+    return isinstance(case.best_plan, PlanRefused) and case.best_plan.is_final
+
+
+def a_worker_of_next_failed(case: Case) -> bool:
+    return case.failed_worker(case.job.next) is not None
+
+
+def workers_of_next_are_late(case: Case) -> bool:
+    return case.now >= case.prepare_deadline
+
+
+def a_node_of_next_is_gone_replaced_or_draining(case: Case) -> bool:
+    return case.unusable(case.job.next) is not None
+
+
+def all_workers_of_next_are_ready(case: Case) -> bool:
+    return case.job.next is not None and not case.unready(case.job.next, WorkerState.READY)
+
+
+# --- Running --------------------------------------------------------------------------------------------------------
+
+
+def a_worker_failed(case: Case) -> bool:
+    return case.failed_worker(case.job.plan) is not None
+
+
+def a_node_is_lost(case: Case) -> bool:
+    return case.lost(case.job.plan) is not None
+
+
+def workers_are_late_to_start(case: Case) -> bool:
+    return case.now >= case.start_deadline and bool(
+        case.unready(case.job.plan, WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
+    )
+
+
+def workers_are_late_at_the_end(case: Case) -> bool:
+    plan = case.job.plan
+    if plan is None or case.now < case.end_deadline:
+        return False
+    states = [worker.state for worker in case.job.workers_of(plan).values()]
+    return WorkerState.STOPPED in states and not all_stopped_at_the_end(case)
+
+
+def all_stopped_at_the_end(case: Case) -> bool:
+    return case.stopped_at(case.job.plan, case.spec.train.batches)
+
+
+def no_node_would_be_left(case: Case) -> bool:
+    """A node of the plan drains, and without the draining ones there is no plan."""
+    return bool(case.draining(case.job.plan)) and not isinstance(case.best_plan, ClusterPlan)
+
+
+def a_node_drains(case: Case) -> bool:
+    return (
+        bool(case.draining(case.job.plan))
+        and case.now >= case.change_allowed_at
+        and isinstance(case.best_plan, ClusterPlan)
+    )
+
+
+def a_better_plan_exists(case: Case) -> bool:
+    """Predicted to be `WORTH_A_CHANGE` times faster, once nodes have settled and no earlier job waits for them."""
+    plan = case.job.plan
+    if plan is None or case.blocker or case.now < max(case.settled_at, case.change_allowed_at):
+        return False
+    best = case.best_plan
+    return (
+        isinstance(best, ClusterPlan)
+        and not case.unready(plan, WorkerState.RUNNING)
+        and plan.predicted_batch_seconds > best.predicted_batch_seconds * WORTH_A_CHANGE
+    )
+
+
+# --- Stopping -------------------------------------------------------------------------------------------------------
+
+
+def workers_are_late_to_stop(case: Case) -> bool:
+    return case.now >= case.stop_deadline
+
+
+def it_moves_and_next_is_no_longer_possible(case: Case) -> bool:
+    return _saves(case, Save.MOVES) and (
+        a_worker_of_next_failed(case) or a_node_of_next_is_gone_replaced_or_draining(case)
+    )
+
+
+def it_moves_and_pause_is_wanted(case: Case) -> bool:
+    return _saves(case, Save.MOVES) and pause_is_wanted(case)
+
+
+def it_moves_and_the_boundary_is_the_end(case: Case) -> bool:
+    stop = case.job.stop
+    return _saves(case, Save.MOVES) and stop is not None and stop.boundary == case.spec.train.batches
+
+
+def it_moves_all_stopped_and_all_moves_are_held(case: Case) -> bool:
+    stop, plan = case.job.stop, case.job.plan
+    if stop is None or plan is None or stop.boundary is None or not _saves(case, Save.MOVES):
+        return False
+    return case.stopped_at(plan, stop.boundary) and all(
+        case.job.holders(plan.timeline, stop.boundary, layer) for layer in case.moving()
+    )
+
+
+def a_checkpoint_is_complete_at_the_end(case: Case) -> bool:
+    stop = case.job.stop
+    return a_checkpoint_is_complete(case) and stop is not None and stop.boundary == case.spec.train.batches
+
+
+def a_checkpoint_is_complete_and_pause_is_wanted(case: Case) -> bool:
+    return a_checkpoint_is_complete(case) and pause_is_wanted(case)
+
+
+def a_checkpoint_is_complete(case: Case) -> bool:
+    """All stopped, every layer and the journal in durable storage."""
+    stop, plan = case.job.stop, case.job.plan
+    if stop is None or plan is None or stop.boundary is None or not _saves(case, Save.CHECKPOINT):
+        return False
+    return case.stopped_at(plan, stop.boundary) and all(
+        any(record.is_durable for record in case.job.holders(plan.timeline, stop.boundary, layer).values())
+        for layer in (*case.spec.layers, JOURNAL)
+    )
+
+
+def _saves(case: Case, save: Save) -> bool:
+    return case.job.stop is not None and case.job.stop.save is save
+
+
+# --- Waiting --------------------------------------------------------------------------------------------------------
+
+
+def what_it_waits_for_is_another(case: Case) -> bool:
+    """Only then is the sentence written again: a queued job costs no writes while nothing happens."""
+    return case.job.phase.reason != waits_for(case)
+
+
+def waits_for(case: Case) -> str:
+    """Why a queued job does not start."""
+    if case.blocker:
+        return f"waits for its turn after job {case.blocker}"
+    best = case.best_plan
+    if isinstance(best, ClusterPlan):
+        return "waits for the nodes to settle"
+    if isinstance(case.plan_on_everything, ClusterPlan):
+        owners = sorted(
+            other.name
+            for other in case.view.jobs.values()
+            if other is not case.job and (other.plan is not None or other.next is not None)
+        )
+        return f"waits for devices of job {' and '.join(owners) or 'another'}"
+    return best.reason

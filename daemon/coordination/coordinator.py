@@ -1,0 +1,189 @@
+"""When a job moves from phase to phase: one table, and the function that reads it. Pure.
+
+`decide` looks at how things are, never at what has changed, so any daemon can take over at any moment: it reads etcd
+and goes on. Commands that are lost, late or overtaken are simply decided anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.coordination.actions import (
+    drop_next,
+    enforce_change,
+    enforce_first,
+    explain_wait,
+    fail,
+    offer_change,
+    offer_first_plan,
+    requeue,
+    retire,
+    stop_for_checkpoint,
+    stop_for_moves,
+    write_checkpoint,
+)
+from headway.daemon.coordination.case import Case, DeviceKey, devices
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.commands import Command, Decision
+from headway.daemon.coordination.conditions import (
+    a_better_plan_exists,
+    a_checkpoint_is_complete,
+    a_checkpoint_is_complete_and_pause_is_wanted,
+    a_checkpoint_is_complete_at_the_end,
+    a_node_drains,
+    a_node_is_lost,
+    a_node_of_next_is_gone_replaced_or_draining,
+    a_worker_failed,
+    a_worker_of_next_failed,
+    all_stopped_at_the_end,
+    all_workers_of_next_are_ready,
+    cancel_is_wanted,
+    it_contradicts_itself,
+    it_moves_all_stopped_and_all_moves_are_held,
+    it_moves_and_next_is_no_longer_possible,
+    it_moves_and_pause_is_wanted,
+    it_moves_and_the_boundary_is_the_end,
+    its_records_are_missing,
+    its_turn_has_come_nodes_are_settled_and_a_plan_exists,
+    no_node_would_be_left,
+    pause_is_wanted,
+    running_is_requested_anew,
+    running_is_wanted,
+    what_it_waits_for_is_another,
+    workers_are_late_at_the_end,
+    workers_are_late_to_start,
+    workers_are_late_to_stop,
+    workers_of_next_are_late,
+)
+from headway.daemon.planning.planner import ClusterPlan
+from headway.daemon.records import Phase
+
+QUEUED, PREPARING, RUNNING, CHANGING, STOPPING = (
+    Phase.QUEUED,
+    Phase.PREPARING,
+    Phase.RUNNING,
+    Phase.CHANGING,
+    Phase.STOPPING,
+)
+PAUSED, FINISHED, FAILED, CANCELLED = Phase.PAUSED, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """In `phase`, if `condition` is the first that holds: write what `action` says, and be in `next_phase`."""
+
+    phase: Phase
+    condition: Callable[[Case], bool]
+    action: Callable[[Case, Phase], Command]
+    next_phase: Phase
+
+
+TABLE: Final = (
+    Row(QUEUED, cancel_is_wanted, retire, CANCELLED),
+    Row(QUEUED, pause_is_wanted, retire, PAUSED),
+    Row(QUEUED, it_contradicts_itself, fail, FAILED),
+    Row(QUEUED, its_turn_has_come_nodes_are_settled_and_a_plan_exists, offer_first_plan, PREPARING),
+    Row(QUEUED, what_it_waits_for_is_another, explain_wait, QUEUED),
+    #
+    Row(PREPARING, its_records_are_missing, fail, FAILED),
+    Row(PREPARING, cancel_is_wanted, retire, CANCELLED),
+    Row(PREPARING, pause_is_wanted, retire, PAUSED),
+    Row(PREPARING, a_node_of_next_is_gone_replaced_or_draining, drop_next, QUEUED),
+    Row(PREPARING, a_worker_of_next_failed, fail, FAILED),
+    Row(PREPARING, all_workers_of_next_are_ready, enforce_first, RUNNING),
+    Row(PREPARING, workers_of_next_are_late, fail, FAILED),
+    #
+    Row(RUNNING, its_records_are_missing, fail, FAILED),
+    Row(RUNNING, cancel_is_wanted, retire, CANCELLED),
+    Row(RUNNING, a_worker_failed, fail, FAILED),
+    Row(RUNNING, a_node_is_lost, fail, FAILED),
+    Row(RUNNING, all_stopped_at_the_end, stop_for_checkpoint, STOPPING),
+    Row(RUNNING, workers_are_late_to_start, fail, FAILED),
+    Row(RUNNING, workers_are_late_at_the_end, fail, FAILED),
+    Row(RUNNING, pause_is_wanted, stop_for_checkpoint, STOPPING),
+    Row(RUNNING, no_node_would_be_left, stop_for_checkpoint, STOPPING),
+    Row(RUNNING, a_node_drains, offer_change, CHANGING),
+    Row(RUNNING, a_better_plan_exists, offer_change, CHANGING),
+    #
+    Row(CHANGING, its_records_are_missing, fail, FAILED),
+    Row(CHANGING, cancel_is_wanted, retire, CANCELLED),
+    Row(CHANGING, a_worker_failed, fail, FAILED),
+    Row(CHANGING, a_node_is_lost, fail, FAILED),
+    Row(CHANGING, a_node_of_next_is_gone_replaced_or_draining, drop_next, RUNNING),
+    Row(CHANGING, a_worker_of_next_failed, drop_next, RUNNING),
+    Row(CHANGING, pause_is_wanted, drop_next, RUNNING),
+    Row(CHANGING, all_stopped_at_the_end, drop_next, RUNNING),
+    Row(CHANGING, all_workers_of_next_are_ready, stop_for_moves, STOPPING),
+    Row(CHANGING, workers_of_next_are_late, drop_next, RUNNING),
+    #
+    Row(STOPPING, its_records_are_missing, fail, FAILED),
+    Row(STOPPING, cancel_is_wanted, retire, CANCELLED),
+    Row(STOPPING, a_worker_failed, fail, FAILED),
+    Row(STOPPING, a_node_is_lost, fail, FAILED),
+    Row(STOPPING, it_moves_and_next_is_no_longer_possible, stop_for_checkpoint, STOPPING),
+    Row(STOPPING, it_moves_and_pause_is_wanted, stop_for_checkpoint, STOPPING),
+    Row(STOPPING, it_moves_and_the_boundary_is_the_end, stop_for_checkpoint, STOPPING),
+    Row(STOPPING, it_moves_all_stopped_and_all_moves_are_held, enforce_change, RUNNING),
+    Row(STOPPING, a_checkpoint_is_complete_at_the_end, write_checkpoint, FINISHED),
+    Row(STOPPING, a_checkpoint_is_complete_and_pause_is_wanted, write_checkpoint, PAUSED),
+    Row(STOPPING, a_checkpoint_is_complete, write_checkpoint, QUEUED),
+    Row(STOPPING, workers_are_late_to_stop, fail, FAILED),
+    #
+    Row(PAUSED, cancel_is_wanted, retire, CANCELLED),
+    Row(PAUSED, running_is_wanted, requeue, QUEUED),
+    #
+    Row(FAILED, cancel_is_wanted, retire, CANCELLED),
+    Row(FAILED, running_is_requested_anew, requeue, QUEUED),
+)
+"""The whole of it. Conditions are tried top down; finished and cancelled jobs have no rows."""
+
+ROWS: Final = {phase: tuple(row for row in TABLE if row.phase is phase) for phase in Phase}
+
+
+def decide(view: ClusterView, *, now: float, written_at: float = 0.0) -> Decision:
+    """What to do about every job, first in first: at most one command each.
+
+    now: seconds of the monotonic clock that `view` was fed with. written_at: seconds since the epoch, for records that
+    people read; nothing is decided by it.
+    """
+    commands: list[Command] = []
+    deadlines: list[float] = []
+    owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
+    blocker = ""
+    for job in view.jobs_in_order():
+        busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
+        case = Case(job=job, view=view, now=now, written_at=written_at, busy=busy, blocker=blocker)
+        row = first_row(case)
+        if row is not None:
+            commands.append(row.action(case, row.next_phase))
+            if row.next_phase in (PREPARING, CHANGING):
+                owned[job.name] |= devices(case.best_plan if isinstance(case.best_plan, ClusterPlan) else None)
+        is_waiting = job.phase.phase is QUEUED and (row is None or row.next_phase is QUEUED)
+        if is_waiting and not blocker and isinstance(case.plan_on_everything, ClusterPlan):
+            blocker = job.name
+        deadlines += [deadline for deadline in waits(case) if deadline > now]
+    return Decision(commands=tuple(commands), wake_at=min(deadlines, default=None))
+
+
+def first_row(case: Case) -> Row | None:
+    """The row of the table that applies now, if any."""
+    return next((row for row in ROWS[case.job.phase.phase] if row.condition(case)), None)
+
+
+def waits(case: Case) -> tuple[float, ...]:
+    """Every moment at which some condition of the present phase may come true by time alone."""
+    plan = case.job.plan
+    losses = tuple(at for stage in (plan.stages if plan is not None else ()) if (at := case.lost_at(stage)) is not None)
+    match case.job.phase.phase:
+        case Phase.QUEUED:
+            return (case.settled_at,)
+        case Phase.PREPARING:
+            return (case.prepare_deadline,)
+        case Phase.RUNNING:
+            return (*losses, case.settled_at, case.change_allowed_at, case.start_deadline, case.end_deadline)
+        case Phase.CHANGING:
+            return (*losses, case.prepare_deadline)
+        case Phase.STOPPING:
+            return (*losses, case.stop_deadline)
+        case _:
+            return ()

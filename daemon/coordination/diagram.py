@@ -1,0 +1,59 @@
+"""The page docs/coordinator.md, made from the coordinator's table: run as a module, it prints the page."""
+
+import sys
+
+from headway.daemon.coordination.coordinator import TABLE, Row
+from headway.daemon.records import TERMINAL_PHASES, Phase
+
+HEAD = """# How a job moves from phase to phase
+
+Made from the table in `daemon/coordination/coordinator.py` by `python -m headway.daemon.coordination.diagram`;
+a test keeps it so.
+Rows are tried top down, and the first whose condition holds is written as one transaction that compares all that was
+read: with the phase go its reason, an event and the job's other keys.
+"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    return "\n".join([HEAD, *_diagram(), "", *_table()]) + "\n"
+
+
+def _diagram() -> list[str]:
+    """A mermaid state diagram: one arrow for each pair of phases, with the conditions that lead along it."""
+    arrows: dict[tuple[Phase, Phase], list[str]] = {}
+    for row in TABLE:
+        if row.phase is not row.next_phase:
+            arrows.setdefault((row.phase, row.next_phase), []).append(_words(row.condition.__name__))
+    # Cancelling and failing lead there from nearly everywhere; the table has them.
+    drawn = {pair: why for pair, why in arrows.items() if pair[1] not in (Phase.CANCELLED, Phase.FAILED)}
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {Phase.QUEUED}"]
+    lines += [f"    {before} --> {after}: {' / '.join(why)}" for (before, after), why in drawn.items()]
+    lines += [f"    {phase} --> [*]" for phase in Phase if phase is Phase.FINISHED]
+    lines += ["```", "", "Not drawn: the arrows to failed and cancelled; the table has them."]
+    return lines
+
+
+def _table() -> list[str]:
+    lines = ["| phase | condition | what is written | next phase |", "|---|---|---|---|"]
+    before: Phase | None = None
+    for row in TABLE:
+        phase = "" if row.phase is before else row.phase
+        lines.append(f"| {phase} | {_words(row.condition.__name__)} | {_action(row)} | {row.next_phase} |")
+        before = row.phase
+    ends = " and ".join(
+        phase for phase in Phase if phase in TERMINAL_PHASES and not any(row.phase is phase for row in TABLE)
+    )
+    return [*lines, "", f"Nothing leads out of {ends}."]
+
+
+def _action(row: Row) -> str:
+    return (row.action.__doc__ or "").partition("\n")[0]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

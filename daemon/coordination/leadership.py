@@ -1,0 +1,176 @@
+"""Candidate for leader, and the leader's work: run the pure coordinator, write down what it decides.
+
+Every daemon runs one. At most one leads at a time as far as etcd is concerned: every transaction of a leader compares
+the revision of its own leader key, so a deposed one that does not know it yet writes nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
+from headway.daemon.errors import ConflictError, LeaseLostError, RecoveryError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.lease import Lease
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.records import Keys, LeaderRecord, encode
+
+RETRY_PAUSE_S = 1.0
+CATCH_UP_S = 5.0
+
+_log = structlog.get_logger()
+
+
+class Decide(Protocol):
+    """The coordinator: a pure function of what etcd says and of the time by a monotonic clock."""
+
+    def __call__(self, view: ClusterView, *, now: float) -> Decision: ...
+
+
+class Leadership:
+    """One daemon's candidacy. `run` until cancelled; then it resigns."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        cluster: ClusterWatch,
+        *,
+        record: LeaderRecord,
+        ttl_s: int,
+        decide: Decide,
+        write_manifest: Callable[[str, bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """write_manifest(url, manifest) may block; it raises RecoveryError. clock: the one that `cluster` uses."""
+        self._client = client
+        self._cluster = cluster
+        self._record = record
+        self._ttl_s = ttl_s
+        self._decide = decide
+        self._write_manifest = write_manifest
+        self._clock = clock
+        self._leader_revision = 0
+        self._log = _log.bind(node=record.node)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this daemon holds the leader key, as far as it knows."""
+        return self._leader_revision > 0
+
+    async def run(self) -> None:
+        """Stand for leader again and again; lead while elected. Cancelled, it resigns: the key is gone at once."""
+        while True:
+            try:
+                async with await self._client.grant_lease(self._ttl_s) as lease:
+                    await self._hold(lease)
+            except StoreError as error:
+                self._log.warning("candidacy_interrupted", reason=str(error))
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _hold(self, lease: Lease) -> None:
+        """Stand and lead under a lease. Raises LeaseLostError as soon as that is lost."""
+        standing = asyncio.create_task(self._stand(lease), name="leadership")
+        lost = asyncio.create_task(lease.lost.wait(), name="leader's lease")
+        try:
+            await asyncio.wait({standing, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(standing, lost)
+            if self.is_leading:
+                self._leader_revision = 0
+                self._log.info("leadership_ended", reason=lease.reason or "resigned")
+        if not standing.cancelled():
+            standing.result()
+        lease.check()
+
+    async def _stand(self, lease: Lease) -> None:
+        while True:
+            seen = self._cluster.version
+            if self._cluster.revision > 0 and self._cluster.view.revision_of(Keys.LEADER) == 0:
+                try:
+                    put = Put(Keys.LEADER, encode(self._record), lease.id)
+                    self._leader_revision = await self._client.transaction([Compare.absent(Keys.LEADER)], [put])
+                    break
+                except ConflictError:
+                    self._log.debug("election_lost")
+            await self._cluster.changed(seen)
+        self._log.info("leadership_won", revision=self._leader_revision)
+        await self._lead()
+
+    async def _lead(self) -> None:
+        """Decide on every change and at every deadline, until the leader key is no longer ours."""
+        await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
+        busy: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                seen = self._cluster.version
+                if self._cluster.revision >= self._leader_revision and self._is_deposed():
+                    raise LeaseLostError(Keys.LEADER, "somebody else took or deleted it")
+                for job in [job for job, task in busy.items() if task.done()]:
+                    busy.pop(job).result()
+                decision = self._decide(self._cluster.view, now=self._clock())
+                for command in decision.commands:
+                    if command.job not in busy:
+                        name = f"decision about {command.job}"
+                        busy[command.job] = asyncio.create_task(self._execute(command), name=name)
+                await self._pause(seen, busy, wake_at=decision.wake_at)
+        finally:
+            await _end(*busy.values())
+
+    def _is_deposed(self) -> bool:
+        return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
+
+    async def _pause(self, seen: int, busy: dict[str, asyncio.Task[None]], *, wake_at: float | None) -> None:
+        """Return at the first of: a change of the view, a command done, the deadline."""
+        timeout_s = None if wake_at is None else max(wake_at - self._clock(), 0.0)
+        changed = asyncio.create_task(self._cluster.changed(seen))
+        try:
+            await asyncio.wait({changed, *busy.values()}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(changed)
+
+    async def _execute(self, command: Command) -> None:
+        """Carry out one command and return when the view shows it, so that the job is not decided about too early."""
+        seen = self._cluster.version
+        log = self._log.bind(job=command.job)
+        try:
+            if isinstance(command, WriteManifest):
+                await asyncio.to_thread(self._write_manifest, command.url, command.manifest)
+                log.info("manifest_written", url=command.url)
+                command = command.then
+            revision = await self._write(command)
+            log.info("decision_written", reason=command.reason, revision=revision)
+            await self._cluster.caught_up(revision, timeout_s=CATCH_UP_S)
+        except ConflictError as error:
+            log.info("decision_overtaken", keys=error.target)
+            await self._wait_for_change(seen)
+        except (StoreError, RecoveryError) as error:
+            log.error("decision_failed", reason=str(error))
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _write(self, decided: Transaction) -> int:
+        """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""
+        compare = [Compare.unchanged(key, revision) for key, revision in decided.compare.items()]
+        compare.append(Compare.unchanged(Keys.LEADER, self._leader_revision))
+        puts = [Put(key, value) for key, value in decided.puts.items()]
+        deletes = [Delete(key, is_prefix=key.endswith("/")) for key in decided.deletes]
+        return await self._client.transaction(compare, [*puts, *deletes])
+
+    async def _wait_for_change(self, seen: int) -> None:
+        try:
+            async with asyncio.timeout(RETRY_PAUSE_S):
+                await self._cluster.changed(seen)
+        except TimeoutError:
+            self._log.debug("no_change_followed_conflict")
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    """Cancel tasks and wait until they are over."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,1 @@
+"""Text to token shards, and where a node finds them."""

@@ -1,0 +1,237 @@
+"""etcd's API as Headway uses it: keys are text, values bytes, every call has a deadline, every error names its target.
+
+A client of our own because none of the published ones survives the death of an etcd together with TLS; the reasons are
+in docs/decisions.md. Wire format: proto/etcd.proto.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
+from headway.daemon.etcd.connection import EtcdAccess, EtcdConnection, Metadata
+from headway.daemon.etcd.lease import Lease
+from headway.daemon.etcd.transaction import (
+    Change,
+    Compare,
+    Delete,
+    delete_request,
+    prefix_end,
+    range_start,
+    transaction_request,
+)
+from headway.daemon.etcd.watch import WatchBatch, watch
+from headway.proto import etcd_pb2
+from headway.proto.etcd_pb2_grpc import KVStub, LeaseStub, MaintenanceStub
+
+PAGE_KEYS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as etcd has it."""
+
+    key: str
+    value: bytes
+    mod_revision: int
+    """Of the last change."""
+    create_revision: int
+    version: int
+    """Changes since the creation."""
+    lease_id: int
+    """0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All keys of a prefix as of one revision. A watch from `revision + 1` misses nothing."""
+
+    revision: int
+    entries: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLife:
+    """What etcd knows of a lease."""
+
+    remaining_s: int
+    granted_s: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdStatus:
+    """What an etcd member says of itself."""
+
+    version: str
+    database_bytes: int
+    has_leader: bool
+    revision: int
+
+
+class EtcdClient:
+    """One connection to etcd, for one event loop. Every method raises StoreUnreachableError when none answers in time.
+
+    Reads are repeated until the deadline. Writes are sent once: see EtcdConnection.call.
+    """
+
+    def __init__(self, access: EtcdAccess) -> None:
+        self._connection = EtcdConnection(access)
+
+    @property
+    def target(self) -> str:
+        """The endpoints, for messages."""
+        return self._connection.target
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Leases are not revoked: who granted one revokes it."""
+        await self._connection.close()
+
+    # --- keys --------------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> KeyValue | None:
+        """The key, or None where there is none."""
+        reply = await self._range(etcd_pb2.RangeRequest(key=key.encode()))
+        return _key_value(reply.kvs[0]) if reply.kvs else None
+
+    async def get_prefix(self, prefix: str, *, page_keys: int = PAGE_KEYS) -> Snapshot:
+        """Every key that begins with a prefix, sorted, as of one revision however many pages it takes.
+
+        Raises CompactedError when that revision is compacted between two pages: ask again.
+        """
+        start, end = range_start(prefix.encode()), prefix_end(prefix.encode())
+        entries: list[KeyValue] = []
+        revision = 0
+        while True:
+            request = etcd_pb2.RangeRequest(key=start, range_end=end, limit=page_keys, revision=revision)
+            reply = await self._range(request)
+            revision = revision or reply.header.revision
+            entries += map(_key_value, reply.kvs)
+            if not reply.more:
+                return Snapshot(revision, tuple(entries))
+            start = reply.kvs[-1].key + b"\0"
+
+    async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
+        """Set a key; returns the revision. Raises LeaseLostError when the lease is gone."""
+        request = etcd_pb2.PutRequest(key=key.encode(), value=value, lease=lease_id)
+        reply = await self._connection.unary(lambda channel: KVStub(channel).Put, request, is_repeatable=False)
+        return int(reply.header.revision)
+
+    async def delete(self, key: str) -> bool:
+        """Delete a key; returns whether it was there."""
+        return await self._delete(Delete(key)) > 0
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """Delete every key that begins with a prefix; returns how many there were."""
+        return await self._delete(Delete(prefix, is_prefix=True))
+
+    async def transaction(self, compare: Iterable[Compare], changes: Iterable[Change]) -> int:
+        """Make all changes in one revision, which is returned, if every comparison holds.
+
+        Raises ConflictError when one does not hold (nothing is changed then), LeaseLostError, and ValueError for a
+        transaction that changes a key twice.
+        """
+        conditions = tuple(compare)
+        request = transaction_request(conditions, tuple(changes))
+        reply = await self._connection.unary(lambda channel: KVStub(channel).Txn, request, is_repeatable=False)
+        if not reply.succeeded:
+            raise ConflictError(", ".join(condition.key for condition in conditions), "changed by somebody else")
+        return int(reply.header.revision)
+
+    async def compact(self, revision: int) -> None:
+        """Forget every revision before this one."""
+        request = etcd_pb2.CompactionRequest(revision=revision, physical=True)
+        await self._connection.unary(lambda channel: KVStub(channel).Compact, request, is_repeatable=False)
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    async def grant_lease(self, ttl_s: int) -> Lease:
+        """A lease that is kept alive until it is revoked or lost. etcd may grant a longer one than asked for."""
+        request = etcd_pb2.LeaseGrantRequest(TTL=ttl_s)
+        reply = await self._connection.unary(lambda channel: LeaseStub(channel).LeaseGrant, request, is_repeatable=True)
+        return Lease(
+            int(reply.ID), ttl_s=int(reply.TTL), renew=self.renew_lease, revoke=self.revoke_lease, target=self.target
+        )
+
+    async def renew_lease(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        """Renew once; returns the seconds granted. Raises LeaseLostError when etcd does not know the lease."""
+
+        async def send(
+            channel: grpc.aio.Channel, timeout_s: float, metadata: Metadata
+        ) -> etcd_pb2.LeaseKeepAliveResponse:
+            requests = [etcd_pb2.LeaseKeepAliveRequest(ID=lease_id)]
+            call = LeaseStub(channel).LeaseKeepAlive(iter(requests), timeout=timeout_s, metadata=metadata)
+            reply = await call.read()
+            if not isinstance(reply, etcd_pb2.LeaseKeepAliveResponse):
+                raise StoreError(self.target, "ended a keepalive without an answer")
+            return reply
+
+        reply = await self._connection.call(send, is_repeatable=True, timeout_s=timeout_s)
+        if reply.TTL <= 0:
+            raise LeaseLostError(self.target, f"lease {lease_id:x} has expired")
+        return int(reply.TTL)
+
+    async def revoke_lease(self, lease_id: int) -> None:
+        """End a lease: its keys are deleted at once. Raises LeaseLostError when it is already gone."""
+        request = etcd_pb2.LeaseRevokeRequest(ID=lease_id)
+        await self._connection.unary(lambda channel: LeaseStub(channel).LeaseRevoke, request, is_repeatable=False)
+
+    async def lease_life(self, lease_id: int) -> LeaseLife:
+        """How long a lease has left and what hangs on it. Raises LeaseLostError when it is gone."""
+        request = etcd_pb2.LeaseTimeToLiveRequest(ID=lease_id, keys=True)
+        reply = await self._connection.unary(
+            lambda channel: LeaseStub(channel).LeaseTimeToLive, request, is_repeatable=True
+        )
+        if reply.TTL < 0:
+            raise LeaseLostError(self.target, f"lease {lease_id:x} has expired")
+        return LeaseLife(int(reply.TTL), int(reply.grantedTTL), tuple(key.decode() for key in reply.keys))
+
+    # --- watches and health ------------------------------------------------------------------------------------------
+
+    def watch(
+        self, prefix: str, *, from_revision: int, on_reachable: Callable[[bool, str], None] | None = None
+    ) -> AsyncIterator[WatchBatch]:
+        """Changes of a prefix from a revision on, without loss; see etcd_watch.watch."""
+        return watch(self._connection, prefix, from_revision=from_revision, on_reachable=on_reachable)
+
+    async def status(self) -> EtcdStatus:
+        """The member's own word; also the cheapest way to find out whether anybody answers."""
+        reply = await self._connection.unary(
+            lambda channel: MaintenanceStub(channel).Status, etcd_pb2.StatusRequest(), is_repeatable=True
+        )
+        return EtcdStatus(reply.version, int(reply.dbSize), reply.leader != 0, int(reply.header.revision))
+
+    # --- the two calls that are made in several places ---------------------------------------------------------------
+
+    async def _range(self, request: etcd_pb2.RangeRequest) -> etcd_pb2.RangeResponse:
+        reply: etcd_pb2.RangeResponse = await self._connection.unary(
+            lambda channel: KVStub(channel).Range, request, is_repeatable=True
+        )
+        return reply
+
+    async def _delete(self, deletion: Delete) -> int:
+        request = delete_request(deletion)
+        reply = await self._connection.unary(lambda channel: KVStub(channel).DeleteRange, request, is_repeatable=False)
+        return int(reply.deleted)
+
+
+def _key_value(message: etcd_pb2.KeyValue) -> KeyValue:
+    return KeyValue(
+        message.key.decode(),
+        message.value,
+        message.mod_revision,
+        message.create_revision,
+        message.version,
+        message.lease,
+    )

@@ -1,0 +1,106 @@
+"""What a job leaves to the machine it is submitted on, fixed once: the data's hash and path, the attention backend.
+
+Afterwards no node chooses anything: a spec in etcd has no `auto` that bits depend on.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.stages.spec import TrainSpec
+
+BUILT_IN_SOURCE = "python-stdlib"
+
+
+def default_cache_dir() -> Path:
+    """Where built-in data is kept for this user: HEADWAY_CACHE_DIR, or `headway` in the XDG cache folder."""
+    if told := os.environ.get("HEADWAY_CACHE_DIR"):
+        return Path(told)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
+
+
+def resolve_job(spec: JobSpec, *, job_file: Path, device_kinds: Iterable[str], cache_dir: Path) -> JobSpec:
+    """The job with nothing left open. device_kinds: of the devices that may compute it, `cpu` and `cuda`.
+
+    A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
+    other than the job's sha256, too short, or of a larger vocabulary.
+    """
+    return replace(
+        spec,
+        data=_resolve_data(spec, job_file, cache_dir),
+        train=replace(spec.train, attention_backend=attention_backend(spec.train, device_kinds)),
+    )
+
+
+def data_folder(source: str, cache_dir: Path) -> Path:
+    """The folder of token shards that a resolved source names on this machine; the built-in one is made if need be.
+
+    Raises DataError when it cannot be.
+    """
+    from headway.stages.stdlib_corpus import builtin_corpus
+
+    return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
+
+
+def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal["auto", "math", "flash", "efficient"]:
+    """The backend that `auto` stands for: the quickest that every device has.
+
+    CPUs have the flash kernel, CUDA devices have it for bfloat16 only and the memory-efficient one for float32.
+    """
+    if train.attention_backend != "auto":
+        return train.attention_backend
+    kinds = frozenset(device_kinds) or frozenset({"cpu"})
+    if train.dtype == "bfloat16" or kinds == {"cpu"}:
+        return "flash"
+    return "efficient" if kinds == {"cuda"} else "math"
+
+
+def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None) -> None:
+    """Make sure that the job's checkpoints can be written; `root` is what a local cluster's relative folders are in.
+
+    Without one only the form is checked: this machine need not see what the nodes see. Raises ConfigError.
+    """
+    from headway.daemon.errors import RecoveryError
+    from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
+
+    where = f"{job_file}:fault.checkpoint_dir"
+    try:
+        resolved = resolve_checkpoint_dir(spec.fault.checkpoint_dir, root)
+        if root is not None:
+            probe(resolved)
+    except (ConfigError, RecoveryError) as error:
+        what = error.what if isinstance(error, ConfigError) else str(error)
+        raise ConfigError(f"{what}; name a folder or URL that can be written to", where) from error
+
+
+def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
+    from headway.stages.errors import DataError
+    from headway.stages.tokens import read_index
+
+    data = spec.data
+    source = data.source
+    if source != BUILT_IN_SOURCE:
+        source = str((job_file.parent / Path(source).expanduser()).resolve())
+    try:
+        index = read_index(data_folder(source, cache_dir))
+    except (DataError, OSError) as error:
+        raise ConfigError(f"{error}; make data with `headway data prepare`", f"{job_file}:data.source") from error
+    if data.sha256 and data.sha256 != index.sha256:
+        what = f"{source} holds data {index.sha256[:12]}…, not {data.sha256[:12]}…"
+        raise ConfigError(f"{what}; correct the hash or the source", f"{job_file}:data.sha256")
+    if index.vocab_size > spec.model.vocab_size:
+        raise ConfigError(
+            f"{spec.model.vocab_size} is too small for data of {index.vocab_size} tokens; set it to {index.vocab_size}",
+            f"{job_file}:model.vocab_size",
+        )
+    if index.num_tokens <= spec.train.sequence_length:
+        raise ConfigError(
+            f"{index.num_tokens} tokens of data are too few for sequences of {spec.train.sequence_length}; "
+            "shorten them or prepare more data",
+            f"{job_file}:train.sequence_length",
+        )
+    return DataSpec(source=source, sha256=index.sha256)

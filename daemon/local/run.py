@@ -1,0 +1,172 @@
+"""`headway run`: a cluster for one job, from the job file to the model folder."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.export import export
+from headway.daemon.client.job_requests import submit
+from headway.daemon.client.job_watch import check_finished, follow_job
+from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.client.watch_view import Display
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.stages.errors import PeerError
+
+METRICS_NAME = "metrics.jsonl"
+MODEL_NAME = "model"
+FAILURE_NAME = "failure.log"
+DEATH_GRACE_S = 60.0
+"""After a process of the cluster has died: time for the coordinator to say what that means for the job."""
+JOURNAL_TIMEOUT_S = 30.0
+
+OnView = Callable[[LocalCluster, ClusterView, JobView], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What a run leaves."""
+
+    out: Path
+
+    @property
+    def metrics(self) -> Path:
+        """One line a batch."""
+        return self.out / METRICS_NAME
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.out / MODEL_NAME
+
+    @property
+    def failure(self) -> Path:
+        """A failed worker's traceback and last output."""
+        return self.out / FAILURE_NAME
+
+
+def local_device_kinds() -> frozenset[str]:
+    """The kinds of device that a local cluster computes on."""
+    import torch
+
+    return frozenset({"cuda" if torch.cuda.is_available() else "cpu"})
+
+
+async def run_job(
+    job_file: Path,
+    *,
+    num_nodes: int,
+    out: Path,
+    state_dir: Path | None = None,
+    display: Display,
+    force: asyncio.Event,
+    etcd_binary: Path | None = None,
+    on_view: OnView | None = None,
+) -> JobView:
+    """Train a job in a cluster of its own and write DIR/metrics.jsonl and DIR/model/; returns the job as it ended.
+
+    A run that was interrupted goes on where it stopped when it is started again with the same folder. Raises
+    ConfigError, UnavailableError, and JobFailedError when the job did not finish.
+    """
+    spec = read_job(job_file)
+    spec = resolve_job(spec, job_file=job_file, device_kinds=local_device_kinds(), cache_dir=default_cache_dir())
+    folder = RunFolder(out=out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
+        ) from error
+    state_dir = state_dir or out / "state"
+    check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
+    async with (
+        LocalCluster(state_dir, num_nodes=num_nodes, etcd_binary=etcd_binary, force=force) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await _submit_or_continue(session, spec, folder)
+        job = await _guarded(cluster, _train(cluster, session, spec.job.name, folder, display, on_view))
+        if job.phase.phase is Phase.FAILED:
+            folder.failure.write_text(job.phase.error + "\n", encoding="utf-8")
+        check_finished(job, where=str(folder.failure))
+        return job
+
+
+async def _submit_or_continue(session: ClusterSession, spec: JobSpec, folder: RunFolder) -> None:
+    """Queue the job, or take up the one that an earlier run on this folder left. Raises ConfigError for another one."""
+    found = (await session.view()).jobs.get(spec.job.name)
+    if found is None or found.spec is None:
+        folder.metrics.unlink(missing_ok=True)
+        folder.failure.unlink(missing_ok=True)
+        await submit(session, spec)
+    elif found.spec != spec:
+        raise ConfigError("holds another job of this name; name another folder with --out", str(folder.out))
+    elif found.phase.phase in TERMINAL_PHASES and found.phase.phase is not Phase.FINISHED:
+        raise ConfigError(
+            f"holds this job, which is {found.phase.phase}; delete the folder, or name another with --out",
+            str(folder.out),
+        )
+
+
+async def _train(
+    cluster: LocalCluster,
+    session: ClusterSession,
+    name: str,
+    folder: RunFolder,
+    display: Display,
+    on_view: OnView | None,
+) -> JobView:
+    journal = JournalCopy(session, name, folder.metrics)
+
+    async def on_change(view: ClusterView, job: JobView) -> None:
+        await journal.on_view(view, job)
+        if on_view is not None:
+            await on_view(cluster, view, job)
+
+    try:
+        with display:
+            job = await follow_job(session, name, display=display, on_view=on_change)
+        if job.phase.phase is Phase.FINISHED:
+            await _copy_whole(journal, session, num_batches=job.spec.train.batches if job.spec else 0)
+            await export(session, name, folder.model)
+        else:
+            with suppress(PeerError):
+                await journal.copy(await session.view())
+        return job
+    finally:
+        await journal.close()
+
+
+async def _copy_whole(journal: JournalCopy, session: ClusterSession, *, num_batches: int) -> None:
+    """Copy the journal until every batch is there. Raises TimeoutError."""
+    try:
+        async with asyncio.timeout(JOURNAL_TIMEOUT_S):
+            while journal.file.last_batch < num_batches - 1:
+                await journal.copy(await session.view())
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"journal: batch {journal.file.last_batch} is the last that a daemon sent within {JOURNAL_TIMEOUT_S:g} s"
+        ) from error
+
+
+async def _guarded(cluster: LocalCluster, work: Awaitable[JobView]) -> JobView:
+    """Await the work, unless the cluster dies beneath it and nobody says so."""
+    working = asyncio.ensure_future(work)
+    guarding = asyncio.create_task(cluster.guard(grace_s=DEATH_GRACE_S))
+    try:
+        await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await guarding
+        return await working
+    finally:
+        for task in (working, guarding):
+            task.cancel()
+        await asyncio.wait({working, guarding})

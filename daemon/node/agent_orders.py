@@ -1,0 +1,360 @@
+"""What a node does about the plans that name it: one pure function from all it knows to the steps that are due.
+
+Level-triggered: it looks at how things are, never at what has changed, so it can be asked again at any time, and a step
+that failed or was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.node.agent_steps import (
+    AnswerStop,
+    CopyToCheckpoint,
+    DeleteState,
+    FetchState,
+    GiveUp,
+    Neighbour,
+    OpenData,
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+    RegisterState,
+    RegisterWorker,
+    Source,
+    SourceKind,
+    Step,
+)
+from headway.daemon.records import CheckpointFile, PlanRecord, Save, StagePlan, StateRecord, WorkerRecord, WorkerState
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """What a daemon knows beside the cluster's records."""
+
+    name: str
+    incarnation: str
+    workers: tuple[WorkerStatus, ...]
+    """By device index."""
+    held: Mapping[StateKey, StoredFile] = field(default_factory=dict)
+    durable: Set[StateKey] = frozenset()
+    """Those held files that this daemon has copied to the checkpoint folder."""
+    data_paths: Mapping[str, str] = field(default_factory=dict)
+    """Job to the folder of its verified token shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """One stage of one plan that this node's worker fills."""
+
+    job: JobView
+    plan: PlanRecord
+    stage_index: int
+    worker: WorkerStatus
+
+    @property
+    def stage(self) -> StagePlan:
+        return self.plan.stages[self.stage_index]
+
+    @property
+    def of(self) -> JobGeneration:
+        return JobGeneration(self.job.name, self.plan.generation)
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage_index + 1 == len(self.plan.stages)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Its layers, and on the last stage the journal."""
+        return (*self.stage.layers, JOURNAL) if self.is_last else self.stage.layers
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """Where the worker stands in this generation, once it has stopped."""
+        stopped = self.worker.stopped
+        return stopped if stopped is not None and stopped.of == self.of else None
+
+
+def next_steps(view: ClusterView, node: NodeState) -> list[Step]:
+    """Everything that is due on this node now. Steps whose order is on its way are not due again."""
+    steps: list[Step] = []
+    for job in view.jobs.values():
+        if job.submission is None:
+            continue
+        if job.next is not None:
+            for post in _posts(job, job.next, node):
+                steps += _prepare(post, node)
+                steps += _register(post, node)
+        if job.plan is not None:
+            for post in _posts(job, job.plan, node):
+                steps += _prepare(post, node)
+                steps += _start(post, node)
+                steps += _stop(post)
+                steps += _save(post, node)
+                steps += _register(post, node)
+    steps += _releases(view, node)
+    steps += _deletions(view, node)
+    return steps
+
+
+def is_over(view: ClusterView, of: JobGeneration) -> bool:
+    """Whether no record speaks of a generation any more, so that its failures can be forgotten."""
+    job = view.jobs.get(of.job)
+    return job is None or all(plan is None or plan.generation != of.generation for plan in (job.plan, job.next))
+
+
+def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
+    """Whether any plan, in force or being prepared, names this node."""
+    return any(
+        stage.node == node and stage.node_incarnation == incarnation
+        for job in view.jobs.values()
+        for plan in (job.plan, job.next)
+        if plan is not None
+        for stage in plan.stages
+    )
+
+
+def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
+    """Whether some plan still needs a file that is held here: other nodes may be fetching it."""
+    return any(key.job in view.jobs and _is_needed(view.jobs[key.job], key) for key in held)
+
+
+def _posts(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[_Post]:
+    for stage_index, stage in enumerate(plan.stages):
+        is_ours = stage.node == node.name and stage.node_incarnation == node.incarnation
+        if is_ours and stage.device_index < len(node.workers):
+            yield _Post(job, plan, stage_index, node.workers[stage.device_index])
+
+
+# --- Prepare and start ----------------------------------------------------------------------------------------------
+
+
+def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
+    worker, of = post.worker, post.of
+    is_done = of in (worker.prepared, worker.started)
+    if not worker.is_up or is_done or of in worker.failures or worker.awaits(OrderKind.PREPARE, of):
+        return
+    if worker.job not in ("", of.job):
+        return  # it has another job to let go of first
+    if post.stage_index == 0 and of.job not in node.data_paths:
+        yield OpenData(worker.device_index, of)
+        return
+    data_path = node.data_paths[of.job] if post.stage_index == 0 else ""
+    yield OrderPrepare(worker.device_index, of, post.stage_index, post.plan, data_path)
+
+
+def _start(post: _Post, node: NodeState) -> Iterator[Step]:
+    worker, of = post.worker, post.of
+    is_due = worker.prepared == of and worker.started != of and of not in worker.failures
+    if not is_due or worker.awaits(OrderKind.START, of):
+        return
+    upstream, downstream = _neighbour(post, -1), _neighbour(post, +1)
+    sources: list[Source] = []
+    is_complete = True
+    for part in post.parts:
+        found = _source(post, part, node)
+        if isinstance(found, Source):
+            sources.append(found)
+            continue
+        is_complete = False
+        if found is not None:
+            yield found
+    has_neighbours = (upstream is not None or post.stage_index == 0) and (downstream is not None or post.is_last)
+    if is_complete and has_neighbours:
+        yield OrderStart(worker.device_index, of, post.stage_index, post.plan, tuple(sources), upstream, downstream)
+
+
+def _source(post: _Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
+    """Where a part comes from, or the step that would bring it here, or nothing while nobody has it."""
+    plan, worker = post.plan, post.worker
+    if plan.source == "initial":
+        return Source(part, SourceKind.INITIAL)
+    if _is_live(post, part):
+        return Source(part, SourceKind.LIVE)
+    checkpoint = post.job.checkpoint if plan.source == "checkpoint" else None
+    timeline = checkpoint.timeline if checkpoint is not None else plan.timeline
+    key = StateKey(post.job.name, timeline, plan.boundary, part)
+    if key in node.held:
+        return Source(part, SourceKind.FILE, str(node.held[key].path))
+    holders = {name: record for name, record in post.job.holders(*_of_view(key)).items() if name != node.name}
+    if holders:
+        record = holders[min(holders)]
+        same = tuple(sorted(name for name in holders if holders[name].sha256 == record.sha256))
+        expected = CheckpointFile(size_bytes=record.size_bytes, sha256=record.sha256)
+        return FetchState(worker.device_index, post.of, key, same, "", expected)
+    if checkpoint is not None:
+        if checkpoint.boundary != plan.boundary or part not in checkpoint.files:
+            return GiveUp(worker.device_index, post.of, f"the checkpoint {checkpoint.url} has no {key}")
+        return FetchState(worker.device_index, post.of, key, (), checkpoint.url, checkpoint.files[part])
+    return None
+
+
+def _is_live(post: _Post, part: str) -> bool:
+    """Whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
+    worker, stopped = post.worker, post.worker.stopped
+    if post.plan.source != "nodes" or stopped is None or stopped.of != worker.started:
+        return False
+    is_there = stopped.of.job == post.job.name and stopped.boundary == post.plan.boundary
+    return is_there and (worker.is_last if part == JOURNAL else part in worker.layers)
+
+
+def _neighbour(post: _Post, direction: int) -> Neighbour | None:
+    stage_index = post.stage_index + direction
+    record = post.job.workers_of(post.plan).get(stage_index)
+    return Neighbour(stage_index, record.address, record.incarnation) if record is not None else None
+
+
+# --- Stop and save --------------------------------------------------------------------------------------------------
+
+
+def _stop(post: _Post) -> Iterator[Step]:
+    stop, worker, of = post.job.stop, post.worker, post.of
+    is_due = stop is not None and stop.generation == post.plan.generation and worker.started == of
+    if stop is None or not is_due or of in worker.failures:
+        return
+    if stop.boundary is None:
+        if post.stage_index != 0:
+            return
+        if worker.chosen is not None and worker.chosen.of == of:
+            yield AnswerStop(of, worker.chosen.boundary)
+        elif not worker.awaits(OrderKind.CHOOSE_STOP, of):
+            yield OrderChooseStop(worker.device_index, of)
+        return
+    chose_itself = worker.chosen is not None and worker.chosen.of == of
+    if post.standstill is None and not chose_itself and not worker.awaits(OrderKind.STOP_AT, of):
+        yield OrderStopAt(worker.device_index, of, stop.boundary)
+
+
+def _save(post: _Post, node: NodeState) -> Iterator[Step]:
+    stop, standstill = post.job.stop, post.standstill
+    is_due = stop is not None and stop.generation == post.plan.generation
+    if stop is None or not is_due or standstill is None or stop.boundary != standstill.boundary:
+        return
+    worker, of = post.worker, post.of
+    keys = [
+        StateKey(post.job.name, post.plan.timeline, standstill.boundary, part)
+        for part in _parts_to_save(post, stop.save)
+    ]
+    missing = tuple(key.layer for key in keys if key not in node.held)
+    if missing and worker.is_up and of not in worker.failures and not worker.awaits(OrderKind.WRITE, of):
+        yield OrderWrite(worker.device_index, of, post.plan.timeline, standstill.boundary, missing)
+    for key in keys:
+        if key not in node.held:
+            continue
+        if stop.save is Save.CHECKPOINT and key not in node.durable:
+            if of not in worker.failures:
+                yield CopyToCheckpoint(worker.device_index, of, key)
+            continue
+        file = node.held[key]
+        record = StateRecord(
+            size_bytes=file.size_bytes,
+            sha256=file.sha256,
+            generation=post.plan.generation,
+            is_durable=key in node.durable,
+        )
+        if post.job.holders(*_of_view(key)).get(node.name) != record:
+            yield RegisterState(key, record)
+
+
+def _parts_to_save(post: _Post, save: Save) -> tuple[str, ...]:
+    """All parts for a checkpoint; else the layers that change hands, and the journal at every stop."""
+    if save is Save.CHECKPOINT:
+        return post.parts
+    successor = post.job.next
+    return tuple(
+        part
+        for part in post.parts
+        if part == JOURNAL or (successor is not None and _place(successor.holder(part)) != _place(post.stage))
+    )
+
+
+def _place(stage: StagePlan) -> tuple[str, str, int]:
+    return stage.node, stage.node_incarnation, stage.device_index
+
+
+# --- What etcd is told ----------------------------------------------------------------------------------------------
+
+
+def _register(post: _Post, node: NodeState) -> Iterator[Step]:
+    record = _worker_record(post, node)
+    known = post.job.workers.get((post.plan.generation, post.stage_index))
+    if record is None or record == known:
+        return
+    if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
+        return
+    yield RegisterWorker(post.of, post.stage_index, record)
+
+
+def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
+    worker, of = post.worker, post.of
+    boundary = None
+    if of in worker.failures:
+        state = WorkerState.FAILED
+    elif post.standstill is not None:
+        state, boundary = WorkerState.STOPPED, post.standstill.boundary
+    elif worker.started == of:
+        state = WorkerState.RUNNING
+    elif worker.prepared == of:
+        state = WorkerState.READY
+    else:
+        return None
+    return WorkerRecord(
+        node=node.name,
+        incarnation=worker.incarnation,
+        address=worker.address,
+        pid=worker.pid,
+        state=state,
+        boundary=boundary,
+        error=worker.failures.get(of, ""),
+    )
+
+
+# --- Letting go -----------------------------------------------------------------------------------------------------
+
+
+def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
+    for worker in node.workers:
+        if not worker.is_up or not worker.job or worker.awaits(OrderKind.RELEASE, JobGeneration(worker.job, 0)):
+            continue
+        job = view.jobs.get(worker.job)
+        plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
+        place = (node.name, node.incarnation, worker.device_index)
+        if not any(_place(stage) == place for plan in plans for stage in plan.stages):
+            yield OrderRelease(worker.device_index, worker.job)
+
+
+def _deletions(view: ClusterView, node: NodeState) -> Iterator[Step]:
+    newest_journal = {
+        key.job: key for key in sorted(node.held, key=lambda key: (key.timeline, key.boundary)) if key.layer == JOURNAL
+    }
+    for key in sorted(node.held):
+        job = view.jobs.get(key.job)
+        if job is None or job.submission is None:
+            yield DeleteState(key)
+        elif key.layer == JOURNAL and newest_journal[key.job] == key:
+            continue  # people ask for it
+        elif not _is_needed(job, key):
+            yield DeleteState(key)
+
+
+def _is_needed(job: JobView, key: StateKey) -> bool:
+    """A file is needed from the moment it is written until every worker of the plan that starts from it runs."""
+    plan, stop = job.plan, job.stop
+    if plan is None or key.boundary < plan.boundary:
+        return False
+    if stop is not None:
+        return True
+    if key.boundary > plan.boundary:
+        return False  # of a stop that came to nothing
+    workers = job.workers_of(plan)
+    return len(workers) < len(plan.stages) or any(worker.state is WorkerState.READY for worker in workers.values())
+
+
+def _of_view(key: StateKey) -> tuple[int, int, str]:
+    return key.timeline, key.boundary, key.layer

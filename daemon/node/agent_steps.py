@@ -1,0 +1,186 @@
+"""What a daemon can do next about the plans: one dataclass per step. Pure; agent.py carries them out."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headway.daemon.records import CheckpointFile, PlanRecord, StateRecord, WorkerRecord
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.supervision.worker_status import JobGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class OpenData:
+    """Have the job's token shards on this node."""
+
+    device_index: int
+    of: JobGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPrepare:
+    """Get a worker ready for a stage of a plan."""
+
+    device_index: int
+    of: JobGeneration
+    stage_index: int
+    plan: PlanRecord
+    data_path: str
+    """Empty except on the first stage."""
+
+
+class SourceKind(StrEnum):
+    """Where a worker takes a layer from."""
+
+    LIVE = "live"
+    INITIAL = "initial"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One layer's source; `path` is empty unless it is a file."""
+
+    layer: str
+    kind: SourceKind
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The worker of the stage before or after."""
+
+    stage_index: int
+    address: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStart:
+    """Let a worker compute from the plan's boundary on."""
+
+    device_index: int
+    of: JobGeneration
+    stage_index: int
+    plan: PlanRecord
+    sources: tuple[Source, ...]
+    upstream: Neighbour | None
+    downstream: Neighbour | None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderChooseStop:
+    """Ask the first stage's worker where to stop."""
+
+    device_index: int
+    of: JobGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStop:
+    """Fill in the boundary that the first stage's worker chose."""
+
+    of: JobGeneration
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStopAt:
+    """Tell a worker where to stop."""
+
+    device_index: int
+    of: JobGeneration
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderWrite:
+    """Have a worker that stands at a boundary write layers into the store."""
+
+    device_index: int
+    of: JobGeneration
+    timeline: int
+    boundary: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToCheckpoint:
+    """Copy a held file to the job's checkpoint folder."""
+
+    device_index: int
+    of: JobGeneration
+    key: StateKey
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Bring a file into the store, from another node or from a checkpoint."""
+
+    device_index: int
+    of: JobGeneration
+    key: StateKey
+    holders: tuple[str, ...]
+    """Nodes that have it."""
+    checkpoint_url: str
+    """The folder of the boundary, or empty."""
+    expected: CheckpointFile
+    """Its size and hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRelease:
+    """Let a worker forget a job."""
+
+    device_index: int
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorker:
+    """Say in etcd how far a stage's worker is."""
+
+    of: JobGeneration
+    stage_index: int
+    record: WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterState:
+    """Say in etcd that this node holds a file."""
+
+    key: StateKey
+    record: StateRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteState:
+    """Delete a file that nothing needs, and what etcd says of it."""
+
+    key: StateKey
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A worker cannot do its part: something that should be there is not."""
+
+    device_index: int
+    of: JobGeneration
+    reason: str
+
+
+Step = (
+    OpenData
+    | OrderPrepare
+    | OrderStart
+    | OrderChooseStop
+    | AnswerStop
+    | OrderStopAt
+    | OrderWrite
+    | CopyToCheckpoint
+    | FetchState
+    | OrderRelease
+    | RegisterWorker
+    | RegisterState
+    | DeleteState
+    | GiveUp
+)

@@ -1,0 +1,50 @@
+"""Who this node is to etcd and to its peers: certificates and password, read and checked before anything is dialled."""
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.node.config import NodeConfig
+from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+
+
+def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
+    """The identity and etcd's password (empty without a user). Raises ConfigError, naming the file."""
+    directory = config.certificates
+    try:
+        identity = TlsIdentity.read(directory)
+    except OSError as error:
+        where = str(error.filename or directory)
+        raise ConfigError(
+            f"cannot be read: {error.strerror}; certificates must name a folder with it", where
+        ) from error
+    authority = _certificate(identity.ca, str(directory / CA_FILE))
+    certificate = _certificate(identity.certificate, str(directory / CERTIFICATE_FILE))
+    try:
+        key = load_pem_private_key(identity.key, password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError("is no private key in PEM", str(directory / KEY_FILE)) from error
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(f"is not the key of {CERTIFICATE_FILE}", str(directory / KEY_FILE))
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ConfigError(f"was not issued by the authority in {CA_FILE}", str(directory / CERTIFICATE_FILE)) from error
+    return identity, _password(config)
+
+
+def _certificate(pem: bytes, where: str) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise ConfigError("is no certificate in PEM", where) from error
+
+
+def _password(config: NodeConfig) -> str:
+    if config.etcd_password_file is None:
+        return ""
+    try:
+        return config.etcd_password_file.read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", str(config.etcd_password_file)) from error

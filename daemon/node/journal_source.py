@@ -1,0 +1,105 @@
+"""Where the newest written journal of a job is: in this node's store, on another node or in the checkpoint."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import RecoveryError
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.storage.checkpoint import fetch_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.proto import control_pb2
+from headway.stages.errors import DamagedFileError, PeerError
+from headway.stages.ids import Boundary
+from headway.stages.journal import JournalRow
+from headway.stages.layer_file import read_journal
+
+log = structlog.get_logger()
+
+
+class JournalSource:
+    """Finds, fetches and reads journals. A journal is cut at a boundary, so what it says is final on its timeline."""
+
+    def __init__(
+        self, *, node: str, view: ClusterView, store: StateStore, client: NodeClient, checkpoint_root: Path | None
+    ) -> None:
+        self._node = node
+        self._view = view
+        self._store = store
+        self._client = client
+        self._checkpoint_root = checkpoint_root
+
+    async def newest(self, job_name: str) -> list[control_pb2.JournalEntry]:
+        """All batches of the newest journal that can be had; none when nothing was written yet.
+
+        Raises RecoveryError when there is no such job, or none of its journals can be had.
+        """
+        job = self._view.jobs.get(job_name)
+        if job is None:
+            raise RecoveryError(job_name, "there is no such job")
+        keys = self._known(job)
+        reasons = []
+        for key in sorted(keys, key=lambda key: (key.timeline, key.boundary), reverse=True):
+            try:
+                return await self._read(job, key)
+            except (RecoveryError, PeerError, DamagedFileError, OSError) as error:
+                log.warning("journal_not_read", key=str(key), error=str(error))
+                reasons.append(str(error))
+        if reasons:
+            raise RecoveryError(f"journal of {job_name}", "; ".join(reasons))
+        return []
+
+    def _known(self, job: JobView) -> set[StateKey]:
+        keys = {key for key in self._store.contents if key.job == job.name and key.layer == JOURNAL}
+        keys |= {
+            StateKey(job.name, timeline, boundary, layer)
+            for (timeline, boundary, layer) in job.state
+            if layer == JOURNAL
+        }
+        if job.checkpoint is not None and JOURNAL in job.checkpoint.files:
+            keys.add(StateKey(job.name, job.checkpoint.timeline, job.checkpoint.boundary, JOURNAL))
+        return keys
+
+    async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
+        if (file := self._store.get(key)) is not None:
+            return await asyncio.to_thread(_entries, file.path, key)
+        with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
+            path = Path(folder) / "journal.safetensors"
+            holders = job.holders(key.timeline, key.boundary, JOURNAL)
+            for name, record in sorted(holders.items()):
+                if name in self._view.nodes and name != self._node:
+                    await self._download(self._view.nodes[name].address, key, path, record.sha256)
+                    return await asyncio.to_thread(_entries, path, key)
+            checkpoint = job.checkpoint
+            if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+                raise RecoveryError(str(key), "the nodes that held it are gone")
+            url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
+            await asyncio.to_thread(fetch_from_checkpoint, url, JOURNAL, checkpoint.files[JOURNAL], path)
+            return await asyncio.to_thread(_entries, path, key)
+
+    async def _download(self, address: str, key: StateKey, path: Path, sha256: str) -> None:
+        incoming = IncomingFile(str(key), path)
+        async for chunk in self._client.fetch_state(address, key):
+            incoming.append(chunk.data, offset=chunk.offset)
+        await asyncio.to_thread(incoming.verify, sha256)
+        incoming.put_in_place()
+
+
+def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
+    journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
+    return [_entry(row) for row in journal.rows]
+
+
+def _entry(row: JournalRow) -> control_pb2.JournalEntry:
+    return control_pb2.JournalEntry(
+        batch=row.batch,
+        loss=row.loss,
+        tokens=row.tokens,
+        seconds=row.seconds,
+        generation=row.generation,
+        microbatch_losses=row.microbatch_losses,
+    )

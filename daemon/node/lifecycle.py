@@ -1,0 +1,242 @@
+"""The daemon's life, to be read in one screen: run, start up, serve, shut down.
+
+SIGTERM and SIGINT ask it to leave cleanly: exit status 0, so that systemd sees a stop that went well. A second signal
+forces: the workers are killed, and the signal is raised again, so that the exit status tells what happened.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.errors import LeaseLostError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.node.config import NodeConfig, advertised_host, listen_address
+from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
+from headway.daemon.node.identity import read_identity
+from headway.daemon.node.logs import configure_logs
+from headway.daemon.node.membership import House, Membership
+from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.notify import Notifier
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.records import NodeRecord
+from headway.daemon.storage.state_store import StateStore
+
+log = structlog.get_logger()
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SERVICE_GRACE_S = 1.0
+END_TIMEOUT_S = 30.0
+"""For workers to quit and leases to be given back, once no plan needs this node."""
+REJOIN_PAUSE_S = 1.0
+MAX_RUNTIME_DIR_BYTES = 80
+"""A unix socket's whole path has room for 107."""
+
+
+def run(config: NodeConfig) -> int:
+    """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
+    configure_logs(config.log_level, config.log_format, node=config.name)
+    forced_by = asyncio.run(Daemon(config).run())
+    if forced_by is not None:
+        signal.signal(forced_by, signal.SIG_DFL)
+        signal.raise_signal(forced_by)
+    return 0
+
+
+class Daemon:
+    """One node. `run` once."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._signals: list[signal.Signals] = []
+        self._stop, self._force = asyncio.Event(), asyncio.Event()
+        self._notifier = Notifier()
+        self._refused: BaseException | None = None
+        """etcd's refusal of this daemon, if that ended it."""
+        self._runtime_dir = Path()
+
+    async def run(self) -> signal.Signals | None:
+        """The whole life. Returns the signal that forced the end, or None when it was a clean one."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._notifier)
+            house, desk = await self._start_up(stack)
+            membership = await self._serve(house, desk)
+            if membership is not None:
+                await self._shut_down(*membership)
+            if self._refused is not None:
+                raise self._refused
+        return self._signals[1] if self._force.is_set() else None
+
+    async def _start_up(self, stack: AsyncExitStack) -> tuple[House, NodeDesk]:
+        """Everything that can go wrong for a person's mistake goes wrong here, before the cluster hears of us."""
+        config = self._config
+        # 1. What needs nobody: certificates, devices, folders, signals.
+        identity, password = read_identity(config)
+        devices = find_devices(config.devices, config.num_devices)
+        memory = NodeMemory(config.state_dir)
+        memory.open()
+        stack.callback(memory.close)
+        store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
+        store.open()
+        stack.callback(store.close)
+        self._runtime_dir = _make_runtime_dir()
+        stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
+        # 2. The port.
+        server, port = bind_node_service(identity, *listen_address(config))
+        stack.push_async_callback(server.stop, SERVICE_GRACE_S)
+        # 3. etcd: ask once, so that a wrong address is told at once; later outages are waited for.
+        access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
+        etcd = await stack.enter_async_context(EtcdClient(access))
+        await etcd.status()
+        cluster = ClusterWatch(etcd)
+        following = asyncio.create_task(cluster.run(), name="cluster watch")
+        stack.push_async_callback(_cancel, following)
+        following.add_done_callback(self._on_watch_end)
+        # 4. Signals count from now on, since from now on there is something to leave.
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        client = NodeClient(identity)
+        stack.push_async_callback(client.close)
+        library = DataLibrary(config.data_cache_dir, client, lambda: _other_addresses(cluster, config.name))
+        host = advertised_host(config)
+        record = NodeRecord(
+            name=config.name,
+            incarnation="",
+            address=f"{host}:{port}",
+            host=host,
+            site=config.site,
+            devices=devices,
+            memory_bytes=memory_bytes(),
+            arithmetic_class=class_of(devices),
+        )
+        desk = NodeDesk(
+            node=config.name,
+            incarnation="",
+            view=cluster.view,
+            store=store,
+            library=library,
+            client=client,
+            logs_dir=config.logs_dir,
+            checkpoint_root=config.checkpoint_root,
+            is_etcd_reachable=lambda: cluster.is_reachable,
+        )
+        await _start_service(server, desk)
+        house = House(
+            config=config,
+            record=record,
+            memory=memory,
+            etcd=etcd,
+            cluster=cluster,
+            store=store,
+            library=library,
+            client=client,
+            runtime_dir=self._runtime_dir,
+        )
+        return house, desk
+
+    async def _serve(self, house: House, desk: NodeDesk) -> tuple[Membership, "asyncio.Task[None]"] | None:
+        """Be a member until a signal; after a lost lease join anew. Returns the membership that is to be ended."""
+        is_first = True
+        while not self._stop.is_set():
+            membership = Membership(house)
+            try:
+                await membership.join()
+            except StoreError as error:
+                if is_first:
+                    raise
+                log.warning("node_not_registered", error=str(error))
+                await _wait(self._stop, REJOIN_PAUSE_S)
+                continue
+            desk.incarnation = membership.incarnation
+            working = asyncio.create_task(membership.run(), name="membership")
+            self._notifier.ready(f"node {self._config.name}, {len(house.record.devices)} worker(s)")
+            is_first = False
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await _cancel(stopping)
+            if not working.done():
+                return membership, working
+            try:
+                working.result()
+            except LeaseLostError as error:
+                log.error("lease_lost", error=str(error))
+                house.store.wipe()
+        return None
+
+    async def _shut_down(self, membership: Membership, working: "asyncio.Task[None]") -> None:
+        """Leave in order, each step with its deadline; a second signal skips the waiting."""
+        config = self._config
+        # 1. Wait for plans without this node.
+        self._notifier.stopping("waiting for plans without this node")
+        self._notifier.extend_timeout(config.stop_timeout_s + END_TIMEOUT_S)
+        log.info("leave_began", deadline_s=config.stop_timeout_s)
+        draining = asyncio.create_task(membership.drain(), name="drain")
+        forcing = asyncio.create_task(self._force.wait())
+        await asyncio.wait(
+            {draining, forcing, working}, timeout=config.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not draining.done():
+            log.warning("leave_forced" if self._force.is_set() else "leave_overdue")
+        elif draining.exception() is not None:
+            log.warning("drain_failed", error=str(draining.exception()))
+        await _cancel(draining)
+        await _cancel(forcing)
+        # 2. Release the workers, resign.
+        self._notifier.status("stopping workers")
+        await asyncio.wait_for(_cancel(working), END_TIMEOUT_S)
+        # 3. Take the node's records away.
+        await asyncio.wait_for(membership.leave(), END_TIMEOUT_S)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+        self._stop.set()
+        if len(self._signals) > 1:
+            self._force.set()
+
+    def _on_watch_end(self, following: "asyncio.Task[None]") -> None:
+        """etcd refuses us for good: that ends the daemon as a signal would."""
+        if not following.cancelled() and following.exception() is not None:
+            self._refused = following.exception()
+            log.error("cluster_watch_ended", error=str(self._refused))
+            self._stop.set()
+
+
+def _make_runtime_dir() -> Path:
+    """A private folder for the workers' socket: systemd's for this unit, or a temporary one."""
+    directory = Path(tempfile.mkdtemp(prefix="headway-", dir=os.environ.get("RUNTIME_DIRECTORY")))
+    if len(str(directory)) <= MAX_RUNTIME_DIR_BYTES:
+        return directory
+    directory.rmdir()
+    return Path(tempfile.mkdtemp(prefix="headway-", dir="/tmp"))
+
+
+async def _start_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
+    add_node_service(server, desk)
+    await server.start()
+
+
+def _other_addresses(cluster: ClusterWatch, name: str) -> list[str]:
+    return [node.address for node in cluster.view.nodes.values() if node.name != name]
+
+
+async def _cancel(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
+    """End a task and wait for its end; what it raised was told before."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,103 @@
+"""Calls to other nodes' daemons: mTLS, a deadline each, errors that name the peer."""
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.storage.state_key import StateKey
+from headway.proto import control_pb2, control_pb2_grpc
+from headway.stages.errors import PeerError, ProtocolError, UnavailableError
+from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+
+MessageT = TypeVar("MessageT")
+
+CALL_TIMEOUT_S = 10.0
+TRANSFER_TIMEOUT_S = 600.0
+MAX_MESSAGE_BYTES = 16 << 20
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    *CHANNEL_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+class NodeClient:
+    """The Node service of any node, by address (host:port). One channel per address, for one event loop."""
+
+    def __init__(self, identity: TlsIdentity) -> None:
+        self._credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        """Close every channel; calls in flight end."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    async def describe(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
+        """Who answers there. Raises PeerError."""
+        try:
+            reply: control_pb2.DescribeReply = await self._stub(address).Describe(
+                control_pb2.DescribeRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _translated(address, error) from error
+        return reply
+
+    def fetch_state(
+        self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False
+    ) -> AsyncIterator[control_pb2.Chunk]:
+        """One layer's file from an offset on. Raises RecoveryError when the node has it not, PeerError otherwise."""
+        request = control_pb2.FetchStateRequest(
+            job=key.job,
+            timeline=key.timeline,
+            boundary=key.boundary,
+            layer=key.layer,
+            offset=offset,
+            forward=forward,
+        )
+        return _read(address, self._stub(address).FetchState(request, timeout=TRANSFER_TIMEOUT_S))
+
+    def fetch_data(self, address: str, sha256: str, *, offset: int = 0) -> AsyncIterator[control_pb2.Chunk]:
+        """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`."""
+        request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
+        return _read(address, self._stub(address).FetchData(request, timeout=TRANSFER_TIMEOUT_S))
+
+    def logs(self, address: str, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+        """Lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
+        timeout_s = None if request.follow else TRANSFER_TIMEOUT_S
+        return _read(address, self._stub(address).Logs(request, timeout=timeout_s))
+
+    def journal(self, address: str, job: str, *, from_batch: int = 0) -> AsyncIterator[control_pb2.JournalEntry]:
+        """The newest written journal of a job."""
+        request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
+        return _read(address, self._stub(address).Journal(request, timeout=TRANSFER_TIMEOUT_S))
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
+        return control_pb2_grpc.NodeStub(self._channels[address])
+
+
+async def _read(address: str, call: AsyncIterator[MessageT]) -> AsyncIterator[MessageT]:
+    try:
+        async for message in call:
+            yield message
+    except grpc.aio.AioRpcError as error:
+        raise _translated(address, error) from error
+
+
+def _translated(address: str, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:
+    peer, details = f"node at {address}", error.details() or error.code().name
+    if error.code() in _GONE:
+        return UnavailableError(peer, details)
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return RecoveryError(peer, details)
+    return ProtocolError(peer, details)

@@ -1,0 +1,84 @@
+"""What the last stage's worker says of its batches, put into etcd at most once a second."""
+
+import asyncio
+import time
+from collections import deque
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import ConflictError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.records import Keys, ProgressRecord, encode
+from headway.proto import control_pb2
+
+log = structlog.get_logger()
+
+PERIOD_S = 1.0
+MAX_RECENT = 256
+
+
+class ProgressReports:
+    """Collects progress of any number of jobs; `run` writes the newest of each."""
+
+    def __init__(self, view: ClusterView, etcd: EtcdClient) -> None:
+        self._view = view
+        self._etcd = etcd
+        self._entries: dict[tuple[str, int], deque[control_pb2.JournalEntry]] = {}
+        self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
+
+    def add(self, progress: control_pb2.Progress) -> None:
+        """Take over what a worker reported; the oldest of very many batches are not shown."""
+        entries = self._entries.setdefault((progress.job, progress.generation), deque(maxlen=MAX_RECENT))
+        entries.extend(progress.entries)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Write until cancelled. What cannot be written while etcd is away is written, shortened, when it is back."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            for (job, generation), entries in list(self._entries.items()):
+                if entries and await self._write(job, generation, list(entries)):
+                    self._entries.pop((job, generation), None)
+            await self._rest()
+            if self._entries:
+                self._arrived.set()
+
+    def hurry(self) -> None:
+        """Write now what there is: a worker has stopped, and its plan may soon be over."""
+        self._hurry.set()
+
+    async def _rest(self) -> None:
+        self._hurry.clear()
+        try:
+            await asyncio.wait_for(self._hurry.wait(), PERIOD_S)
+        except TimeoutError:
+            return
+
+    async def _write(self, job: str, generation: int, entries: list[control_pb2.JournalEntry]) -> bool:
+        """Whether there is nothing more to do about these entries."""
+        view = self._view.jobs.get(job)
+        if view is None or view.plan is None or view.plan.generation != generation:
+            return True  # of a plan that is over: the journal has them
+        seconds = sum(entry.seconds for entry in entries)
+        newest = entries[-1]
+        record = ProgressRecord(
+            generation=generation,
+            batch=newest.batch,
+            loss=newest.loss,
+            tokens_per_second=sum(entry.tokens for entry in entries) / seconds if seconds > 0 else 0.0,
+            recent=tuple((entry.batch, entry.loss) for entry in entries),
+            updated_at=time.time(),
+        )
+        plan_key = Keys.of(job, "plan")
+        condition = Compare.unchanged(plan_key, self._view.revision_of(plan_key))
+        try:
+            await self._etcd.transaction([condition], [Put(Keys.of(job, "progress"), encode(record))])
+        except ConflictError:
+            return True
+        except StoreError as error:
+            log.warning("progress_not_written", job=job, error=str(error))
+            return False
+        return True

@@ -1,0 +1,238 @@
+"""The Node service: what a daemon gives to other daemons and to the command line. TCP, mTLS in both directions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.node.journal_source import JournalSource
+from headway.daemon.node.log_files import read_log
+from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
+from headway.daemon.records import PROTOCOL_VERSION
+from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore, hash_file, read_chunks
+from headway.proto import control_pb2, control_pb2_grpc
+from headway.stages.errors import DataError, PeerError, UnavailableError
+from headway.stages.tls_identity import TlsIdentity
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeDesk:
+    """What the service answers from. `incarnation` and `is_etcd_reachable` change in the life of a daemon."""
+
+    node: str
+    incarnation: str
+    view: ClusterView
+    store: StateStore
+    library: DataLibrary
+    client: NodeClient
+    logs_dir: Path
+    checkpoint_root: Path | None
+    is_etcd_reachable: Callable[[], bool]
+
+
+class NodeService(control_pb2_grpc.NodeServicer):
+    """headway.control.Node"""
+
+    def __init__(self, desk: NodeDesk) -> None:
+        self._desk = desk
+        self._journals = JournalSource(
+            node=desk.node,
+            view=desk.view,
+            store=desk.store,
+            client=desk.client,
+            checkpoint_root=desk.checkpoint_root,
+        )
+
+    async def Describe(self, request: control_pb2.DescribeRequest, context: Any) -> control_pb2.DescribeReply:  # noqa: ARG002, N802
+        """Who answers, and whether it can still reach etcd."""
+        leader = self._desk.view.leader
+        return control_pb2.DescribeReply(
+            node=self._desk.node,
+            incarnation=self._desk.incarnation,
+            protocol=PROTOCOL_VERSION,
+            etcd_reachable=self._desk.is_etcd_reachable(),
+            leader=leader.node if leader is not None else "",
+        )
+
+    async def FetchState(  # noqa: N802
+        self, request: control_pb2.FetchStateRequest, context: Any
+    ) -> AsyncIterator[control_pb2.Chunk]:
+        """One layer's file: from the store, or, when asked to forward, from a holder or the checkpoint."""
+        key = StateKey(request.job, request.timeline, request.boundary, request.layer)
+        async with _answering(context):
+            async for chunk in self._state_chunks(key, request):
+                yield chunk
+
+    async def FetchData(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[control_pb2.Chunk]:  # noqa: N802
+        """A token shard or the index of a data set, by SHA-256, if this node has verified it."""
+        async with _answering(context):
+            path = self._desk.library.find(request.sha256)
+            if path is None:
+                raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._desk.node}")
+            size_bytes, sha256 = path.stat().st_size, await asyncio.to_thread(hash_file, path)
+            chunks = read_chunks(path, offset=request.offset)
+            async for chunk in _chunks(chunks, request.offset, size_bytes=size_bytes, sha256=sha256):
+                yield chunk
+
+    async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
+        """The output of a job's workers: of this node, of the named one, or of all."""
+        async with _answering(context):
+            if "/" in request.job or request.job.startswith("."):
+                raise RecoveryError(request.job, "is no name of a job")
+            if request.forwarded or request.node == self._desk.node:
+                async for line in self._own_log(request):
+                    yield line
+                return
+            async for line in self._all_logs(request):
+                yield line
+
+    async def Journal(  # noqa: N802
+        self, request: control_pb2.JournalRequest, context: Any
+    ) -> AsyncIterator[control_pb2.JournalEntry]:
+        """The newest written journal of a job, from a batch on."""
+        async with _answering(context):
+            for entry in await self._journals.newest(request.job):
+                if entry.batch >= request.from_batch:
+                    yield entry
+
+    async def _state_chunks(
+        self, key: StateKey, request: control_pb2.FetchStateRequest
+    ) -> AsyncIterator[control_pb2.Chunk]:
+        desk, offset = self._desk, request.offset
+        if (file := desk.store.get(key)) is not None:
+            chunks = desk.store.read(key, offset=offset)
+            async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, sha256=file.sha256):
+                yield chunk
+            return
+        if not request.forward:
+            raise RecoveryError(str(key), f"is not held by node {desk.node}")
+        job = desk.view.jobs.get(key.job)
+        if job is None:
+            raise RecoveryError(str(key), "there is no such job")
+        for holder in sorted(job.holders(key.timeline, key.boundary, key.layer)):
+            if holder not in desk.view.nodes or holder == desk.node:
+                continue
+            try:
+                async for chunk in desk.client.fetch_state(desk.view.nodes[holder].address, key, offset=offset):
+                    yield chunk
+                    offset = chunk.offset + len(chunk.data)
+            except (PeerError, RecoveryError) as error:
+                log.warning("state_not_forwarded", key=str(key), peer=holder, error=str(error))
+                continue
+            return
+        async for chunk in self._checkpointed(job, key, offset):
+            yield chunk
+
+    async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[control_pb2.Chunk]:
+        checkpoint = job.checkpoint
+        if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+            raise RecoveryError(str(key), "no node holds it, and it is not the newest checkpoint's")
+        if key.layer not in checkpoint.files:
+            raise RecoveryError(str(key), f"the checkpoint {checkpoint.url} has no such layer")
+        file = checkpoint.files[key.layer]
+        url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
+        chunks = read_from_checkpoint(url, key.layer, offset=offset)
+        async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, sha256=file.sha256):
+            yield chunk
+
+    async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+        path = self._desk.logs_dir / f"{request.job}.log"
+        async for text in read_log(path, last_lines=request.last_lines, follow=request.follow):
+            yield control_pb2.LogLine(node=self._desk.node, text=text)
+
+    async def _all_logs(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+        """This node's lines and those of the others, as they come; a node that fails says so in a line of its own."""
+        desk = self._desk
+        if request.node and request.node not in desk.view.nodes:
+            raise RecoveryError(f"node {request.node}", "is not in the cluster")
+        names = [request.node] if request.node else sorted({desk.node, *desk.view.nodes})
+        lines: asyncio.Queue[control_pb2.LogLine | None] = asyncio.Queue(maxsize=1000)
+        forwarded = control_pb2.LogsRequest(
+            job=request.job, follow=request.follow, last_lines=request.last_lines, forwarded=True
+        )
+
+        async def pump(name: str) -> None:
+            try:
+                is_ours = name == desk.node
+                source = (
+                    self._own_log(request) if is_ours else desk.client.logs(desk.view.nodes[name].address, forwarded)
+                )
+                async for line in source:
+                    await lines.put(line)
+            except (PeerError, RecoveryError) as error:
+                await lines.put(control_pb2.LogLine(node=name, text=f"(not available: {error})"))
+            finally:
+                await lines.put(None)
+
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(pump(name), name=f"logs of {name}")
+            num_open = len(names)
+            while num_open:
+                if (line := await lines.get()) is None:
+                    num_open -= 1
+                else:
+                    yield line
+
+
+class _answering:  # noqa: N801 (reads as a statement)
+    """Translates errors of the body into gRPC's, in one line each."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, UnavailableError):
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        elif isinstance(error, RecoveryError | ConfigError | DataError | OSError):
+            await self._context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        elif isinstance(error, PeerError):
+            await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+
+async def _chunks(
+    pieces: Iterator[bytes], offset: int, *, size_bytes: int, sha256: str
+) -> AsyncIterator[control_pb2.Chunk]:
+    """Pieces of a file as messages, read in a thread; the hash of the whole file goes with the last one."""
+    while (data := await asyncio.to_thread(next, pieces, b"")) or offset >= size_bytes:
+        is_last = offset + len(data) >= size_bytes
+        yield control_pb2.Chunk(data=data, offset=offset, total_bytes=size_bytes, sha256=sha256 if is_last else "")
+        offset += len(data)
+        if is_last:
+            return
+
+
+def bind_node_service(identity: TlsIdentity, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """A server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it cannot be had."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)])
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
+    )
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen at {address}: the port is in use or the address is not this machine's", "listen"
+        ) from error
+    return server, bound
+
+
+def add_node_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
+    """Let a bound server answer from a desk."""
+    control_pb2_grpc.add_NodeServicer_to_server(NodeService(desk), server)

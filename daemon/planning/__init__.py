@@ -1,0 +1,1 @@
+"""Who holds which layers: costs, cuts, orders of devices. Pure."""

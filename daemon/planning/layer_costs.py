@@ -1,0 +1,189 @@
+"""What a layer costs: floating-point operations, and bytes on the device, estimated from the job alone. Pure.
+
+Matrix products are counted exactly (2 operations per multiply-add, backward twice forward); what is bound by memory
+is counted in bytes moved. Until times are measured, a device's rates turn both into seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records import Device
+from headway.optim.spec import GroupSpec
+from headway.stages.spec import ModelSpec, TrainSpec
+
+FP32_BYTES: Final = 4
+OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
+"""Buffers of a parameter's shape, fp32."""
+CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
+"""Operations a second that small matrix products reach on one thread; half of what 1024³ reaches."""
+CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
+CPU_BYTES_PER_S: Final = 8e9
+CUDA_BYTES_PER_S: Final = 2e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """One layer. Operations and activation bytes are per microbatch, the update's per batch."""
+
+    name: str
+    num_parameters: int
+    forward_flops: float
+    backward_flops: float
+    update_flops: float
+    """Newton–Schulz."""
+    update_bytes: float
+    """Moved by the elementwise part of the update."""
+    state_bytes: int
+    """Of the layer's file at a boundary: live versions and optimizer state."""
+    resident_bytes: int
+    """On the device whatever is in flight: tensor sets, optimizer state, gradient sets."""
+    activation_bytes: int
+    """On the device for each microbatch in flight."""
+
+
+def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
+    """The cost of every layer, in the model's order."""
+    model = spec.model
+    block = [_block_cost(spec, f"block.{index}") for index in range(model.num_hidden_layers)]
+    return (_embed_cost(spec), *block, _head_cost(spec))
+
+
+def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Forward and backward of one microbatch of one layer on a device."""
+    return (cost.forward_flops + cost.backward_flops) / _flops(device, train) / device.speed
+
+
+def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """One update of one layer on a device."""
+    bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
+    return (cost.update_flops / _flops(device, train) + cost.update_bytes / bandwidth) / device.speed
+
+
+def hidden_bytes(spec: JobSpec) -> int:
+    """What a link carries each way per microbatch: the hidden states, or their gradient."""
+    return _tokens(spec.train) * spec.model.hidden_size * element_bytes(spec.train)
+
+
+def element_bytes(train: TrainSpec) -> int:
+    """Bytes of one weight or activation as the forward sees it."""
+    return 2 if train.dtype == "bfloat16" else FP32_BYTES
+
+
+def _flops(device: Device, train: TrainSpec) -> float:
+    if device.kind == "cuda":
+        return CUDA_FLOPS[train.dtype]
+    return CPU_FLOPS_PER_THREAD[train.dtype] * train.threads
+
+
+def _tokens(train: TrainSpec) -> int:
+    """Of one microbatch."""
+    return train.microbatch_size * train.sequence_length
+
+
+def _block_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """q, k, v, o, gate, up, down: (rows, columns)"""
+    hidden, kv = model.hidden_size, model.num_key_value_heads * model.head_dim
+    wide = model.intermediate_size
+    return (
+        (hidden, hidden),
+        (kv, hidden),
+        (kv, hidden),
+        (hidden, hidden),
+        (wide, hidden),
+        (wide, hidden),
+        (hidden, wide),
+    )
+
+
+def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
+    """Per step: A = X Xᵀ, A², and B X, on the shorter side r: 4 r² c + 2 r³."""
+    short, long = min(rows, columns), max(rows, columns)
+    return steps * (4.0 * short * short * long + 2.0 * short**3)
+
+
+def _block_cost(spec: JobSpec, name: str) -> LayerCost:
+    model, train, group = spec.model, spec.train, spec.optim.matrices
+    shapes = _block_shapes(model)
+    num_matrix = sum(rows * columns for rows, columns in shapes)
+    num_rest = 2 * model.hidden_size
+    tokens, size = _tokens(train), element_bytes(train)
+    attention = 4.0 * train.sequence_length * model.hidden_size
+    scores = model.num_attention_heads * train.sequence_length
+    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix, the residual; three of the MLP's width;
+    # the scores before and after the softmax.
+    width = 8 * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
+    kept = tokens * size * (width + 2 * scores)
+    if train.recompute == "block":
+        kept = tokens * size * model.hidden_size
+    update_flops = 0.0
+    if group.name == "muon":
+        update_flops = sum(_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in shapes)
+    return _cost(
+        spec,
+        name,
+        parts=((num_matrix, group), (num_rest, spec.optim.rest)),
+        forward_flops=tokens * (2.0 * num_matrix + attention),
+        update_flops=update_flops,
+        activation_bytes=kept,
+    )
+
+
+def _embed_cost(spec: JobSpec) -> LayerCost:
+    """A look-up: no product. Its activations are the hidden states and the tokens."""
+    model, train = spec.model, spec.train
+    return _cost(
+        spec,
+        "embed",
+        parts=((model.vocab_size * model.hidden_size, spec.optim.rest),),
+        forward_flops=2.0 * _tokens(train) * model.hidden_size,
+        update_flops=0.0,
+        activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
+    )
+
+
+def _head_cost(spec: JobSpec) -> LayerCost:
+    """Norm, product with the vocabulary, and the loss on fp32 logits (kept, and their softmax)."""
+    model, train = spec.model, spec.train
+    num_matrix = model.vocab_size * model.hidden_size
+    logits = _tokens(train) * model.vocab_size
+    return _cost(
+        spec,
+        "head",
+        parts=((num_matrix + model.hidden_size, spec.optim.rest),),
+        forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
+        update_flops=0.0,
+        activation_bytes=2 * hidden_bytes(spec) + 2 * FP32_BYTES * logits,
+    )
+
+
+def _cost(
+    spec: JobSpec,
+    name: str,
+    *,
+    parts: tuple[tuple[int, GroupSpec], ...],
+    forward_flops: float,
+    update_flops: float,
+    activation_bytes: int,
+) -> LayerCost:
+    train = spec.train
+    num_parameters = sum(number for number, _ in parts)
+    has_feedback = spec.optim.error_feedback * train.delay > 0
+    slots = sum(number * (OPTIMIZER_SLOTS[group.name] + has_feedback) for number, group in parts)
+    master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0
+    set_bytes = element_bytes(train) * num_parameters
+    live_bytes = master_bytes + (train.delay if master_bytes else 1 + train.delay) * set_bytes
+    # The groups that a worker sums, the set that waits for its update under delay 1, and what one backward returns.
+    gradient_sets = train.reduction_groups + train.delay + 1
+    return LayerCost(
+        name=name,
+        num_parameters=num_parameters,
+        forward_flops=forward_flops,
+        backward_flops=2.0 * forward_flops,
+        update_flops=update_flops,
+        # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
+        update_bytes=2.0 * FP32_BYTES * (3 * num_parameters + 2 * slots),
+        state_bytes=live_bytes + FP32_BYTES * slots,
+        resident_bytes=master_bytes + 2 * set_bytes + FP32_BYTES * (slots + gradient_sets * num_parameters),
+        activation_bytes=activation_bytes,
+    )

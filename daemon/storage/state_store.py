@@ -1,0 +1,165 @@
+"""The layer files that a node holds: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and SHA-256."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.storage.state_key import StateKey, StoredFile
+
+CHUNK_BYTES = 1 << 20
+
+
+class StateStore:
+    """The store of one node, in a folder of its own. Not thread-safe, but files may be read and hashed in threads."""
+
+    def __init__(self, directory: Path, *, quota_bytes: int = 0) -> None:
+        """quota_bytes 0: what the file system has."""
+        self._directory = directory
+        self._quota_bytes = quota_bytes
+        self._files: dict[StateKey, StoredFile] = {}
+
+    @property
+    def contents(self) -> Mapping[StateKey, StoredFile]:
+        """What is held, by key."""
+        return MappingProxyType(self._files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held by complete files."""
+        return sum(file.size_bytes for file in self._files.values())
+
+    def open(self) -> None:
+        """Make the folder, private to this user, and wipe what an earlier daemon left. Raises ConfigError."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._directory.lstat()
+            if not self._directory.is_dir() or self._directory.is_symlink() or status.st_uid != os.getuid():
+                raise ConfigError("belongs to somebody else, or is no folder", str(self._directory))
+            self._directory.chmod(0o700)
+            self.wipe()
+        except OSError as error:
+            raise ConfigError(f"cannot be used as store_dir: {error.strerror}", str(self._directory)) from error
+
+    def wipe(self) -> None:
+        """Forget and delete everything."""
+        self._files.clear()
+        for entry in self._directory.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def close(self) -> None:
+        """Delete the folder itself: what it held dies with its daemon."""
+        self._files.clear()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def directory_of(self, job: str, timeline: int, boundary: int) -> Path:
+        """The folder of a boundary's files, made if it is not there."""
+        directory = self._directory / job / str(timeline) / str(boundary)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return directory
+
+    def path_of(self, key: StateKey) -> Path:
+        """Where a file of this key lies or would lie."""
+        return self.directory_of(key.job, key.timeline, key.boundary) / f"{key.layer}.safetensors"
+
+    def get(self, key: StateKey) -> StoredFile | None:
+        """The file of a key, or None."""
+        return self._files.get(key)
+
+    def adopt(self, key: StateKey, path: Path, *, size_bytes: int, sha256: str) -> StoredFile:
+        """Take in a file that a worker wrote into `directory_of` the key. Raises RecoveryError when it is not there."""
+        try:
+            found_bytes = path.stat().st_size
+        except OSError as error:
+            raise RecoveryError(str(key), f"{path}: {error.strerror}") from error
+        if found_bytes != size_bytes:
+            raise RecoveryError(str(key), f"{path} has {found_bytes} bytes, not the {size_bytes} that were written")
+        self.require_room(size_bytes, str(key), held=key)
+        self._files[key] = StoredFile(path, size_bytes, sha256)
+        return self._files[key]
+
+    def require_room(self, size_bytes: int, what: str, *, held: StateKey | None = None) -> None:
+        """Raise RecoveryError, with the figures, when so many bytes more would exceed the quota."""
+        replaced_bytes = self._files[held].size_bytes if held in self._files else 0
+        after_bytes = self.size_bytes - replaced_bytes + size_bytes
+        if self._quota_bytes and after_bytes > self._quota_bytes:
+            raise RecoveryError(
+                what,
+                f"the store {self._directory} would hold {after_bytes} bytes, "
+                f"and store_quota_bytes allows {self._quota_bytes}",
+            )
+
+    def receive(self, key: StateKey) -> "IncomingFile":
+        """Begin, or go on with, a file that comes in pieces; `adopt` it when it is in place."""
+        return IncomingFile(str(key), self.path_of(key))
+
+    def read(self, key: StateKey, *, offset: int = 0) -> Iterator[bytes]:
+        """The file's bytes from an offset on, in chunks. Raises RecoveryError when it is not held."""
+        file = self._files.get(key)
+        if file is None:
+            raise RecoveryError(str(key), "is not held here")
+        return read_chunks(file.path, offset=offset)
+
+    def delete(self, key: StateKey) -> None:
+        """Delete a file, and its folders when they are empty. Deleting what is not held is no error."""
+        file = self._files.pop(key, None)
+        if file is not None:
+            file.path.unlink(missing_ok=True)
+            _remove_if_empty(file.path.parent, up_to=self._directory)
+
+
+class IncomingFile:
+    """A file on its way in: bytes go to a partial file beside it, which takes its name when its hash is right."""
+
+    def __init__(self, what: str, path: Path) -> None:
+        """what: for messages."""
+        self.path = path
+        self._what = what
+        self._partial = path.with_suffix(".partial")
+
+    @property
+    def offset(self) -> int:
+        """Bytes that are here already."""
+        return self._partial.stat().st_size if self._partial.exists() else 0
+
+    def append(self, data: bytes, *, offset: int) -> None:
+        """Add a chunk. Raises RecoveryError when it does not follow on what is here."""
+        with self._partial.open("ab") as file:
+            if file.tell() != offset:
+                raise RecoveryError(self._what, f"a chunk began at byte {offset}, not {file.tell()}")
+            file.write(data)
+
+    def verify(self, sha256: str) -> None:
+        """Hash what is here; may run in a thread. Raises RecoveryError, and drops it, when the hash is another."""
+        self._partial.touch()
+        found = hash_file(self._partial)
+        if found != sha256:
+            self._partial.unlink()
+            raise RecoveryError(self._what, f"arrived with SHA-256 {found[:12]}…, not {sha256[:12]}…")
+
+    def put_in_place(self) -> None:
+        """The verified file gets its name."""
+        self._partial.replace(self.path)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_chunks(path: Path, *, offset: int = 0) -> Iterator[bytes]:
+    """A file's bytes from an offset on, at most CHUNK_BYTES at a time."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _remove_if_empty(directory: Path, *, up_to: Path) -> None:
+    while directory != up_to and directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+        directory = directory.parent

@@ -1,0 +1,104 @@
+"""Steps as the messages that a worker understands. Pure, but for the folder that a Write goes to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.node.agent_steps import (
+    Neighbour,
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+    Source,
+    SourceKind,
+)
+from headway.daemon.records import PlanRecord, encode
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.worker_status import JobGeneration, OrderKind
+from headway.proto import control_pb2
+
+OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderRelease
+
+
+@dataclass(frozen=True, slots=True)
+class AddressedOrder:
+    """A message for a worker, and what its answer will speak of."""
+
+    kind: OrderKind
+    of: JobGeneration
+    message: control_pb2.Order
+
+
+def order_message(
+    step: OrderStep, spec_of: Callable[[str], JobSpec], store: StateStore, log_path: Callable[[str], Path]
+) -> AddressedOrder:
+    """The order that a step gives. spec_of and log_path are asked for the step's job."""
+    match step:
+        case OrderPrepare():
+            prepare = control_pb2.Prepare(
+                job=encode(spec_of(step.of.job)),
+                job_name=step.of.job,
+                generation=step.of.generation,
+                stage=_assignment(step.plan, step.stage_index),
+                data_path=step.data_path,
+                log_path=str(log_path(step.of.job)),
+            )
+            return AddressedOrder(OrderKind.PREPARE, step.of, control_pb2.Order(prepare=prepare))
+        case OrderStart():
+            start = control_pb2.Start(
+                job_name=step.of.job,
+                generation=step.of.generation,
+                timeline=step.plan.timeline,
+                boundary=step.plan.boundary,
+                stage=_assignment(step.plan, step.stage_index),
+                sources=[_source(source) for source in step.sources],
+                upstream=_peer(step.upstream),
+                downstream=_peer(step.downstream),
+            )
+            return AddressedOrder(OrderKind.START, step.of, control_pb2.Order(start=start))
+        case OrderChooseStop():
+            choose = control_pb2.ChooseStop(job_name=step.of.job, generation=step.of.generation)
+            return AddressedOrder(OrderKind.CHOOSE_STOP, step.of, control_pb2.Order(choose_stop=choose))
+        case OrderStopAt():
+            stop = control_pb2.StopAt(job_name=step.of.job, generation=step.of.generation, boundary=step.boundary)
+            return AddressedOrder(OrderKind.STOP_AT, step.of, control_pb2.Order(stop_at=stop))
+        case OrderWrite():
+            write = control_pb2.Write(
+                job_name=step.of.job,
+                generation=step.of.generation,
+                timeline=step.timeline,
+                boundary=step.boundary,
+                layers=step.layers,
+                directory=str(store.directory_of(step.of.job, step.timeline, step.boundary)),
+            )
+            return AddressedOrder(OrderKind.WRITE, step.of, control_pb2.Order(write=write))
+        case OrderRelease():
+            release = control_pb2.Release(job_name=step.job)
+            return AddressedOrder(OrderKind.RELEASE, JobGeneration(step.job, 0), control_pb2.Order(release=release))
+
+
+def _assignment(plan: PlanRecord, stage_index: int) -> control_pb2.StageAssignment:
+    stage = plan.stages[stage_index]
+    return control_pb2.StageAssignment(
+        index=stage_index, num_stages=len(plan.stages), layers=stage.layers, depth=stage.depth
+    )
+
+
+def _source(source: Source) -> control_pb2.LayerSource:
+    match source.kind:
+        case SourceKind.LIVE:
+            return control_pb2.LayerSource(layer=source.layer, live=True)
+        case SourceKind.INITIAL:
+            return control_pb2.LayerSource(layer=source.layer, initial=True)
+        case SourceKind.FILE:
+            return control_pb2.LayerSource(layer=source.layer, path=source.path)
+
+
+def _peer(neighbour: Neighbour | None) -> control_pb2.Peer | None:
+    if neighbour is None:
+        return None
+    return control_pb2.Peer(stage=neighbour.stage_index, address=neighbour.address, incarnation=neighbour.incarnation)

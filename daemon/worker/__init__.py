@@ -1,0 +1,1 @@
+"""The process that computes one stage: `python -m headway.daemon.worker`."""

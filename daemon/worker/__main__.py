@@ -1,0 +1,118 @@
+"""`python -m headway.daemon.worker`: the process that computes one stage on one device. Started by the supervisor.
+
+The main thread obeys orders, one at a time; a loop thread talks to the daemon and to neighbouring stages. The process
+ends by an error, by order, or with its daemon: killed by the kernel when its parent dies, and by itself when its stream
+to the daemon ends.
+"""
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+EXIT_ORPHANED = 75
+"""EX_TEMPFAIL: the daemon is gone."""
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends. Exits if that has happened already."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(EXIT_ORPHANED)
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """The command line. Exits with 2 on a wrong one."""
+    parser = argparse.ArgumentParser(prog="headway.daemon.worker", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="the daemon's unix socket")
+    parser.add_argument("--node", default="", help="the node's name, for the log")
+    parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
+    parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
+    parser.add_argument("--device-index", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--history-dir", type=Path, help="write what each stage did, for tests")
+    return parser.parse_args(arguments)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Everything from here on is recorded: an exception ends in the supervisor's error file."""
+    # torch takes seconds to import: only after the kernel knows about our parent.
+    import structlog
+    import torch
+
+    from headway.daemon.node.logs import configure_logs
+    from headway.daemon.records import PROTOCOL_VERSION
+    from headway.daemon.worker.control import WorkerControl
+    from headway.daemon.worker.output import WorkerOutput
+    from headway.daemon.worker.stage_worker import StageWorker
+    from headway.proto.control_pb2 import WorkerHello
+    from headway.stages.link_endpoint import LinkEndpoint
+    from headway.stages.loop_thread import LoopThread
+    from headway.stages.tls_identity import TlsIdentity
+
+    configure_logs("info", "auto", node=options.node)
+    structlog.contextvars.bind_contextvars(worker=f"{options.device}:{options.device_index}", pid=os.getpid())
+    log = structlog.get_logger()
+
+    def end(reason: str) -> None:
+        """The daemon is gone, and so are we, whatever the main thread is doing."""
+        try:
+            log.warning("daemon_lost", reason=reason)
+        finally:
+            os._exit(EXIT_ORPHANED)
+
+    device = torch.device("cuda", options.device_index) if options.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    incarnation = uuid.uuid4().hex
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
+    loop.start()
+    endpoint = LinkEndpoint(
+        loop=loop,
+        identity=TlsIdentity.read(options.certificates),
+        host=options.host,
+        incarnation=incarnation,
+        protocol=PROTOCOL_VERSION,
+    )
+    endpoint.start()
+    output = WorkerOutput()
+    worker = StageWorker(inbox=inbox, endpoint=endpoint, device=device, output=output, history_dir=options.history_dir)
+    control = WorkerControl(loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, on_end=end)
+    control.attach(
+        WorkerHello(
+            protocol=PROTOCOL_VERSION,
+            incarnation=incarnation,
+            pid=os.getpid(),
+            link_port=endpoint.port,
+            device_index=options.device_index,
+        )
+    )
+    log.info("worker_attached", socket=str(options.socket), link_port=endpoint.port)
+    worker.serve(control)
+    log.info("worker_quit")
+    endpoint.stop()
+    os._exit(0)  # the loop's stream to the daemon is still open, and nothing is left to tear down
+
+
+def main() -> None:
+    """The process's entry."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches everybody; only the daemon orders
+    options = parse_arguments(sys.argv[1:])
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(work)(options)
+
+
+if __name__ == "__main__":
+    main()
