@@ -57,8 +57,10 @@ class Result:
     generations: tuple[int, ...] = ()
 
 
-def small_job(name: str, *, optim: OptimSpec = MUON_WITH_ERROR_FEEDBACK, **train: object) -> JobSpec:
-    """A job of a second or two, resolved for CPUs. `train` replaces fields of its TrainSpec."""
+def small_job(
+    name: str, *, optim: OptimSpec = MUON_WITH_ERROR_FEEDBACK, device: str = "cpu", **train: object
+) -> JobSpec:
+    """A job of a second or two, resolved for one kind of device. `train` replaces fields of its TrainSpec."""
     fields: dict[str, object] = {
         "batches": 10, "microbatches": 8, "microbatch_size": 2, "sequence_length": 16, "clip_norm": 0.5
     } | train  # fmt: skip
@@ -68,14 +70,15 @@ def small_job(name: str, *, optim: OptimSpec = MUON_WITH_ERROR_FEEDBACK, **train
         train=TrainSpec(**fields),  # type: ignore[arg-type]
         optim=optim,
     )
-    return resolve_job(spec, job_file=Path("job.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+    return resolve_job(spec, job_file=Path("job.toml"), device_kinds=(device,), cache_dir=default_cache_dir())
 
 
 class Oracle:
     """`headway reference`, once per recurrence."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         self._folder = folder
+        self._device = device
         self._known: dict[JobSpec, Result] = {}
 
     def __call__(self, spec: JobSpec) -> Result:
@@ -84,7 +87,7 @@ class Oracle:
         if key not in self._known:
             results: list[BatchResult] = []
             tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
-            weights = reference(spec, tokens, on_batch=results.append)
+            weights = reference(spec, tokens, on_batch=results.append, device=self._device)
             folder = self._folder / f"model-{len(self._known)}"
             write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)
             self._known[key] = Result(tuple(result.loss for result in results), read_weights(folder))
