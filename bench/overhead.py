@@ -123,7 +123,9 @@ def overhead_job(batches: int) -> JobSpec:
     """Large enough that a microbatch is some milliseconds of work on one thread."""
     spec = JobSpec(
         job=JobSection(name="overhead", seed=1),
-        model=ModelSpec(),
+        model=ModelSpec(
+            hidden_size=128, intermediate_size=344, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
+        ),
         train=TrainSpec(batches=batches, microbatches=8, microbatch_size=2, sequence_length=128),
     )
     return resolve_job(spec, job_file=Path("overhead.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
@@ -186,7 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute, for a first look")
     quick = parser.parse_args().quick
-    figures, beside = asyncio.run(measure(3 if quick else 11, 8 if quick else 16))
+    figures, beside = asyncio.run(measure(2 if quick else 11, 8 if quick else 24))
     return report(
         "Overhead of daemon, worker and links",
         figures,
