@@ -17,8 +17,8 @@ from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.local_link import LocalLink
 from headway.stages.loop_thread import LoopThread
+from tests.fakes.local_link import LocalLink
 from tests.integration.links.conftest import Endpoints
 
 DEADLINE_S = 20.0

@@ -19,10 +19,10 @@ from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Time
 from headway.stages.journal import Journal
 from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.layer_state import LayerState
-from headway.stages.local_link import LocalLink
 from headway.stages.optimizer import OptimizerFactory
 from headway.stages.schedule import Op, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.fakes.local_link import LocalLink
 
 MODEL = ModelSpec(
     num_hidden_layers=3,

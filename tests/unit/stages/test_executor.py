@@ -13,8 +13,8 @@ from headway.stages.executor import Executor, StageContext
 from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.link import Frame, FrameKind, LinkLost
-from headway.stages.local_link import LocalLink
 from headway.stages.schedule import Backward, Forward, Update
+from tests.fakes.local_link import LocalLink
 from tests.unit.stages.pipeline import (
     EF,
     MODEL,

@@ -13,9 +13,9 @@ from headway.stages.ids import LayerName
 from headway.stages.initial_weights import initial_parameters
 from headway.stages.journal import Journal
 from headway.stages.link import Frame, FrameKind
-from headway.stages.local_link import LocalLink
 from headway.stages.model import build_layer, token_loss
 from headway.stages.schedule import format_ops
+from tests.fakes.local_link import LocalLink
 from tests.unit.stages.pipeline import ADAMW, EF, CountingTokens, Pipeline, Trace, initial_layers, make_job, with_train
 
 
