@@ -8,38 +8,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
 from typing import Final
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.connections import ConnectionEstimate, LinkAssumptions
 from headway.daemon.planning.device_order import Seat, orders
 from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.planning.pipeline_cut import best_cut
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+from headway.stages.schedule import schedule_depth
 
 WORTH_A_STAGE: Final = 1.01
 """One more stage must make a batch at least this many times faster."""
 HOST_STATES: Final = 2
 """Boundary states that a node's memory must have room for: one being written, one being sent."""
 HOST_STATES_WITH_SNAPSHOTS: Final = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAssumptions:
-    """What a link is taken to be until it is measured."""
-
-    site_round_trip_s: float = 1e-3
-    far_round_trip_s: float = 40e-3
-    site_bytes_per_s: float = 1e9
-    far_bytes_per_s: float = 12.5e6
-
-    def round_trip_s(self, one: Seat, other: Seat) -> float:
-        """There and back between two devices."""
-        return self.site_round_trip_s if one.site == other.site else self.far_round_trip_s
-
-    def bytes_per_s(self, one: Seat, other: Seat) -> float:
-        """Each way between two devices."""
-        return self.site_bytes_per_s if one.site == other.site else self.far_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +37,6 @@ class StageEstimate:
     device_limit_bytes: int
     """0: not known, not limited."""
     host_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionEstimate:
-    """The link from one stage to the next."""
-
-    upper: str
-    lower: str
-    bytes_per_microbatch: int
-    """Each way."""
-    batch_seconds: float
-    """To carry one batch; hidden behind computation while it is less than the slowest stage's."""
-    round_trip_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,19 +293,17 @@ class _Planner:
 
     def _least_depth(self, stage: int, num_stages: int) -> int:
         """What the schedule needs without latency."""
-        microbatches = self.spec.train.microbatches
-        if self.spec.train.schedule == "gpipe":
-            return microbatches
-        return min(microbatches, num_stages - stage)
+        train = self.spec.train
+        return schedule_depth(train.schedule, train.microbatches, num_stages, stage)
 
     def _depths(self, order: tuple[Seat, ...], spans: list[tuple[int, int]], pace: float) -> list[int]:
-        """Under 2bw, as many more in flight as the round trips below a stage last, as far as memory allows."""
+        """What the schedule needs with the round trips below each stage, as far as memory allows."""
+        train, num_stages = self.spec.train, len(order)
         depths = []
         for stage, span in enumerate(spans):
-            least = depth = self._least_depth(stage, len(order))
-            if self.spec.train.schedule == "2bw":
-                latency = sum(self.links.round_trip_s(upper, lower) for upper, lower in pairwise(order[stage:]))
-                depth = min(2 * self.spec.train.microbatches, len(order) - stage + ceil(latency / pace))
+            latency = sum(self.links.round_trip_s(upper, lower) for upper, lower in pairwise(order[stage:]))
+            depth = schedule_depth(train.schedule, train.microbatches, num_stages, stage, latency / pace)
+            least = self._least_depth(stage, num_stages)
             while depth > least and not self._fits(order[stage], depth, *span):
                 depth -= 1
             depths.append(depth)

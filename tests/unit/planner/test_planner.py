@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.device_order import Seat, orders
 from headway.daemon.planning.layer_costs import layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.planning.pipeline_cut import best_cut
-from headway.daemon.planning.planner import WORTH_A_STAGE, ClusterPlan, LinkAssumptions, PlanRefused, make_plan
+from headway.daemon.planning.planner import WORTH_A_STAGE, ClusterPlan, PlanRefused, make_plan
 from headway.daemon.records import Device, NodeRecord, PlanRecord
 from headway.stages.spec import ModelSpec, TrainSpec
 
