@@ -15,15 +15,24 @@ ALLOWED = {
     "optim": {"optim"},
     "proto": {"proto"},
 }
-ON_THE_WIRE = {"stages/grpc_link.py", "stages/frame_codec.py", "stages/link_stream.py", "stages/link_endpoint.py"}
-"""The gRPC link's modules: the only ones of stages/ that may import headway.proto."""
+ON_THE_WIRE = {"stages/frame_codec.py", "stages/link_endpoint.py"}
+"""The gRPC link's modules that know the messages: of stages/ these alone import headway.proto."""
 
 PURE = (
-    "daemon/coordination/coordinator.py",
-    "daemon/planning/planner.py",
+    "daemon/coordination/actions.py",
+    "daemon/coordination/case.py",
     "daemon/coordination/cluster_view.py",
-    "daemon/planning/layer_costs.py",
+    "daemon/coordination/commands.py",
+    "daemon/coordination/conditions.py",
+    "daemon/coordination/coordinator.py",
     "daemon/node/agent_orders.py",
+    "daemon/node/agent_steps.py",
+    "daemon/planning/connections.py",
+    "daemon/planning/device_order.py",
+    "daemon/planning/layer_costs.py",
+    "daemon/planning/pipeline_cut.py",
+    "daemon/planning/planner.py",
+    "daemon/worker/session.py",
     "stages/schedule.py",
     "stages/simulator.py",
 )
