@@ -18,9 +18,9 @@ import torch
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records import decode
 from headway.daemon.worker.control import WorkerControl
+from headway.daemon.worker.held_layers import HeldSession, load_stage, write_layers
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
-from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.determinism import configure
@@ -29,9 +29,7 @@ from headway.stages.executor import Executor, StageContext
 from headway.stages.frame_contract import FrameContract
 from headway.stages.history import HistoryFile
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
-from headway.stages.journal import JOURNAL, Journal, JournalRow
-from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
-from headway.stages.layer_state import LayerState
+from headway.stages.journal import JournalRow
 from headway.stages.link import Frame, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.model import build_layer
@@ -41,6 +39,10 @@ log = structlog.get_logger()
 
 ROOT_CAUSE_GRACE = timedelta(seconds=3)
 """How long a broken link is kept to ourselves: a neighbour that died is reported by its own daemon, with the cause."""
+
+FIRST_CONTACT = timedelta(minutes=10)
+"""How long a neighbour may load its layers before it answers or dials; the coordinator's own deadline is the sharper.
+Only a link that was there once breaks after the job's `link_timeout_s`."""
 
 _BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, OSError)
 """What makes an order impossible and leaves the worker usable."""
@@ -63,7 +65,7 @@ class StageWorker:
         self._device = device
         self._output = output
         self._history_dir = history_dir
-        self._session: WorkerSession[LayerState, Journal, TokenShards] = WorkerSession()
+        self._session: HeldSession = WorkerSession()
         self._control: WorkerControl | None = None
         self._executor: Executor | None = None
         self._links: list[Link] = []
@@ -149,7 +151,8 @@ class StageWorker:
         for layer in order.stage.layers:
             _check_layer(layer, spec)
         tokens = session.tokens
-        if order.data_path and tokens is None:
+        is_other_data = session.spec is not None and session.spec.data != spec.data
+        if order.data_path and (tokens is None or is_other_data):
             tokens = TokenShards.open(Path(order.data_path), expected_sha256=spec.data.sha256)
         if order.log_path and order.job_name != session.job:
             self._output.redirect(Path(order.log_path))
@@ -183,33 +186,7 @@ class StageWorker:
             raise OrderRefusedError(str(error)) from error
 
     def _write(self, order: control_pb2.Write) -> None:
-        session = self._session
-        session.admit_write(order.job_name, order.generation, order.boundary, layers=order.layers)
-        assert session.spec is not None
-        directory = Path(order.directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        timeline = Timeline(order.timeline)
-        wrote = control_pb2.Wrote(job=order.job_name, generation=order.generation, boundary=order.boundary)
-        for name in order.layers:
-            path = directory / f"{name}{SUFFIX}"
-            if name == JOURNAL:
-                written = write_journal(
-                    path,
-                    session.live_journal(order.boundary),
-                    job=order.job_name,
-                    boundary=Boundary(order.boundary),
-                    train=session.spec.train,
-                    timeline=timeline,
-                )
-            else:
-                written = write_layer(
-                    path,
-                    session.live_layer(name, order.boundary),
-                    job=order.job_name,
-                    train=session.spec.train,
-                    timeline=timeline,
-                )
-            wrote.files.add(layer=name, path=str(path), size_bytes=written.size_bytes, sha256=written.sha256)
+        wrote = write_layers(order, self._session)
         log.info("layers_written", job=order.job_name, boundary=order.boundary, layers=list(order.layers))
         self._report(Report(wrote=wrote))
 
@@ -236,7 +213,7 @@ class StageWorker:
         spec = session.admit_start(start.job_name, start.generation)
         if self._is_deferred(order):
             return
-        layers, journal = self._load(start, spec)
+        layers, journal = load_stage(start, spec, session=session, device=self._device)
         tokens = session.tokens if start.stage.index == 0 else None
         if start.stage.index == 0 and tokens is None:
             raise OrderRefusedError("the first stage was prepared without data")
@@ -308,55 +285,6 @@ class StageWorker:
         self._deferred.append(order)
         return True
 
-    def _load(self, start: control_pb2.Start, spec: JobSpec) -> tuple[dict[str, LayerState], Journal | None]:
-        """The stage's layers at the start's boundary, and the journal on the last stage."""
-        sources = {source.layer: source for source in start.sources}
-        missing = [layer for layer in start.stage.layers if layer not in sources]
-        if missing:
-            raise OrderRefusedError(f"no source is named for {', '.join(missing)}")
-        layers = {layer: self._load_layer(sources[layer], start, spec) for layer in start.stage.layers}
-        if start.stage.index + 1 < start.stage.num_stages:
-            return layers, None
-        source = sources.get(JOURNAL)
-        if source is None or source.WhichOneof("source") == "initial":
-            if start.boundary != 0:
-                raise OrderRefusedError(f"no journal is named for boundary {start.boundary}")
-            return layers, Journal()
-        if source.WhichOneof("source") == "live":
-            return layers, self._session.live_journal(start.boundary)
-        return layers, read_journal(Path(source.path), job=start.job_name, boundary=Boundary(start.boundary))
-
-    def _load_layer(self, source: control_pb2.LayerSource, start: control_pb2.Start, spec: JobSpec) -> LayerState:
-        name = LayerName(source.layer)
-        make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
-        match source.WhichOneof("source"):
-            case "live":
-                return self._session.live_layer(name, start.boundary)
-            case "initial":
-                if start.boundary != 0:
-                    raise OrderRefusedError(f"layer {name} cannot begin at boundary {start.boundary}")
-                return LayerState.initial(
-                    name,
-                    spec.model,
-                    spec.train,
-                    seed=spec.job.seed,
-                    device=self._device,
-                    optimizer_factory=make_optimizer,
-                )
-            case "path":
-                return read_layer(
-                    Path(source.path),
-                    name,
-                    job=start.job_name,
-                    boundary=Boundary(start.boundary),
-                    model=spec.model,
-                    train=spec.train,
-                    device=self._device,
-                    optimizer_factory=make_optimizer,
-                )
-            case _:
-                raise OrderRefusedError(f"layer {name} has an empty source")
-
     def _context(self, start: control_pb2.Start, spec: JobSpec) -> StageContext:
         return StageContext(
             model=spec.model,
@@ -378,7 +306,7 @@ class StageWorker:
         self._close_links()
         stage, job, generation = StageIndex(start.stage.index), start.job_name, Generation(start.generation)
         contract = FrameContract.of(spec.model, spec.train)
-        timeout = timedelta(seconds=spec.fault.link_timeout_s)
+        timeout = max(FIRST_CONTACT, timedelta(seconds=spec.fault.link_timeout_s))
         upstream: Link | None = None
         downstream: Link | None = None
         if stage > 0:
