@@ -101,9 +101,11 @@ def no_node_would_be_left(case: Case) -> bool:
 
 
 def a_node_drains(case: Case) -> bool:
+    """A worker that is still loading its layers is not prepared for another plan: it runs first."""
     return (
         bool(case.draining(case.job.plan))
         and case.now >= case.change_allowed_at
+        and not case.unready(case.job.plan, WorkerState.RUNNING)
         and isinstance(case.best_plan, ClusterPlan)
     )
 

@@ -146,6 +146,23 @@ def test_node_that_drains_is_planned_away() -> None:
     assert [stage.node for stage in plan(cluster).stages] == ["b"]
 
 
+def test_node_that_drains_while_workers_load_is_planned_away_when_they_run() -> None:
+    """A worker is prepared for one plan at a time: the change waits until the plan in force runs everywhere."""
+    cluster = cluster_of("a", "b")
+    run_until(cluster, Phase.RUNNING)
+    slow = cluster.nodes["b"].workers[0]
+    slow.hangs = True
+    cluster.drain("a")
+    loaded_at = cluster.now + START_DEADLINE_S / 2
+    cluster.calm(until=lambda: cluster.now >= loaded_at or cluster.phase("first").phase is not Phase.RUNNING)
+    assert cluster.phase("first").phase is Phase.RUNNING
+    assert cluster.now >= loaded_at
+    slow.hangs = False
+    cluster.calm(until=lambda: "a" not in cluster.nodes)
+    assert cluster.phase("first").phase is Phase.RUNNING
+    assert [stage.node for stage in plan(cluster).stages] == ["b"]
+
+
 def test_all_nodes_drain_and_the_job_goes_on_later() -> None:
     """`up` is ended: every node drains at once; the job is saved, queued, and continues on the next node's coming."""
     cluster = cluster_of("a", "b")
