@@ -201,7 +201,8 @@ class Agent:
         around = self._around
         match step:
             case OpenData():
-                self._data_paths[step.of.job] = str(await around.library.open(self._spec(step.of.job).data))
+                data = self._spec(step.of.job).data
+                self._data_paths[data.sha256] = str(await around.library.open(data))
             case FetchState():
                 await self._fetch(step)
             case CopyToCheckpoint():
@@ -214,8 +215,9 @@ class Agent:
                 await self._register(step)
             case DeleteState():
                 key = _etcd_key(step, around.node)
-                if around.view.revision_of(key):
+                if around.view.revision_of(key) or key in self._written:
                     await around.etcd.transaction([], [Delete(key)])
+                    self._written.pop(key, None)  # the same boundary may be written again
                 around.store.delete(step.key)
 
     async def _fetch(self, step: FetchState) -> None:

@@ -45,7 +45,7 @@ class NodeState:
     durable: Set[StateKey] = frozenset()
     """Those held files that this daemon has copied to the checkpoint folder."""
     data_paths: Mapping[str, str] = field(default_factory=dict)
-    """Job to the folder of its verified token shards."""
+    """SHA-256 of a job's data to the folder of its verified token shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ class _Post:
     @property
     def of(self) -> JobGeneration:
         return JobGeneration(self.job.name, self.plan.generation)
+
+    @property
+    def data_sha256(self) -> str:
+        assert self.job.spec is not None, "only jobs with a spec have posts"
+        return self.job.spec.data.sha256
 
     @property
     def is_last(self) -> bool:
@@ -142,10 +147,12 @@ def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
         return
     if worker.job not in ("", of.job):
         return  # it has another job to let go of first
-    if post.stage_index == 0 and of.job not in node.data_paths:
+    data_path: str | None = ""
+    if post.stage_index == 0:
+        data_path = node.data_paths.get(post.data_sha256)
+    if data_path is None:
         yield OpenData(worker.device_index, of)
         return
-    data_path = node.data_paths[of.job] if post.stage_index == 0 else ""
     yield OrderPrepare(worker.device_index, of, post.stage_index, post.plan, data_path)
 
 

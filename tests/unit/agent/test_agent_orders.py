@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node.agent_orders import NodeState, is_awaited, is_named, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
@@ -68,9 +68,9 @@ def view_of(job: JobView | None = None) -> ClusterView:
     return ClusterView(jobs={job.name: job} if job is not None else {})
 
 
-def job(**fields: object) -> JobView:
+def job(*, data_sha256: str = "sha-data", **fields: object) -> JobView:
     """A submitted job with these records."""
-    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=2))
+    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=2), data=DataSpec(sha256=data_sha256))
     return JobView(name="j", submission=SpecRecord(spec=spec), **fields)  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def worker(**fields: object) -> WorkerStatus:
 
 def node(status: WorkerStatus, *, name: str = "a", **fields: object) -> NodeState:
     """Node `a` with one worker and its data at hand."""
-    known: dict[str, object] = {"data_paths": {"j": "/data"}}
+    known: dict[str, object] = {"data_paths": {"sha-data": "/data"}}
     return NodeState(name=name, incarnation=f"{name}-1", workers=(status,), **(known | fields))  # type: ignore[arg-type]
 
 
@@ -118,6 +118,12 @@ def test_the_first_stage_opens_its_data_before_it_prepares() -> None:
     view = view_of(job(next=WHOLE))
     assert next_steps(view, node(worker(), data_paths={})) == [OpenData(0, G1)]
     assert next_steps(view, node(worker())) == [OrderPrepare(0, G1, 0, WHOLE, "/data")]
+
+
+def test_a_new_job_under_an_old_name_opens_its_own_data() -> None:
+    """Data that was opened for a job that is gone is not another job's, though that has its name."""
+    view = view_of(job(next=WHOLE, data_sha256="sha-other"))
+    assert next_steps(view, node(worker())) == [OpenData(0, G1)]
 
 
 def test_a_later_stage_needs_no_data() -> None:
