@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolErro
 from headway.stages.frame_contract import FrameContract
 from headway.stages.gradient_sums import GradientSums
 from headway.stages.history import Recorder
-from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
+from headway.stages.ids import Batch, Boundary, Microbatch
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.layer_state import LayerState
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
@@ -35,37 +34,11 @@ from headway.stages.schedule import (
     awaited,
     next_op,
 )
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names, weight_version
+from headway.stages.spec import layer_names, weight_version
+from headway.stages.stage_context import MicrobatchSource, StageContext
 from headway.stages.stage_graph import StageGraph
 
 PATIENCE_S = 600.0
-
-
-class MicrobatchSource(Protocol):
-    """Where the first stage's tokens come from: `stages/tokens.py`, or a fake."""
-
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets), both int64 [size, length] on the CPU."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageContext:
-    """What a stage is, for the time of one generation."""
-
-    model: ModelSpec
-    train: TrainSpec
-    seed: int
-    job: str
-    generation: Generation
-    timeline: Timeline
-    stage_index: StageIndex
-    num_stages: int
-    layers: tuple[LayerName, ...]
-    depth: int
-    boundary: Boundary
-    """From which the stage starts."""
-    device: torch.device
 
 
 @dataclass(slots=True)

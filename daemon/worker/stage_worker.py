@@ -25,7 +25,7 @@ from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.determinism import configure
 from headway.stages.errors import AbortedError, DamagedFileError, DataError, NonFiniteLossError, PeerError
-from headway.stages.executor import Executor, StageContext
+from headway.stages.executor import Executor
 from headway.stages.frame_contract import FrameContract
 from headway.stages.history import HistoryFile
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -33,6 +33,7 @@ from headway.stages.journal import JournalRow
 from headway.stages.link import Frame, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.model import build_layer
+from headway.stages.stage_context import StageContext
 from headway.stages.tokens import TokenShards
 
 log = structlog.get_logger()

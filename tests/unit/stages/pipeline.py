@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.executor import Executor, StageContext
+from headway.stages.executor import Executor
 from headway.stages.history import Recorder
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.journal import Journal
@@ -22,6 +22,7 @@ from headway.stages.layer_state import LayerState
 from headway.stages.optimizer import OptimizerFactory
 from headway.stages.schedule import Op, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.stage_context import StageContext
 from tests.fakes.local_link import LocalLink
 
 MODEL = ModelSpec(

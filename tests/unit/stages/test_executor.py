@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
-from headway.stages.executor import Executor, StageContext
+from headway.stages.executor import Executor
 from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule import Backward, Forward, Update
+from headway.stages.stage_context import StageContext
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.pipeline import (
     EF,
