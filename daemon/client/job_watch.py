@@ -71,9 +71,12 @@ def check_finished(job: JobView, *, where: str) -> None:
 
 
 def traceback_line(lines: list[str]) -> str:
-    """The line of a failed worker's text that names the exception: the one after the last traceback's frames."""
+    """The line of a failed worker's text that names the exception: the one after the last traceback's frames.
+
+    Without a traceback it is the first line, which says how the worker ended; its log comes after that.
+    """
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     for line in lines[starts[-1] + 1 :] if starts else []:
         if line and not line[0].isspace():
             return line
-    return lines[-1] if lines else ""
+    return lines[0] if lines else ""

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -54,11 +54,11 @@ class Program:
         path.write_text(JOB.format(data=self._data, batches=batches, min_nodes=min_nodes) + more)
         return path
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command line; its stdout and stderr are pipes."""
+    def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command line; its stdout and stderr are pipes. variables: of its environment."""
         (self.folder / "tmp").mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-        environment |= {MARK: self._mark, "TMPDIR": str(self.folder / "tmp")}
+        environment |= {MARK: self._mark, "TMPDIR": str(self.folder / "tmp"), **(variables or {})}
         process = subprocess.Popen(
             [sys.executable, "-m", "headway.daemon.cli", *arguments],
             cwd=self.folder,
@@ -85,6 +85,10 @@ class Program:
         if " up; etcd at " not in line:
             raise AssertionError(f"{line}{process.communicate(timeout=TIMEOUT_S)[1]}")
         return process
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [pid for pid in self._marked() if "headway.daemon.worker" in _command(pid)]
 
     def leftovers(self, *, within_s: float = 0.0) -> list[str]:
         """Processes, folders and sockets of this program that are still there after at most `within_s`."""
