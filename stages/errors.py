@@ -18,10 +18,6 @@ class UnavailableError(PeerError):
     """The peer did not answer within its deadline, or is gone."""
 
 
-class StaleGenerationError(PeerError):
-    """The peer speaks of a generation that is over."""
-
-
 class ProtocolError(PeerError):
     """The peer said something that the protocol does not allow."""
 

@@ -127,10 +127,6 @@ class GrpcLink:
         """Whether close() was called or the link was lost."""
         return self._closed.is_set()
 
-    async def wait_closed(self) -> None:
-        """Returns when the link needs a stream no longer."""
-        await self._closed.wait()
-
     def lose(self, reason: str) -> None:
         """Give the link up: LinkLost in the inbox, unless it is closed or lost already."""
         with self._lock:

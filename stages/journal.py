@@ -64,12 +64,6 @@ class Journal:
         while self._rows and self._rows[-1].batch >= boundary:
             self._rows.pop()
 
-    def rows_from(self, batch: int) -> Sequence[JournalRow]:
-        """The rows of a batch and those after it."""
-        if not self._rows:
-            return ()
-        return tuple(self._rows[max(0, batch - self._rows[0].batch) :])
-
     def tensors(self) -> dict[str, Tensor]:
         """The rows as columns: `losses` float32 [n, m], `seconds` float64 [n], the others int64 [n]."""
         width = len(self._rows[0].microbatch_losses) if self._rows else 0

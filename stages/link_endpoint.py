@@ -74,7 +74,7 @@ class LinkEndpoint:
         self._port = 0
         self._awaited: dict[str, _Awaited] = {}
         self._generations: dict[str, Generation] = {}
-        self._num_refused: dict[int, int] = {}
+        self._num_stale = 0
 
     @property
     def port(self) -> int:
@@ -84,12 +84,7 @@ class LinkEndpoint:
     @property
     def num_stale(self) -> int:
         """Hellos of generations that were over."""
-        return self._num_refused.get(HelloReply.STALE, 0)
-
-    @property
-    def num_refused(self) -> int:
-        """Hellos that were refused for good, the stale ones included."""
-        return sum(count for verdict, count in self._num_refused.items() if verdict != HelloReply.NOT_YET)
+        return self._num_stale
 
     def start(self) -> None:
         """Listen on a free port of the host. Raises RuntimeError when the host is not this machine's."""
@@ -202,7 +197,7 @@ class LinkEndpoint:
         reply, awaited = self._judge(first)
         reply.incarnation = self._incarnation
         if awaited is None:
-            self._num_refused[reply.verdict] = self._num_refused.get(reply.verdict, 0) + 1
+            self._num_stale += reply.verdict == HelloReply.STALE
             await context.write(reply.SerializeToString())
             return
         awaited.is_connected = True

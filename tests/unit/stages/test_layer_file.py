@@ -220,9 +220,6 @@ def test_a_journal_has_each_batch_once_and_in_order() -> None:
     journal.truncate(Boundary(5))
     journal.append(replace(ROW, batch=Batch(5)))
     assert [row.batch for row in journal.rows] == [4, 5]
-    assert [row.batch for row in journal.rows_from(5)] == [5]
-    assert [row.batch for row in journal.rows_from(0)] == [4, 5]
-    assert journal.rows_from(6) == ()
 
 
 def test_an_empty_journal_is_a_file_too(tmp_path: Path) -> None:
