@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
 from headway.daemon.records import encode
 from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
 from headway.optim.spec import OptimSpec
@@ -266,7 +266,15 @@ class CaseMaker:
         self._data = data
         self._directory = directory
 
-    def __call__(self, name: str, *, model: ModelSpec = MODEL, optim: OptimSpec | None = None, **train: Any) -> Case:
+    def __call__(
+        self,
+        name: str,
+        *,
+        model: ModelSpec = MODEL,
+        optim: OptimSpec | None = None,
+        fault: FaultSpec | None = None,
+        **train: Any,
+    ) -> Case:
         fields = {name: getattr(TRAIN, name) for name in TrainSpec.__slots__}
         spec = JobSpec(
             job=JobSection(name=name, seed=5),
@@ -274,6 +282,7 @@ class CaseMaker:
             data=DataSpec(source=str(self._data), sha256=TokenShards.open(self._data).index.sha256),
             train=TrainSpec(**{**fields, **train}),
             optim=optim or OptimSpec(warmup_batches=2),
+            fault=fault or FaultSpec(),
         )
         return Case(spec, self._data, self._directory)
 

@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from headway.daemon.jobs.job import DataSpec, FaultSpec
+from headway.daemon.records import encode
 from headway.daemon.reference import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.proto import control_pb2
@@ -76,6 +79,32 @@ def test_two_stages_stop_and_are_cut_anew(workers: list[Worker], make_case: Case
     assert_equals_reference(case, lower, files)
     assert [entry.generation for entry in lower.entries] == [1] * boundary + [2] * (150 - boundary)
     case.release(*workers)
+
+
+def test_a_stage_waits_for_a_neighbour_that_loads_for_long(workers: list[Worker], make_case: CaseMaker) -> None:
+    """Both neighbours, in turn, start when a link that was there once would long have been given up."""
+    case = make_case("slow-start", fault=FaultSpec(link_timeout_s=0.2))
+    for generation, late in ((1, 0), (2, 1)):
+        for index, worker in enumerate(workers):
+            worker.order(prepare=case.prepare(generation, index, TWO_STAGES))
+            worker.expect("prepared")
+        for index in (1 - late, late):
+            workers[index].order(start=case.start(generation, index, TWO_STAGES, workers))
+            workers[index].expect("started")
+            time.sleep(0.6)
+        for worker in workers:
+            assert worker.expect("at_boundary").boundary == case.spec.train.batches
+    case.release(*workers)
+
+
+def test_another_job_of_the_same_name_gets_its_own_data(workers: list[Worker], make_case: CaseMaker) -> None:
+    """The daemon saw a job removed and submitted anew at once, and released nobody between: open data is not kept."""
+    case, worker = make_case("renewed"), workers[0]
+    worker.order(prepare=case.prepare(1, 0, ONE_STAGE))
+    worker.expect("prepared")
+    renewed = encode(replace(case.spec, data=DataSpec(source="/nowhere", sha256="0" * 64)))
+    assert "/nowhere" in refusal(worker, prepare=case.prepare(2, 0, ONE_STAGE, job=renewed, data_path="/nowhere"))
+    case.release(worker)
 
 
 def test_impossible_orders_are_refused_in_one_line(workers: list[Worker], make_case: CaseMaker) -> None:
