@@ -145,8 +145,11 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _make_private_directory(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory.chmod(0o700)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot be made: {error.strerror}; name another folder", str(directory)) from error
 
 
 def _write(path: Path, content: bytes) -> None:

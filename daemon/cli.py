@@ -89,7 +89,8 @@ def run(arguments: list[str]) -> int:
         code = _exit_code(error)
         if code is None or os.environ.get("HEADWAY_DEBUG"):
             raise
-        sys.stderr.write(f"headway: {_sentence(error)}\n")
+        is_help = type(error).__name__ == "NoArgsIsHelpError"  # a group without a command: its help is the message
+        sys.stderr.write(f"{error}\n" if is_help else f"headway: {_sentence(error)}\n")
         return code
 
 

@@ -29,6 +29,12 @@ def run_reference(
     cache_dir = default_cache_dir()
     spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
     tokens = TokenShards.open(data_folder(spec.data.source, cache_dir), expected_sha256=spec.data.sha256)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
+        ) from error
     with MetricsFile(out / "metrics.jsonl") as metrics:
 
         def on_batch(result: BatchResult) -> None:

@@ -98,8 +98,11 @@ def writing_shards(
     """
     if out.exists():
         raise DataError(str(out), "exists already")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    except OSError as error:
+        raise DataError(str(out), f"cannot be written to: {error.strerror}; name another folder") from error
     writer = ShardWriter(folder, vocab_size=vocab_size, shard_tokens=shard_tokens)
     try:
         yield writer

@@ -4,13 +4,14 @@ Which one, in this order: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CE
 folder `--cluster` or HEADWAY_CLUSTER or `.headway`, where `headway up` has left `cluster.json`.
 """
 
+import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from headway.stages.tls_identity import TlsIdentity
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,26 @@ class ClusterSession:
                     yield view
             except CompactedError:
                 continue  # list again
+
+    async def while_reachable(
+        self, work: Coroutine[Any, Any, ResultT], *, patience_s: float = 20.0, probe_every_s: float = 5.0
+    ) -> ResultT:
+        """The result of work that would wait for etcd for ever. Raises StoreUnreachableError after so much silence."""
+        task = asyncio.ensure_future(work)
+        heard_at = time.monotonic()
+        try:
+            while not (await asyncio.wait({task}, timeout=probe_every_s))[0]:
+                try:
+                    await self.client.status()
+                except StoreUnreachableError:
+                    if time.monotonic() - heard_at >= patience_s:
+                        raise
+                else:
+                    heard_at = time.monotonic()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     async def _listed(self) -> tuple[ClusterView, int]:
         listed = await self.client.get_prefix(PREFIX)

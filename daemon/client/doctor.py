@@ -116,7 +116,7 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
             status = await session.client.status()
             view = await session.view()
             leader = view.leader.node if view.leader else "nobody"
-            return f"etcd {status.version}, {len(view.nodes)} nodes, {leader} leads, {len(view.jobs)} jobs"
+            return f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
 
     return _checked("cluster", lambda: asyncio.run(ask()))
 

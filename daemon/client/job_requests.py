@@ -73,7 +73,7 @@ async def resume(session: ClusterSession, name: str) -> str:
     """Ask a paused or failed job to go on from its newest checkpoint."""
     job = await _request(session, name, Desired.RUNNING, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
     if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
-        return f"{name}: is {job.phase.phase}; it will not pause"
+        return f"{name}: goes on; it is {job.phase.phase} now"
     start = f"batch {job.checkpoint.boundary}" if job.checkpoint else "the beginning"
     return f"{name}: goes on from {start}"
 

@@ -24,8 +24,8 @@ from headway.daemon.records import EventRecord, NodeRecord
 
 STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
 PHASE_COLOURS = {"running": "green", "finished": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}
-CURVE_HEIGHT = 8
-NUM_EVENTS = 4
+LAYOUTS = ((8, True, 4), (8, False, 4), (6, False, 2), (4, False, 1), (4, False, 0), (0, False, 0))
+"""Rows of the curve, whether nodes are listed, number of events: from all to what a low terminal holds."""
 PLAIN_INTERVAL_S = 1.0
 
 
@@ -115,7 +115,8 @@ class LiveDisplay:
 
     def show(self, snapshot: Snapshot) -> None:
         """Redraw, within a fifth of a second."""
-        self._live.update(render(snapshot, width=self._live.console.width))
+        width, height = self._live.console.size
+        self._live.update(render(snapshot, width=width, height=height))
 
 
 class PlainDisplay:
@@ -176,19 +177,29 @@ class JsonDisplay:
             self._stream.flush()
 
 
-def render(snapshot: Snapshot, *, width: int) -> RenderableType:
-    """The picture of a snapshot, for a console of so many columns."""
+def render(snapshot: Snapshot, *, width: int, height: int | None = None) -> RenderableType:
+    """The picture of a snapshot, for a console of so many columns and rows; None: as many rows as it takes."""
+    console = Console(width=width)
+    for layout in LAYOUTS:
+        picture = _picture(snapshot, width, *layout)
+        if height is None or len(console.render_lines(picture)) <= height:
+            break
+    return picture
+
+
+def _picture(snapshot: Snapshot, width: int, curve_height: int, has_nodes: bool, num_events: int) -> RenderableType:
     inner = max(20, width - 4)
     report = snapshot.report
     parts: list[RenderableType] = [_head(report), _progress(report, inner)]
-    if curve := draw_curve(snapshot.losses, width=inner, height=CURVE_HEIGHT, last=report.batches - 1):
+    if curve_height and len(snapshot.losses) > 1:
+        curve = draw_curve(snapshot.losses, width=inner, height=curve_height, last=report.batches - 1)
         parts += [Text(), Text("\n".join(curve), style="bright_blue", no_wrap=True)]
     parts += [Text(), *_pipeline(report, inner)]
-    if snapshot.nodes:
+    if snapshot.nodes and has_nodes:
         parts += [Text(), _nodes(snapshot)]
     parts += [Text(), _exact(report)]
-    if snapshot.events:
-        parts += [Text(), *(_event(event) for event in snapshot.events[-NUM_EVENTS:])]
+    if events := snapshot.events[len(snapshot.events) - num_events :]:
+        parts += [Text(), *(_event(event) for event in events)]
     if report.error:
         parts += [Text(), Text(report.error.strip().splitlines()[-1], style="red")]
     return Panel(Group(*parts), title=f"[bold]headway[/] · {report.name}", width=width)
@@ -263,7 +274,7 @@ def node_notes(node: NodeRecord, leader: str) -> str:
 
 def _exact(report: JobReport) -> Text:
     if report.exact is None:
-        return Text("exact: not known before a plan", style="dim")
+        return Text("exact: told while a plan is in force", style="dim")
     text = Text("exact: yes" if report.exact else "exact: no", style="green" if report.exact else "yellow")
     if report.exact_reason:
         text.append(

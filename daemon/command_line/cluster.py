@@ -138,7 +138,9 @@ def doctor(
 def certs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and people.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long a new authority and its certificates last.")] = 3650,
+    days: Annotated[
+        int, typer.Option(min=1, max=36500, help="How long a new authority and its certificates last.")
+    ] = 3650,
 ) -> None:
     """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
 
@@ -169,7 +171,7 @@ def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:
     """The settings that `headway daemon` would run with here, from file and environment.
 
     \b
-    headway config show --config /etc/headway/node.toml
+    headway config show --config /etc/headway/daemon.toml
     """
     import dataclasses
 

@@ -158,7 +158,7 @@ def watch(
 
     async def work(session: "ClusterSession") -> None:
         with open_display(as_json=as_json) as display:
-            found = await follow_job(session, job, display=display)
+            found = await session.while_reachable(follow_job(session, job, display=display))
         check_finished(found, where=f"`headway logs {job}`")
 
     with_cluster(etcd, certs, cluster, work)
@@ -191,7 +191,7 @@ def logs(
     job: JobName,
     node: Annotated[str, typer.Option(help="Only this node's workers.", show_default=False)] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many; 0: all.")] = 0,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many of each worker; 0: all.")] = 0,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,

@@ -14,6 +14,7 @@ import typer
 from headway.daemon.cli import app, run
 from headway.daemon.errors import ConflictError, JobFailedError
 
+ROOT = Path(__file__).resolve().parents[3]
 Headway = Callable[..., tuple[int, str, str]]
 
 HEAVY = {"torch", "grpc", "numpy", "matplotlib", "rich.live", "fsspec", "cryptography", "asyncio"}
@@ -65,6 +66,10 @@ def test_every_command_explains_itself_with_an_example(words: list[str], headway
         (["up", "--nodes", "0"], "--nodes"),
         (["run", "missing.toml", "--out", "x"], "missing.toml: no such job file"),
         (["reference", "missing.toml", "--out", "x"], "missing.toml: no such job file"),
+        (["reference", str(ROOT / "docs/jobs/small.toml"), "--out", "/proc/x"], "/proc/x: cannot be written to"),
+        (["certs", "/proc/x", "a"], "/proc/x: cannot be made"),
+        (["certs", "x", "a", "--days", "99999999999"], "--days"),
+        (["data", "prepare", str(ROOT / "README.md"), "--out", "/proc/x"], "/proc/x: cannot be written to"),
         (["submit", "missing.toml"], "missing.toml: no such job file"),
         (["plan", "missing.toml"], "missing.toml: no such job file"),
         (["status", "x", "--etcd", "localhost:1", "--certs", "/nonexistent"], "/nonexistent/ca.pem"),
@@ -77,6 +82,15 @@ def test_usage_errors_are_one_line_and_code_2(arguments: list[str], line: str, h
     assert line in err
     assert err.startswith("headway: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["config"]], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(arguments: list[str], headway: Headway) -> None:
+    """Its commands stand on lines of their own; the code is that of a usage error."""
+    code, out, err = headway(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: headway")
+    assert "\nCommands:\n" in err
 
 
 def test_no_cluster_is_one_line_and_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway) -> None:

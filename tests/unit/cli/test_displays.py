@@ -1,17 +1,22 @@
 """The demo's own pieces, the plain display and the curve."""
 
+import asyncio
+import dataclasses
 import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from headway.daemon.client.job_report import JobReport, duration, layer_range
+from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
+from headway.daemon.client.job_report import JobReport, StageReport, duration, layer_range
 from headway.daemon.client.job_watch import traceback_line
 from headway.daemon.client.loss_curve import draw_curve
-from headway.daemon.client.watch_view import JsonDisplay, PlainDisplay, Snapshot
-from headway.daemon.errors import JobFailedError
+from headway.daemon.client.watch_view import JsonDisplay, PlainDisplay, Snapshot, render
+from headway.daemon.errors import JobFailedError, StoreUnreachableError
 from headway.daemon.jobs.job_file import parse_job, read_job
 from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
+from headway.daemon.records import EventRecord, NodeRecord
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "jobs"
 
@@ -124,3 +129,55 @@ def test_the_line_of_a_traceback_that_names_the_error() -> None:
     assert traceback_line(text.splitlines()) == "ValueError: bad"
     assert traceback_line(["killed"]) == "killed"
     assert traceback_line([]) == ""
+
+
+@pytest.mark.parametrize(("rows", "sees_nodes", "num_events"), [(60, True, 4), (20, False, 1), (16, False, 0)])
+def test_a_low_terminal_shows_less_but_never_half(rows: int, sees_nodes: bool, num_events: int) -> None:
+    """With few rows the nodes go first, then events and curve; the picture is never higher than the terminal."""
+    stages = tuple(
+        StageReport(index=index, node=f"node-{index}", device=0, layers=(name,), depth=1, worker="running")
+        for index, name in enumerate(("embed", "block.0", "head"))
+    )
+    events = tuple(EventRecord(at=0.0, text=f"what happened {number}", generation=1) for number in range(6))
+    node = NodeRecord(
+        name="node-0",
+        incarnation="i",
+        address="a:1",
+        host="a",
+        site="berlin",
+        devices=(),
+        memory_bytes=0,
+        arithmetic_class="c",
+    )
+    picture = render(
+        Snapshot(
+            report=dataclasses.replace(report(9), stages=stages),
+            nodes=(node,),
+            losses=tuple((batch, 3.0 - batch / 10) for batch in range(10)),
+            events=events,
+        ),
+        width=80,
+        height=rows,
+    )
+    console = Console(file=io.StringIO(), width=80, height=200)
+    console.print(picture)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("\n") <= rows
+    assert ("berlin" in text, text.count("what happened")) == (sees_nodes, num_events)
+    assert text.rstrip().endswith("╯")
+
+
+def test_one_loss_is_no_curve() -> None:
+    """`status` knows the newest loss only; it draws no curve of one point."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render(Snapshot(report=report(9), losses=((9, 2.0),)), width=80))
+    assert "2.000 " not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_who_watches_is_told_when_etcd_stays_silent() -> None:
+    """Work that would wait for ever ends with an error when nobody answers; work that ends gives its result."""
+    session = ClusterSession(ClusterAddress(etcd=("127.0.0.1:1",)), timeout_s=0.2)
+    async with session:
+        with pytest.raises(StoreUnreachableError, match=r"127\.0\.0\.1:1"):
+            await session.while_reachable(asyncio.Event().wait(), patience_s=0.0, probe_every_s=0.01)
+        assert await session.while_reachable(asyncio.sleep(0, result=3)) == 3
