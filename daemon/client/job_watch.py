@@ -8,7 +8,7 @@ from headway.daemon.client.job_requests import job_of
 from headway.daemon.client.watch_view import Display, LossHistory, snapshot
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import JobFailedError
-from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.records import TERMINAL_PHASES, Desired, Phase
 
 OnView = Callable[[ClusterView, JobView], Awaitable[None]]
 
@@ -35,7 +35,7 @@ async def follow_job(
                 await on_view(view, job)
             if (shown := snapshot(view, name, history)) is not None:
                 display.show(shown)
-            if job.phase.phase in until:
+            if job.phase.phase in until and not is_resumed(job):
                 return job
     finally:
         await views.aclose()
@@ -50,7 +50,7 @@ async def wait_for_phase(session: ClusterSession, name: str, phases: frozenset[P
         async with asyncio.timeout(timeout_s):
             async for view in views:
                 job = job_of(view, name)
-                if job.phase.phase in phases | TERMINAL_PHASES:
+                if job.phase.phase in phases | TERMINAL_PHASES and not is_resumed(job):
                     return job
     except TimeoutError as error:
         now = job.phase.phase if job else "unknown"
@@ -58,6 +58,12 @@ async def wait_for_phase(session: ClusterSession, name: str, phases: frozenset[P
     finally:
         await views.aclose()
     raise AssertionError("a cluster is followed for ever")
+
+
+def is_resumed(job: JobView) -> bool:
+    """Whether a failed job was asked to go on, and the leader has not answered yet: its failure is the past."""
+    wanted = job.desired
+    return job.phase.phase is Phase.FAILED and wanted.state is Desired.RUNNING and wanted.request > job.phase.request
 
 
 def check_finished(job: JobView, *, where: str) -> None:
