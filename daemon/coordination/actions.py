@@ -285,9 +285,9 @@ def _why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
     old, new = {stage.node for stage in before.stages}, {stage.node for stage in after.stages}
     causes = []
     if draining := case.draining(before):
-        causes.append(f"Node {_and(draining)} leave{'s' * (len(draining) == 1)}")
+        causes.append(_leaving(draining))
     if joined := sorted(new - old):
-        causes.append(f"Node {_and(joined)} joined")
+        causes.append(f"Node{'s' * (len(joined) > 1)} {_and(joined)} joined")
     cause = " and ".join(causes) or "A better cut"
     shape = _stages(len(after.stages))
     if len(before.stages) != len(after.stages):
@@ -323,7 +323,11 @@ def _why_stopped(case: Case, boundary: int | None) -> str:
     if (failed := case.failed_worker(job.next)) is not None:
         return f"The worker of stage {failed[0]} on {failed[1].node} failed: stops and writes a checkpoint"
     draining = case.draining(job.plan)
-    return f"Node {_and(draining)} leave{'s' * (len(draining) == 1)} and the rest cannot go on: writes a checkpoint"
+    return f"{_leaving(draining)} and the rest cannot go on: writes a checkpoint"
+
+
+def _leaving(draining: tuple[str, ...]) -> str:
+    return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {_and(draining)} leave"
 
 
 def _why_failed(case: Case) -> tuple[str, str]:
