@@ -27,6 +27,8 @@ PHASE_COLOURS = {"running": "green", "finished": "green", "failed": "red", "canc
 LAYOUTS = ((8, True, 4), (8, False, 4), (6, False, 2), (4, False, 1), (4, False, 0), (0, False, 0))
 """Rows of the curve, whether nodes are listed, number of events: from all to what a low terminal holds."""
 PLAIN_INTERVAL_S = 1.0
+ROWS_ABOVE = 2
+"""Left free over the live picture, so that what is said there (`stopping`) is seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class LiveDisplay:
     """Redraws in place; the last picture stays."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=5, transient=False, redirect_stderr=False)
+        self._live = Live(console=console, refresh_per_second=5, transient=False, redirect_stderr=sys.stderr.isatty())
         self._width = console.width
 
     def __enter__(self) -> Self:
@@ -116,7 +118,7 @@ class LiveDisplay:
     def show(self, snapshot: Snapshot) -> None:
         """Redraw, within a fifth of a second."""
         width, height = self._live.console.size
-        self._live.update(render(snapshot, width=width, height=height))
+        self._live.update(render(snapshot, width=width, height=height - ROWS_ABOVE))
 
 
 class PlainDisplay:

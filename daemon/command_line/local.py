@@ -102,9 +102,8 @@ def up(
             count = f"{nodes} nodes are" if nodes > 1 else "1 node is"
             say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
             option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
-            say(
-                f"headway submit JOB.toml{option}   in this folder, from another terminal; Ctrl-C here stops everything"
-            )
+            say(f"in another terminal, in this folder: headway submit JOB.toml{option}")
+            say("Ctrl-C here saves every job and stops")
             await cluster.guard()
         return 0
 
