@@ -22,6 +22,7 @@ from headway.daemon.records import Keys, LeaderRecord, encode
 
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
+MANIFEST_TIMEOUT_S = 60.0
 
 _log = structlog.get_logger()
 
@@ -45,6 +46,7 @@ class Leadership:
         decide: Decide,
         write_manifest: Callable[[str, bytes], None],
         clock: Callable[[], float] = time.monotonic,
+        manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
     ) -> None:
         """write_manifest(url, manifest) may block; it raises RecoveryError. clock: the one that `cluster` uses."""
         self._client = client
@@ -54,6 +56,7 @@ class Leadership:
         self._decide = decide
         self._write_manifest = write_manifest
         self._clock = clock
+        self._manifest_timeout_s = manifest_timeout_s
         self._leader_revision = 0
         self._log = _log.bind(node=record.node)
 
@@ -139,7 +142,7 @@ class Leadership:
         log = self._log.bind(job=command.job)
         try:
             if isinstance(command, WriteManifest):
-                await asyncio.to_thread(self._write_manifest, command.url, command.manifest)
+                await self._write_manifest_in_time(command)
                 log.info("manifest_written", url=command.url)
                 command = command.then
             revision = await self._write(command)
@@ -151,6 +154,14 @@ class Leadership:
         except (StoreError, RecoveryError) as error:
             log.error("decision_failed", reason=str(error))
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _write_manifest_in_time(self, command: WriteManifest) -> None:
+        """A file system that hangs must not keep the job from ever being decided about again."""
+        writing = asyncio.to_thread(self._write_manifest, command.url, command.manifest)
+        try:
+            await asyncio.wait_for(writing, self._manifest_timeout_s)
+        except TimeoutError as error:
+            raise RecoveryError(command.url, f"not written within {self._manifest_timeout_s:g} s") from error
 
     async def _write(self, decided: Transaction) -> int:
         """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""

@@ -49,7 +49,6 @@ ABOVE_ZERO: tuple[str, ...] = (
     "optim.matrices.eps",
     "optim.rest.lr",
     "optim.rest.eps",
-    "fault.link_timeout_s",
 )
 
 AT_MOST: dict[str, int] = {
@@ -68,6 +67,7 @@ LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "fault.snapshot_every": ((0,), "the periodic snapshot"),
     "fault.checkpoint_every": ((0,), "the periodic checkpoint"),
     "fault.copies": ((1,), "replication of snapshots"),
+    "fault.link_timeout_s": ((30.0,), "the resumption of broken links"),
 }
 """What this version does not do yet: the values that leave it off, and its name."""
 

@@ -23,6 +23,8 @@ MAX_BACKOFF_S = 30.0
 HEALTHY_AFTER_S = 60.0
 """A worker that lived so long is respawned without delay."""
 QUIT_TIMEOUT_S = 5.0
+HELLO_TIMEOUT_S = 120.0
+"""For a new worker to import the model and to attach."""
 SILENCE_S = 30.0
 """A worker says every second that it lives; after such a silence it is killed."""
 MAX_ERROR_CHARACTERS = 200_000
@@ -298,6 +300,8 @@ class Supervisor:
             output_dir=settings.output_dir,
             on_exit=lambda process: self._exited(handle, process),
         )
+        reason = f"{handle.name} did not say hello within {HELLO_TIMEOUT_S:g} s"
+        handle.silence = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._condemn, handle, reason)
         log.info("worker_started", worker=handle.name, pid=handle.process.pid)
 
     def _exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:

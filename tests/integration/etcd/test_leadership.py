@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,7 +43,13 @@ class Candidate:
         self.cluster = ClusterWatch(client)
         record = LeaderRecord(node=name, incarnation="1")
         self.leadership = Leadership(
-            client, self.cluster, record=record, ttl_s=1, decide=decide, write_manifest=write_manifest
+            client,
+            self.cluster,
+            record=record,
+            ttl_s=1,
+            decide=decide,
+            write_manifest=write_manifest,
+            manifest_timeout_s=2.0,
         )
         self.watching = asyncio.create_task(self.cluster.run())
         self.standing = asyncio.create_task(self.leadership.run())
@@ -252,3 +259,27 @@ async def test_a_write_under_an_old_leader_revision_conflicts(etcd: Etcd, client
     with pytest.raises(ConflictError, match=Keys.LEADER):
         await client.transaction([Compare.unchanged(Keys.LEADER, revision)], [Put("/headway/x", b"")])
     assert await client.get("/headway/x") is None
+
+
+async def test_a_manifest_that_hangs_is_tried_again(etcd: Etcd, client: EtcdClient) -> None:
+    """The checkpoint's file system hangs: the attempt is given up at its deadline, and the next one succeeds."""
+    key = Keys.of("j", "desired")
+    attempts: list[str] = []
+    released = threading.Event()
+
+    def write_manifest(url: str, manifest: bytes) -> None:
+        attempts.append(url)
+        if len(attempts) == 1:
+            released.wait(DEADLINE_S)
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        if view.revision_of(key):
+            return Decision()
+        then = order(key, encode(DesiredRecord()))
+        return Decision(commands=(WriteManifest(job="j", url="folder", manifest=b"manifest", then=then),))
+
+    async with candidate(etcd, "one", decide=decide, write_manifest=write_manifest) as one, asyncio.timeout(DEADLINE_S):
+        while not one.cluster.view.revision_of(key):
+            await one.cluster.changed(one.cluster.version)
+        released.set()
+    assert attempts == ["folder", "folder"]

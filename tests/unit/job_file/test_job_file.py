@@ -88,7 +88,10 @@ REFUSED = {
     "name with a slash": ('[job]\nname = "a/b"', "job.name: 'a/b' is not 1 to 63"),
     "name too long": (f'[job]\nname = "{"x" * 64}"', "job.name"),
     "no source": (NAMED + '[data]\nsource = ""', "data.source: is empty"),
-    "no link timeout": (NAMED + "[fault]\nlink_timeout_s = 0", "fault.link_timeout_s: must be above 0"),
+    "link timeout": (
+        NAMED + "[fault]\nlink_timeout_s = 5",
+        "link_timeout_s: 5.0 asks for the resumption of broken links",
+    ),
     "more nodes than layers": (NAMED + "[placement]\nmin_nodes = 11", "placement.min_nodes: 11 nodes cannot share 10"),
     "most below least": (
         NAMED + "[placement]\nmin_nodes = 3\nmax_nodes = 2",
