@@ -19,10 +19,20 @@ def configure(train: TrainSpec, device: torch.device) -> None:
     torch.set_float32_matmul_precision("high" if train.allow_tf32 and device.type == "cuda" else "highest")
 
 
+# What the libraries below torch look at, beside the vector width, when they choose a kernel and its blocking.
+_CPU_FEATURES = ("avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16")
+
+
 def arithmetic_class(device: torch.device) -> str:
-    """Equal strings give equal bits: torch's version, Headway's, and the device's model or the CPU's capability."""
-    if device.type == "cuda":
-        hardware = torch.cuda.get_device_name(device)
-    else:
-        hardware = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
-    return f"torch {torch.__version__}, headway {version('headway')}, {hardware}"
+    """Equal strings give equal bits: versions of torch, numpy (initial weights) and Headway, and the hardware."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
+    versions = f"torch {torch.__version__}, numpy {version('numpy')}, headway {version('headway')}"
+    return f"{versions}, {hardware}"
+
+
+def _cpu() -> str:
+    found = torch.cpu.get_capabilities()
+    features = [name for name in _CPU_FEATURES if found.get(name)]
+    cache_kib = int(found.get("l2_cache_size", 0)) // 1024
+    name = found.get("cpu_name") or found.get("architecture", "cpu")
+    return " ".join([f"{name}, {torch.backends.cpu.get_cpu_capability()}", *features, f"L2 {cache_kib} KiB"])

@@ -65,6 +65,7 @@ def report_job(job: JobView) -> JobReport:
     if batch is not None and rate:
         left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
     told = plan or job.next
+    is_exact, exact_reason = _exactness(job)
     return JobReport(
         name=job.name,
         phase=phase.phase.value,
@@ -78,8 +79,8 @@ def report_job(job: JobView) -> JobReport:
         loss=progress.loss if progress else None,
         tokens_per_second=rate,
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
-        exact=told.is_exact if told else None,
-        exact_reason=told.exact_reason if told else "",
+        exact=is_exact,
+        exact_reason=exact_reason,
         plan_reason=told.reason if told else "",
         layers=spec.layers,
         stages=_stages(job, plan),
@@ -89,6 +90,19 @@ def report_job(job: JobView) -> JobReport:
         submitted_at=job.submission.submitted_at if job.submission else 0.0,
         since=phase.since,
     )
+
+
+def _exactness(job: JobView) -> tuple[bool | None, str]:
+    """Whether the job has the bits of the plain loop, and why: by its plan, else by its checkpoint; None: not known."""
+    told = job.plan or job.next
+    if told is not None:
+        return told.is_exact, told.exact_reason
+    classes = job.checkpoint.arithmetic_classes if job.checkpoint is not None else ()
+    if not classes:
+        return None, ""
+    if len(classes) == 1:
+        return True, f"all its workers were of one arithmetic class ({classes[0]})"
+    return False, f"it has run on several arithmetic classes: {'; '.join(classes)}"
 
 
 def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:

@@ -276,7 +276,7 @@ def node_notes(node: NodeRecord, leader: str) -> str:
 
 def _exact(report: JobReport) -> Text:
     if report.exact is None:
-        return Text("exact: told while a plan is in force", style="dim")
+        return Text("exact: known once there is a plan", style="dim")
     text = Text("exact: yes" if report.exact else "exact: no", style="green" if report.exact else "yellow")
     if report.exact_reason:
         text.append(

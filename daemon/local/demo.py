@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from headway.daemon.client.job_report import layer_range
+from headway.daemon.client.job_report import layer_range, report_job
 from headway.daemon.client.loss_curve import draw_curve
 from headway.daemon.client.watch_view import open_display
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
@@ -106,6 +106,8 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     for generation, plan in sorted(joining.plans.items()):
         stages = " | ".join(f"{stage.node}: {layer_range(stage.layers)}" for stage in plan.stages)
         _say(f"  generation {generation}, from batch {plan.boundary}: {stages}")
+    report = report_job(job)
+    _say(f"Exact: {'yes' if report.exact else 'no'}, because {report.exact_reason}.")
     _say(f"No batch was lost: {folder.metrics} has each of the {len(losses)} batches once, in order.")
     from headway.daemon.results.sample import sample
 
