@@ -63,6 +63,7 @@ def run(
     from headway.daemon.local.run import run_job
 
     async def main(force: "asyncio.Event") -> int:
+        _say_starting(nodes)
         await run_job(
             job,
             num_nodes=nodes,
@@ -97,6 +98,7 @@ def up(
     from headway.daemon.local.interrupts import run_interruptible
 
     async def main(force: "asyncio.Event") -> int:
+        _say_starting(nodes)
         cluster = LocalCluster(state_dir, num_nodes=nodes, etcd_binary=etcd_binary, etcd_port=etcd_port, force=force)
         async with cluster:
             count = f"{nodes} nodes are" if nodes > 1 else "1 node is"
@@ -123,6 +125,11 @@ def reference(
     from headway.daemon.reference_run import run_reference
 
     run_reference(job, out, device=device, progress=sys.stderr if sys.stderr.isatty() else None)
+
+
+def _say_starting(nodes: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"starting etcd and {nodes} node{'s' * (nodes != 1)}\n")
 
 
 def _say_stopping() -> None:
