@@ -14,7 +14,7 @@ from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_
 
 BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
 BATCHES_FOR_TWO_CHANGES = 400  # changes of a running job lie seconds apart
-BATCHES_WHILE_A_NODE_STARTS = 500
+BATCHES_WHILE_A_NODE_STARTS = 800
 
 
 async def until_batch(session: ClusterSession, name: str, batch: int, *, generation: int = 0) -> JobView:
@@ -36,12 +36,12 @@ async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, or
     """Two nodes train, a third joins, the stages are cut anew between two batches: the reference's bits."""
     spec = small_job("join", batches=BATCHES_WHILE_A_NODE_STARTS)
     async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster, ClusterSession(cluster.address) as session:
-        joining = asyncio.create_task(cluster.add_node())  # takes seconds, while the job starts at once
         await submit(session, spec)
-        first = await until_batch(session, "join", 1)
-        assert first.plan is not None
-        assert len(first.plan.stages) == 2
-        await joining
+        first = await wait_for_phase(session, "join", frozenset({Phase.PREPARING, Phase.RUNNING}), timeout_s=TIMEOUT_S)
+        planned = first.plan or first.next
+        assert planned is not None
+        assert len(planned.stages) == 2
+        await cluster.add_node()
         result = await finished(session, "join", tmp_path / "out")
     assert_same_bits(result, oracle(spec))
     assert len(set(result.generations)) >= 2, "the join came too late to change anything"

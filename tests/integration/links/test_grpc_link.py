@@ -1,5 +1,6 @@
 """What the gRPC link adds to the contract: hellos, deadlines, hostile peers, dead processes, bounded memory."""
 
+import os
 import queue
 import subprocess
 import sys
@@ -259,7 +260,10 @@ def test_a_killed_peer_is_lost_at_once(tmp_path: Path) -> None:
     )
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(
-        [sys.executable, "-c", PEER, str(certificates)], stdout=subprocess.PIPE, text=True, cwd=root
+        [sys.executable, "-c", PEER, str(certificates)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(root))))},
     ) as process:
         assert process.stdout is not None
         try:
