@@ -119,21 +119,24 @@ class Pipeline:
         await self._client.close()
 
 
-def overhead_job(batches: int) -> JobSpec:
-    """Large enough that a microbatch is some milliseconds of work on one thread."""
+SMALL = ModelSpec(
+    hidden_size=128, intermediate_size=344, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
+)
+
+
+def overhead_job(model: ModelSpec, batches: int) -> JobSpec:
+    """Eight microbatches of 256 tokens."""
     spec = JobSpec(
         job=JobSection(name="overhead", seed=1),
-        model=ModelSpec(
-            hidden_size=128, intermediate_size=344, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
-        ),
+        model=model,
         train=TrainSpec(batches=batches, microbatches=8, microbatch_size=2, sequence_length=128),
     )
     return resolve_job(spec, job_file=Path("overhead.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
 
 
-async def measure(num_pairs: int, batches: int) -> tuple[dict[str, Figure], dict[str, object]]:
+async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[dict[str, Figure], dict[str, object]]:
     """All sides in turns; one pass gives one sample of each figure."""
-    job = overhead_job(batches)
+    job = overhead_job(model, batches)
     loops = (Loop(job), Loop(job))
     ratios, speedups, raw, machine = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
@@ -180,15 +183,22 @@ async def measure(num_pairs: int, batches: int) -> tuple[dict[str, Figure], dict
         "two_stages_over_one": round(statistics.median(raw), 4),
         "two_loops_over_one": round(statistics.median(machine), 4),
         "tokens_per_batch": job.train.tokens_per_batch,
+        "hidden_size": model.hidden_size,
     }
     return figures, beside
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a minute, for a first look")
-    quick = parser.parse_args().quick
-    figures, beside = asyncio.run(measure(2 if quick else 11, 8 if quick else 24))
+    parser.add_argument("--quick", action="store_true", help="a minute on a small model, for a first look")
+    parser.add_argument(
+        "--small", action="store_true", help="all pairs on a model of 1.6 million parameters instead of 6 million"
+    )
+    options = parser.parse_args()
+    quick = options.quick
+    is_small = quick or options.small
+    model = SMALL if is_small else ModelSpec()
+    figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=8 if is_small else 7))
     return report(
         "Overhead of daemon, worker and links",
         figures,

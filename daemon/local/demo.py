@@ -35,7 +35,7 @@ num_key_value_heads = 4
 vocab_size = 256
 
 [train]
-batches = 160
+batches = 260
 microbatches = 8
 microbatch_size = 4
 sequence_length = 128

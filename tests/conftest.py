@@ -1,0 +1,23 @@
+"""For every test: at the end of a run, the seconds that each suite took."""
+
+from collections import defaultdict
+from pathlib import PurePosixPath
+
+import pytest
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+_counts: defaultdict[str, int] = defaultdict(int)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A suite is a folder below tests/unit, tests/integration and so on."""
+    suite = "/".join(PurePosixPath(report.nodeid.split("::")[0]).parts[:3])
+    _seconds[suite] += report.duration
+    _counts[suite] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The suites, slowest first."""
+    terminalreporter.section("seconds per suite")
+    for suite in sorted(_seconds, key=lambda name: -_seconds[name]):
+        terminalreporter.write_line(f"{_seconds[suite]:7.1f} s  {_counts[suite]:5d} tests  {suite}")
