@@ -198,7 +198,8 @@ def main() -> int:
     quick = options.quick
     is_small = quick or options.small
     model = SMALL if is_small else ModelSpec()
-    figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=8 if quick else 24 if is_small else 7))
+    batches = 8 if quick else 24 if is_small else 7
+    figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=batches))
     return report(
         "Overhead of daemon, worker and links",
         figures,
