@@ -179,7 +179,7 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
     for loop in loops:
         loop.close()
     figures = {"one_stage_ratio": Figure.of(ratios), "two_stage_speedup": Figure.of(speedups)}
-    beside = {
+    beside: dict[str, object] = {
         "two_stages_over_one": round(statistics.median(raw), 4),
         "two_loops_over_one": round(statistics.median(machine), 4),
         "tokens_per_batch": job.train.tokens_per_batch,

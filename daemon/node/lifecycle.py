@@ -5,6 +5,7 @@ forces: the workers are killed, and the signal is raised again, so that the exit
 """
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
@@ -89,7 +90,7 @@ class Daemon:
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
         store.open()
         stack.callback(store.close)
-        self._runtime_dir = _make_runtime_dir()
+        self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         # 2. The port.
         server, port = bind_node_service(identity, *listen_address(config))
@@ -211,13 +212,22 @@ class Daemon:
             self._stop.set()
 
 
-def _make_runtime_dir() -> Path:
-    """A private folder for the workers' socket: systemd's for this unit, or a temporary one."""
-    directory = Path(tempfile.mkdtemp(prefix="headway-", dir=os.environ.get("RUNTIME_DIRECTORY")))
-    if len(str(directory)) <= MAX_RUNTIME_DIR_BYTES:
-        return directory
-    directory.rmdir()
-    return Path(tempfile.mkdtemp(prefix="headway-", dir="/tmp"))
+def _make_runtime_dir(state_dir: Path) -> Path:
+    """A private folder for the workers' socket: below systemd's for this unit, or a temporary one.
+
+    Its name comes from the state folder, which this daemon has locked: one that was killed leaves its folder behind,
+    and the next one clears it away. A folder of that name that is somebody else's is left alone.
+    """
+    name = f"headway-{os.getuid()}-{hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:12]}"
+    parent = Path(os.environ.get("RUNTIME_DIRECTORY") or tempfile.gettempdir())
+    if len(str(parent / name)) > MAX_RUNTIME_DIR_BYTES:
+        parent = Path("/tmp")
+    shutil.rmtree(parent / name, ignore_errors=True)
+    try:
+        (parent / name).mkdir(mode=0o700)
+    except FileExistsError:
+        return Path(tempfile.mkdtemp(prefix="headway-", dir=parent))
+    return parent / name
 
 
 async def _start_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
