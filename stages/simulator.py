@@ -128,6 +128,7 @@ class _Pipeline:
         self.now = 0.0
         self.running: list[Op | None] = [None] * len(schedules)
         self.line_free: dict[tuple[int, int], float] = {}
+        self.last_arrival: dict[tuple[int, int], float] = {}
         self.pending_stop: StopRequest | None = None
         self.squares = [[-1, -1] for _ in schedules]  # per stage: last batch of its own, and of the stages downstream
         self.events: list[tuple[float, int, Callable[[], int | None]]] = []
@@ -150,8 +151,12 @@ class _Pipeline:
 
     def _after(self, delay: float, happen: Callable[[], int | None]) -> None:
         """Schedule an event; it returns the stage that may have become runnable."""
+        self._at(self.now + delay, happen)
+
+    def _at(self, moment: float, happen: Callable[[], int | None]) -> None:
+        """Events of the same moment happen in the order in which they were scheduled."""
         self.num_events += 1
-        heappush(self.events, (self.now + delay, self.num_events, happen))
+        heappush(self.events, (moment, self.num_events, happen))
 
     def _start_next(self, stage: int) -> None:
         if self.running[stage] is not None:
@@ -203,7 +208,10 @@ class _Pipeline:
         return stage
 
     def _send(self, source: int, target: int, arrive: Callable[[], None], *, is_heavy: bool = True) -> None:
-        """Put a frame on the line: it waits for those before it, then takes its bytes' time and the latency."""
+        """Put a frame on the line: it waits for those before it, then takes its bytes' time and the latency.
+
+        A link keeps its order, whatever the jitter: a frame never arrives before the one that was sent before it.
+        """
         link = self.links[min(source, target)]
         begins = max(self.now, self.line_free.get((source, target), 0.0))
         ends = begins + (link.frame_bytes / link.bandwidth if is_heavy else 0.0)
@@ -213,7 +221,9 @@ class _Pipeline:
             arrive()
             return target
 
-        self._after((ends - self.now) + link.latency * self.stretch(), happen)
+        arrives = max(ends + link.latency * self.stretch(), self.last_arrival.get((source, target), 0.0))
+        self.last_arrival[source, target] = arrives
+        self._at(arrives, happen)
 
     def _pass_squares(self, stage: int, batch: int) -> None:
         """Squares go upstream when a stage has its own and those of all stages downstream."""

@@ -4,6 +4,12 @@ from collections import defaultdict
 from pathlib import PurePosixPath
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run; to look for others: pytest --hypothesis-profile=explore.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile("repeatable")
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _counts: defaultdict[str, int] = defaultdict(int)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from headway.stages.schedule import Backward, Forward, Op, Update
-from headway.stages.simulator import Simulation, StageTimes, TimedOp, format_grid
-from headway.stages.spec import weight_version
+from headway.stages.schedule import Backward, Forward, Op, StageSchedule, Update
+from headway.stages.simulator import LinkTimes, Simulation, StageTimes, TimedOp, format_grid, simulate
+from headway.stages.spec import TrainSpec, weight_version
 from tests.unit.schedule.strategies import Case, cases, stage_schedules
 
 
@@ -87,3 +87,16 @@ def test_the_checker_marks_the_cell_that_breaks_a_promise() -> None:
     broken, cell = violation(case, replace(simulation, timeline=(*rest, update, backward)))
     assert (broken, cell) == ("update before the last backward", update)
     assert ">U0<" in format_grid(simulation.timeline, bad=cell)
+
+
+def test_jitter_does_not_reorder_a_link() -> None:
+    """Two tiny batches with clip over a jittery link, where the second's squares would have overtaken the first's."""
+    train = TrainSpec(schedule="2bw", batches=2, microbatches=1, clip_norm=1.0)
+    schedules = [StageSchedule.of(train, stage_index=s, num_stages=2, depth=2 - s) for s in (0, 1)]
+    links = (LinkTimes(latency=1.0),)
+    for seed in range(20):
+        simulation = simulate(
+            schedules, [StageTimes(forward=0.0, backward=0.0)] * 2, links=links, jitter=0.3, seed=seed
+        )
+        assert not simulation.is_stuck
+        assert simulation.boundaries == (2, 2)
