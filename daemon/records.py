@@ -48,6 +48,8 @@ class NodeRecord:
     """torch version, Headway version, device model or CPU capability: equal classes give equal bits."""
     protocol: int = PROTOCOL_VERSION
     is_draining: bool = False
+    down_devices: tuple[int, ...] = ()
+    """Devices whose worker process is not there: it died, and the next one still starts. Plans leave them out."""
     generations: dict[str, int] = field(default_factory=dict)
     """Highest generation this node has seen, per job."""
     started_at: float = 0.0
@@ -66,6 +68,8 @@ class SpecRecord:
     """`jobs/<job>/spec`, immutable. First in, first out goes by the key's create revision."""
 
     spec: JobSpec
+    uid: str = ""
+    """A random id of this submission: a job of the same name after it shares no folder with it."""
     submitted_at: float = 0.0
     submitted_by: str = ""
 
@@ -95,6 +99,7 @@ class Phase(StrEnum):
     RUNNING = "running"
     CHANGING = "changing"
     STOPPING = "stopping"
+    RECOVERING = "recovering"
     PAUSED = "paused"
     FINISHED = "finished"
     FAILED = "failed"
@@ -102,6 +107,47 @@ class Phase(StrEnum):
 
 
 TERMINAL_PHASES = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A timeline and those it grew out of: which boundaries are a run's own past.
+
+    A rollback begins a new timeline, so that state from before it and from after it is never mixed.
+    """
+
+    timeline: int
+    ancestry: tuple[tuple[int, int], ...] = ()
+    """(timeline, boundary up to which it counts), oldest first, without the present one."""
+
+    def has(self, timeline: int, boundary: int) -> bool:
+        """Whether a boundary of a timeline is this run's own past."""
+        return timeline == self.timeline or any(
+            timeline == ancestor and boundary <= last for ancestor, last in self.ancestry
+        )
+
+    def rolled_back(self, to: tuple[int, int], *, timeline: int) -> "Lineage":
+        """The lineage of a new timeline that begins at a (timeline, boundary) of this one's past."""
+        origin, boundary = to
+        assert self.has(origin, boundary), f"boundary {boundary} of timeline {origin} is not in the past of {self}"
+        older = [entry for entry in self.ancestry if entry[0] < origin]
+        return Lineage(timeline=timeline, ancestry=(*older, (origin, boundary)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCount:
+    """How often a job has failed without getting further, for its failure budget."""
+
+    boundary: int = -1
+    """The newest restorable boundary at the last failure; a newer one starts the count anew."""
+    num_deaths: int = 0
+    """Workers that died by themselves since that boundary was new."""
+    batch: int = -1
+    """The batch of the last failure."""
+    num_same_batch: int = 0
+    """Failures in a row at that batch."""
+    faults: tuple[tuple[str, str], ...] = ()
+    """(fault, node) of the errors that workers told of since that boundary was new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +164,10 @@ class PhaseRecord:
     request: int = 0
     """The `desired` request that this phase has answered."""
     num_events: int = 0
-    rolls_back: bool = False
-    """A plan ran beyond the newest checkpoint and was lost: the next start begins a new timeline."""
+    lineage: Lineage | None = None
+    """Of a plan that ran beyond the newest checkpoint and was dissolved: nodes keep its newest boundaries, and the next
+    start rolls back to the best of them on a new timeline. None: the checkpoint has everything."""
+    failures: FailureCount = field(default_factory=FailureCount)
     since: float = 0.0
 
 
@@ -146,6 +194,10 @@ class PlanRecord:
     """The first batch of this plan; meaningless in `next` until it comes into force."""
     source: str = "initial"
     """Where boundary state comes from: `initial`, `nodes` (holders and live buffers) or `checkpoint`."""
+    source_timeline: int = 0
+    """The timeline whose files of the boundary are loaded: the present one, or after a rollback an older one."""
+    furthest: int = 0
+    """Batches below were begun before this plan: computing them again is replay."""
     stages: tuple[StagePlan, ...] = ()
     predicted_batch_seconds: float = 0.0
     reason: str = ""
@@ -153,6 +205,11 @@ class PlanRecord:
     exact_reason: str = ""
     arithmetic_classes: tuple[str, ...] = ()
     """Every class that this job's workers have had since boundary 0, this plan's included."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """Its timeline with its ancestry."""
+        return Lineage(timeline=self.timeline, ancestry=self.ancestry)
 
     def holder(self, layer: str) -> StagePlan:
         """The stage that computes a layer. Raises KeyError for a layer no stage has."""
@@ -199,17 +256,36 @@ class WorkerRecord:
     state: WorkerState
     boundary: int | None = None
     error: str = ""
+    batch: int = -1
+    """Where it failed, as far as its daemon knows; -1: not known."""
+    fault: str = ""
+    """One line that two workers with the same error share; empty when it was killed or lost a neighbour."""
+    is_hopeless: bool = False
+    """Trying again would end in the same error: a loss that is not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFile:
+    """One layer's file, as a node holds it."""
+
+    size_bytes: int
+    sha256: str
+    is_durable: bool = False
+    """Also copied to the checkpoint folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRecord:
-    """`jobs/<job>/state/<timeline>/<boundary>/<layer>/<node>`, leased by its node: it holds this layer's file."""
+    """`jobs/<job>/state/<timeline>/<boundary>/<node>`, leased by its node: what it holds of a boundary."""
 
-    size_bytes: int
-    sha256: str
+    incarnation: str
+    """Of the node: files die with it, and its record may outlive it by a lease."""
     generation: int
-    is_durable: bool = False
-    """Also copied to the checkpoint folder."""
+    """Of the plan under which it was written."""
+    files: dict[str, StateFile] = field(default_factory=dict)
+    """By layer; `journal` is one of them."""
+    trouble: str = ""
+    """Why a file could not be copied to the checkpoint folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +309,23 @@ class CheckpointRecord:
     """As in PlanRecord."""
     arithmetic_classes: tuple[str, ...] = ()
     """As in PlanRecord."""
+    origin_job: str = ""
+    """The job that wrote it, if it was another one: the parent."""
+    earlier: tuple[str, ...] = ()
+    """Folders of older checkpoints that are kept, newest first."""
+    dropped: tuple[str, ...] = ()
+    """Folders of checkpoints that are to be deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailureRecord:
+    """`failures/<node>/<number>`, under a lease of QUARANTINE_S: a node failed. Enough of them, and it is left out.
+
+    etcd counts the time, so that no node's clock matters.
+    """
+
+    at: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +368,7 @@ class Keys:
 
     NODES = PREFIX + "nodes/"
     JOBS = PREFIX + "jobs/"
+    FAILURES = PREFIX + "failures/"
     LEADER = PREFIX + "leader"
     PLACEMENT = PREFIX + "placement"
 
@@ -297,8 +391,12 @@ class Keys:
         return f"{Keys.JOBS}{job}/workers/{generation:08d}/{stage:04d}"
 
     @staticmethod
-    def state(job: str, timeline: int, boundary: int, layer: str, node: str) -> str:
-        return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{layer}/{node}"
+    def state(job: str, timeline: int, boundary: int, node: str) -> str:
+        return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{node}"
+
+    @staticmethod
+    def failure(node: str, number: int) -> str:
+        return f"{Keys.FAILURES}{node}/{number:06d}"
 
     @staticmethod
     def event(job: str, number: int) -> str:

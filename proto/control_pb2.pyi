@@ -6,6 +6,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AccompanyRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class AccompanyReply(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("node", "etcd_reachable", "etcd_away_s", "jobs", "waits_for")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ETCD_REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    ETCD_AWAY_S_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    etcd_reachable: bool
+    etcd_away_s: float
+    jobs: bytes
+    waits_for: str
+    def __init__(self, node: _Optional[str] = ..., etcd_reachable: _Optional[bool] = ..., etcd_away_s: _Optional[float] = ..., jobs: _Optional[bytes] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -107,7 +139,7 @@ class JournalEntry(_message.Message):
     def __init__(self, batch: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., generation: _Optional[int] = ..., microbatch_losses: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("hello", "prepared", "started", "stop_chosen", "at_boundary", "wrote", "released", "progress", "heartbeat", "refused")
+    __slots__ = ("hello", "prepared", "started", "stop_chosen", "at_boundary", "wrote", "released", "progress", "heartbeat", "refused", "snapshot_missed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +150,7 @@ class Report(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_MISSED_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     prepared: Prepared
     started: Started
@@ -128,7 +161,8 @@ class Report(_message.Message):
     progress: Progress
     heartbeat: Heartbeat
     refused: Refused
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., stop_chosen: _Optional[_Union[StopChosen, _Mapping]] = ..., at_boundary: _Optional[_Union[AtBoundary, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    snapshot_missed: SnapshotMissed
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., stop_chosen: _Optional[_Union[StopChosen, _Mapping]] = ..., at_boundary: _Optional[_Union[AtBoundary, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., snapshot_missed: _Optional[_Union[SnapshotMissed, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("protocol", "incarnation", "pid", "link_port", "device_index")
@@ -193,16 +227,34 @@ class WrittenFile(_message.Message):
     def __init__(self, layer: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Wrote(_message.Message):
-    __slots__ = ("job", "generation", "boundary", "files")
+    __slots__ = ("job", "generation", "boundary", "files", "timeline", "is_snapshot")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     boundary: int
     files: _containers.RepeatedCompositeFieldContainer[WrittenFile]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WrittenFile, _Mapping]]] = ...) -> None: ...
+    timeline: int
+    is_snapshot: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WrittenFile, _Mapping]]] = ..., timeline: _Optional[int] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
+
+class SnapshotMissed(_message.Message):
+    __slots__ = ("job", "generation", "boundary", "reason", "factor")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    boundary: int
+    reason: str
+    factor: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., reason: _Optional[str] = ..., factor: _Optional[int] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("job",)
@@ -221,33 +273,56 @@ class Progress(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for")
+    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed")
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     RUNNABLE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESUMED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     operations: int
     runnable: bool
     batch: int
     waiting_for: str
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    typical_s: float
+    seconds: _containers.ScalarMap[str, float]
+    num_replayed: int
+    num_resumed: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("job", "generation", "reason")
+    __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    HOPELESS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_PATH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     reason: str
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    fault: str
+    hopeless: bool
+    damaged_path: str
+    batch: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., fault: _Optional[str] = ..., hopeless: _Optional[bool] = ..., damaged_path: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit")
+    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CHOOSE_STOP_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +330,7 @@ class Order(_message.Message):
     WRITE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     QUIT_FIELD_NUMBER: _ClassVar[int]
+    SPACE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     prepare: Prepare
     start: Start
     choose_stop: ChooseStop
@@ -262,7 +338,8 @@ class Order(_message.Message):
     write: Write
     release: Release
     quit: Quit
-    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ...) -> None: ...
+    space_snapshots: SpaceSnapshots
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., space_snapshots: _Optional[_Union[SpaceSnapshots, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("job", "job_name", "generation", "stage", "data_path", "log_path")
@@ -315,7 +392,7 @@ class Peer(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream")
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "source_timeline", "snapshot_dir", "snapshot_live", "furthest")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +401,10 @@ class Start(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_DIR_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_LIVE_FIELD_NUMBER: _ClassVar[int]
+    FURTHEST_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     generation: int
     timeline: int
@@ -332,7 +413,11 @@ class Start(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[LayerSource]
     upstream: Peer
     downstream: Peer
-    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Union[Peer, _Mapping]] = ..., downstream: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+    source_timeline: int
+    snapshot_dir: str
+    snapshot_live: bool
+    furthest: int
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Union[Peer, _Mapping]] = ..., downstream: _Optional[_Union[Peer, _Mapping]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ...) -> None: ...
 
 class ChooseStop(_message.Message):
     __slots__ = ("job_name", "generation")
@@ -367,6 +452,16 @@ class Write(_message.Message):
     layers: _containers.RepeatedScalarFieldContainer[str]
     directory: str
     def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class SpaceSnapshots(_message.Message):
+    __slots__ = ("job_name", "generation", "factor")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    generation: int
+    factor: int
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., factor: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("job_name",)

@@ -61,6 +61,16 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.JournalRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.JournalEntry.FromString,
                 _registered_method=True)
+        self.Accompany = channel.unary_stream(
+                '/headway.control.Node/Accompany',
+                request_serializer=headway_dot_proto_dot_control__pb2.AccompanyRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.AccompanyReply.FromString,
+                _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/headway.control.Node/Status',
+                request_serializer=headway_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.StatusReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -103,6 +113,20 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Accompany(self, request, context):
+        """Stays open as long as the daemon lives: its end tells the caller that the process is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Status(self, request, context):
+        """What this daemon knows, also while etcd is away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +154,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Journal,
                     request_deserializer=headway_dot_proto_dot_control__pb2.JournalRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.JournalEntry.SerializeToString,
+            ),
+            'Accompany': grpc.unary_stream_rpc_method_handler(
+                    servicer.Accompany,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.AccompanyRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.AccompanyReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.StatusRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +303,60 @@ class Node:
             '/headway.control.Node/Journal',
             headway_dot_proto_dot_control__pb2.JournalRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.JournalEntry.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accompany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.control.Node/Accompany',
+            headway_dot_proto_dot_control__pb2.AccompanyRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.AccompanyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.control.Node/Status',
+            headway_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,12 +17,14 @@ from headway.daemon.records import (
     EventRecord,
     Keys,
     LeaderRecord,
+    NodeFailureRecord,
     NodeRecord,
     PhaseRecord,
     PlacementRecord,
     PlanRecord,
     ProgressRecord,
     SpecRecord,
+    StateFile,
     StateRecord,
     StopRecord,
     WorkerRecord,
@@ -32,8 +34,8 @@ from headway.daemon.records import (
 WorkerKey = tuple[int, int]
 """(generation, stage)"""
 
-StateKey = tuple[int, int, str]
-"""(timeline, boundary, layer)"""
+Place = tuple[int, int]
+"""(timeline, boundary)"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class JobView:
     checkpoint: CheckpointRecord | None = None
     progress: ProgressRecord | None = None
     workers: dict[WorkerKey, WorkerRecord] = field(default_factory=dict)
-    state: dict[StateKey, dict[str, StateRecord]] = field(default_factory=dict)
-    """Who holds a layer at a boundary of a timeline: node to record."""
+    state: dict[Place, dict[str, StateRecord]] = field(default_factory=dict)
+    """Who holds what of a boundary of a timeline: node to record."""
     events: dict[int, EventRecord] = field(default_factory=dict)
     entered_at: float = 0.0
     """When the job was seen to enter its present phase."""
@@ -77,9 +79,10 @@ class JobView:
                 found[stage_index] = worker
         return found
 
-    def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateRecord]:
-        """Node to record of a layer's file (`journal` is one) at a boundary; empty if nobody has it."""
-        return self.state.get((timeline, boundary, layer), {})
+    def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateFile]:
+        """Node to file of a layer (`journal` is one) at a boundary; empty if nobody has it."""
+        records = self.state.get((timeline, boundary), {})
+        return {node: record.files[layer] for node, record in records.items() if layer in record.files}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +91,8 @@ class ClusterView:
 
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     leader: LeaderRecord | None = None
+    failures: dict[str, dict[int, NodeFailureRecord]] = field(default_factory=dict)
+    """Of the last minutes, by node and number."""
     jobs: dict[str, JobView] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
     """Revision of the last change of every key that exists; a key that is absent has none."""
@@ -153,6 +158,8 @@ class ClusterView:
                 decode(value, PlacementRecord)  # its revision is all that counts
         elif key.startswith(Keys.NODES):
             self._fold_node(key.removeprefix(Keys.NODES), value, now=now)
+        elif key.startswith(Keys.FAILURES):
+            self._fold_failure(key.removeprefix(Keys.FAILURES), value, now=now)
         elif key.startswith(Keys.JOBS):
             name, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
             if not name or not leaf:
@@ -171,6 +178,16 @@ class ClusterView:
             self.absent_since[name] = now
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
+
+    def _fold_failure(self, rest: str, value: bytes | None, *, now: float) -> None:
+        node, number = rest.split("/")
+        if value is not None:
+            self.failures.setdefault(node, {})[int(number)] = decode(value, NodeFailureRecord)
+        elif node in self.failures:
+            self.failures[node].pop(int(number), None)
+            if not self.failures[node]:
+                del self.failures[node]
+        self.nodes_changed_at = now
 
     def _fold_job(self, name: str, leaf: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         known = name in self.jobs
@@ -204,7 +221,7 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
     """What of a node's record matters for plans: a heartbeat of another field is no change of the cluster."""
     if node is None:
         return None
-    return (node.incarnation, node.is_draining, node.devices, node.site, node.arithmetic_class, node.protocol)
+    return (node.incarnation, node.is_draining, node.down_devices, node.devices, node.site, node.arithmetic_class, node.protocol)
 
 
 def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
@@ -216,8 +233,8 @@ def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
 
 
 def _fold_state(job: JobView, rest: str, value: bytes | None) -> None:
-    timeline, boundary, layer, node = rest.split("/")
-    key = (int(timeline), int(boundary), layer)
+    timeline, boundary, node = rest.split("/")
+    key = (int(timeline), int(boundary))
     if value is not None:
         job.state.setdefault(key, {})[node] = decode(value, StateRecord)
     elif key in job.state:

@@ -1,6 +1,7 @@
 """The job: what a TOML file says, as one typed value. Reading and refusing live in job_file.py."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headway.optim.spec import OptimSpec
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
@@ -28,14 +29,20 @@ class DataSpec:
 class FaultSpec:
     """`[fault]`"""
 
-    snapshot_every: int = 0
+    snapshot_every: int = 20
     """Batches; 0 turns periodic snapshots off."""
-    copies: int = 1
-    checkpoint_every: int = 0
+    copies: int = 2
+    """Of every layer of a boundary, on different nodes; as many as there are nodes, if those are fewer."""
+    checkpoint_every: int = 100
     """Batches; 0: only at pause and at the end."""
+    checkpoints_kept: int = 2
+    """How many of the newest checkpoints stay."""
     checkpoint_dir: str = "checkpoints"
     """Any fsspec URL; a relative path is resolved in a local cluster's state folder."""
     link_timeout_s: float = 30.0
+    """How long a broken link may take to be resumed before its stage gives up."""
+    non_finite: Literal["stop", "continue"] = "stop"
+    """What to do at a loss that is not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,131 @@
+"""Which boundaries of a job there are, which of them a run could go on from, and which must be kept. Pure.
+
+A boundary's place is (timeline, boundary). It is *complete* when living nodes hold every layer and the journal, and
+*restorable* when each of these has as many holders as the job wants copies. Coordinator and agents share these rules:
+what one side counts on, the other side keeps.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from headway.daemon.coordination.cluster_view import JobView, Place
+from headway.daemon.planning.copy_places import num_copies
+from headway.daemon.records import TERMINAL_PHASES, Lineage, NodeRecord, Phase, WorkerState
+
+JOURNAL: Final = "journal"
+NUM_KEPT: Final = 2
+"""Restorable boundaries that are kept."""
+
+
+def lineage_of(job: JobView) -> Lineage | None:
+    """The job's own past: its plan's, or that of the plan that was dissolved; None: the checkpoint has everything."""
+    return job.plan.lineage if job.plan is not None else job.phase.lineage
+
+
+def parts_of(job: JobView) -> tuple[str, ...]:
+    """Every file that a boundary consists of."""
+    assert job.spec is not None
+    return (*job.spec.layers, JOURNAL)
+
+
+def holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> dict[str, set[str]]:
+    """Part to the living nodes that hold it, for all parts of a boundary."""
+    found: dict[str, set[str]] = {part: set() for part in parts_of(job)}
+    for name, record in job.state.get(place, {}).items():
+        node = nodes.get(name)
+        if node is not None and node.incarnation == record.incarnation:
+            for part in record.files:
+                if part in found:
+                    found[part].add(name)
+    return found
+
+
+def fewest_holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> int:
+    """How many nodes hold the part that fewest hold; 0: the boundary is not complete."""
+    return min(len(names) for names in holders(job, place, nodes).values())
+
+
+def own_places(job: JobView) -> tuple[Place, ...]:
+    """Every boundary of the job's own past that somebody holds something of, newest first."""
+    lineage = lineage_of(job)
+    own = [place for place in job.state if lineage is not None and lineage.has(*place)]
+    return tuple(sorted(own, key=_age, reverse=True))
+
+
+def restorable(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[Place, ...]:
+    """The boundaries that survive the loss of copies - 1 nodes, newest first."""
+    assert job.spec is not None
+    wanted = num_copies(job.spec, nodes)
+    return tuple(place for place in own_places(job) if fewest_holders(job, place, nodes) >= wanted)
+
+
+def newest_complete(job: JobView, nodes: Mapping[str, NodeRecord]) -> Place | None:
+    """The newest boundary of which living nodes hold every part, if there is one: where a rollback goes to."""
+    return next((place for place in own_places(job) if fewest_holders(job, place, nodes) >= 1), None)
+
+
+def due_checkpoint(job: JobView) -> Place | None:
+    """The boundary that is to be copied to durable storage while training goes on, if there is one.
+
+    The oldest that is newer than the newest checkpoint, so that each is finished before the next is begun; one that
+    could not be written gives way to a newer one.
+    """
+    plan, spec = job.plan, job.spec
+    if plan is None or spec is None or not spec.fault.checkpoint_every:
+        return None
+    after = job.checkpoint.boundary if job.checkpoint is not None else 0
+    due = [
+        place
+        for place in own_places(job)
+        if place[0] == plan.timeline and place[1] > after and place[1] % spec.fault.checkpoint_every == 0
+    ]
+    untroubled = [place for place in due if not any(record.trouble for record in job.state[place].values())]
+    return min(untroubled, key=_age) if untroubled else max(due, key=_age, default=None)
+
+
+def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord]) -> str | None:
+    """The node that copies a part to durable storage: the one that computes the layer, if it holds it."""
+    names = holders(job, place, nodes).get(part, set())
+    if not names:
+        return None
+    plan = job.plan
+    owner = "" if plan is None else plan.stages[-1].node if part == JOURNAL else plan.holder(part).node
+    return owner if owner in names else min(names)
+
+
+def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
+    """The boundaries of which nodes must keep what they hold.
+
+    What a plan loads from, until all its workers run; what is being written for a stop; the newest NUM_KEPT restorable
+    boundaries and everything newer; the boundary that is being copied to durable storage.
+    """
+    if job.spec is None or job.phase.phase in TERMINAL_PHASES - {Phase.FAILED}:
+        return frozenset()
+    own = own_places(job)
+    safe = restorable(job, nodes)
+    oldest = _age(safe[NUM_KEPT - 1]) if len(safe) >= NUM_KEPT else (-1, -1)
+    keep = {place for place in own if _age(place) >= oldest}
+    keep |= set(pinned(job))
+    if (due := due_checkpoint(job)) is not None:
+        keep.add(due)
+    return frozenset(keep)
+
+
+def pinned(job: JobView) -> Iterable[Place]:
+    """What plans load from, while a worker may still have to; and the boundary of a stop."""
+    for plan in (job.plan, job.next):
+        if plan is not None and plan.source == "nodes" and not _all_run(job, plan.generation, len(plan.stages)):
+            yield plan.source_timeline, plan.boundary
+    if job.plan is not None and job.stop is not None and job.stop.boundary is not None:
+        yield job.plan.timeline, job.stop.boundary
+
+
+def _all_run(job: JobView, generation: int, num_stages: int) -> bool:
+    running = (WorkerState.RUNNING, WorkerState.STOPPED)
+    records = [job.workers.get((generation, stage)) for stage in range(num_stages)]
+    return all(record is not None and record.state in running for record in records)
+
+
+def _age(place: Place) -> tuple[int, int]:
+    """Sorts by boundary, then by timeline."""
+    return place[1], place[0]
