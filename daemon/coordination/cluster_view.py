@@ -221,7 +221,15 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
     """What of a node's record matters for plans: a heartbeat of another field is no change of the cluster."""
     if node is None:
         return None
-    return (node.incarnation, node.is_draining, node.down_devices, node.devices, node.site, node.arithmetic_class, node.protocol)
+    return (
+        node.incarnation,
+        node.is_draining,
+        node.down_devices,
+        node.devices,
+        node.site,
+        node.arithmetic_class,
+        node.protocol,
+    )
 
 
 def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
