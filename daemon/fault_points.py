@@ -42,24 +42,35 @@ class Fault:
 
 
 class FaultPoints:
-    """The faults that are armed in this process."""
+    """The faults that are armed in this process. The file may change at any time; replace it, do not write into it."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises OSError or ValueError when the file cannot be read."""
         self._path = path
-        lines = path.read_text().splitlines() if path is not None else []
-        self._armed = [Fault(**json.loads(line)) for line in lines if line.strip()]
+        self._read_at = 0
+        self._armed: list[Fault] = []
 
     @property
     def is_armed(self) -> bool:
         """Whether any fault could strike: a hot path asks this first."""
-        return bool(self._armed)
+        return self._path is not None
 
     def at(self, place: str, **facts: object) -> None:
-        """Strike if a fault is armed for this place and these facts."""
+        """Strike if a fault is armed for this place and these facts. Raises ValueError for a file that is no such."""
+        self._refresh()
         for fault in self._armed:
             if fault.at == place and all(facts.get(name) == value for name, value in fault.when.items()):
                 self._strike(fault, facts)
+
+    def _refresh(self) -> None:
+        assert self._path is not None, "nothing is armed"
+        try:
+            changed_at = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            self._armed, self._read_at = [], 0
+            return
+        if changed_at != self._read_at:
+            lines = self._path.read_text().splitlines()
+            self._armed, self._read_at = [Fault(**json.loads(line)) for line in lines if line.strip()], changed_at
 
     def _strike(self, fault: Fault, facts: dict[str, object]) -> None:
         if not self._claim(fault, facts):
@@ -103,7 +114,7 @@ _points = FaultPoints()
 
 
 def arm() -> None:
-    """Read the file that the environment names, if it names one. Raises OSError or ValueError."""
+    """Look out for the file that the environment names, if it names one."""
     global _points
     path = os.environ.get(ENVIRONMENT)
     _points = FaultPoints(Path(path)) if path else FaultPoints()

@@ -1,0 +1,58 @@
+"""Fault points strike where and as often as the file says, and never when no file is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.daemon import fault_points
+from headway.daemon.fault_points import FaultPoints, InjectedFaultError
+
+
+def write(path: Path, *faults: dict[str, object]) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text("".join(json.dumps(fault) + "\n" for fault in faults))
+    draft.replace(path)
+
+
+def test_it_strikes_at_its_place_with_its_facts_once(tmp_path: Path) -> None:
+    path = tmp_path / "faults"
+    write(path, {"id": "a", "at": "operation", "when": {"batch": 7}, "do": "raise"})
+    points = FaultPoints(path)
+    points.at("operation", batch=6)
+    points.at("load", batch=7)
+    with pytest.raises(InjectedFaultError, match="injected fault a"):
+        points.at("operation", batch=7, stage=1)
+    points.at("operation", batch=7)
+    FaultPoints(path).at("operation", batch=7)  # nor in the process that comes after
+    (struck,) = (tmp_path / "faults.struck").iterdir()
+    assert json.loads(struck.read_text())["stage"] == 1
+
+
+def test_a_fault_may_strike_several_times(tmp_path: Path) -> None:
+    path = tmp_path / "faults"
+    write(path, {"id": "a", "at": "operation", "do": "out_of_memory", "times": 2})
+    points = FaultPoints(path)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            points.at("operation")
+    points.at("operation")
+
+
+def test_the_file_may_come_later_and_change(tmp_path: Path) -> None:
+    path = tmp_path / "faults"
+    points = FaultPoints(path)
+    points.at("operation")
+    write(path, {"id": "a", "at": "operation", "do": "raise"})
+    with pytest.raises(InjectedFaultError):
+        points.at("operation")
+    write(path, {"id": "b", "at": "load", "do": "raise"})
+    with pytest.raises(InjectedFaultError):
+        points.at("load")
+
+
+def test_without_a_file_nothing_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(fault_points.ENVIRONMENT, raising=False)
+    fault_points.arm()
+    assert not fault_points.is_armed()
+    fault_points.fault_point("operation", batch=7)
