@@ -4,15 +4,18 @@ The file has one JSON object a line:
 
     {"id": "a", "at": "operation", "when": {"stage": 1, "batch": 7, "op": "backward"}, "do": "kill", "times": 1}
 
-`at` names the place, `when` the facts that must all be equal there, `do` what happens: `kill` (SIGKILL), `stop`
-(SIGSTOP), `raise`, `out_of_memory`, `hang` or `exit`. A strike is noted in the folder `<file>.struck` before it
-happens, so that it is not repeated by the process that comes after, and so that a test can see that it happened.
+`at` names the place, `when` the facts that must all be equal there, `do` what happens: `kill` (SIGKILL) or `stop`
+(SIGSTOP) this process, `kill_parent` or `stop_parent` its daemon, `raise`, `out_of_memory`, `hang`, `exit`; `flip_bit`
+or `truncate` the file that the place is about; or an action that this process has registered, for `seconds`. A strike
+is noted in the folder `<file>.struck` before it happens, so that it is not repeated by the process that comes after,
+and so that a test can see that it happened.
 """
 
 import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ class Fault:
     do: str
     when: dict[str, Any] = field(default_factory=dict)
     times: int = 1
+    seconds: float = 0.0
 
 
 class FaultPoints:
@@ -48,6 +52,8 @@ class FaultPoints:
         self._path = path
         self._read_at = 0
         self._armed: list[Fault] = []
+        self.actions: dict[str, Callable[[float], None]] = {}
+        """What else may be done here, by name."""
 
     @property
     def is_armed(self) -> bool:
@@ -80,6 +86,14 @@ class FaultPoints:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "kill_parent":
+                os.kill(os.getppid(), signal.SIGKILL)
+            case "stop_parent":
+                os.kill(os.getppid(), signal.SIGSTOP)
+            case "flip_bit":
+                _flip_bit(Path(str(facts["path"])))
+            case "truncate":
+                os.truncate(str(facts["path"]), Path(str(facts["path"])).stat().st_size // 2)
             case "raise":
                 raise InjectedFaultError(fault.id)
             case "out_of_memory":
@@ -89,6 +103,8 @@ class FaultPoints:
                     time.sleep(3600)
             case "exit":
                 os._exit(1)
+            case other if other in self.actions:
+                self.actions[other](fault.seconds)
             case other:
                 raise ValueError(f"a fault cannot {other!r}")
 
@@ -110,6 +126,15 @@ class FaultPoints:
         return False
 
 
+def _flip_bit(path: Path) -> None:
+    """In the middle of a file."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+
+
 _points = FaultPoints()
 
 
@@ -117,7 +142,9 @@ def arm() -> None:
     """Look out for the file that the environment names, if it names one."""
     global _points
     path = os.environ.get(ENVIRONMENT)
+    actions = _points.actions
     _points = FaultPoints(Path(path)) if path else FaultPoints()
+    _points.actions = actions
 
 
 def is_armed() -> bool:
@@ -129,3 +156,8 @@ def fault_point(place: str, **facts: object) -> None:
     """A place where a test may let this process fail."""
     if _points.is_armed:
         _points.at(place, **facts)
+
+
+def register_action(name: str, action: Callable[[float], None]) -> None:
+    """Let a fault of this name call `action` with its seconds."""
+    _points.actions[name] = action

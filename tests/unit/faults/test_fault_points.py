@@ -56,3 +56,27 @@ def test_without_a_file_nothing_is_armed(monkeypatch: pytest.MonkeyPatch) -> Non
     fault_points.arm()
     assert not fault_points.is_armed()
     fault_points.fault_point("operation", batch=7)
+
+
+def test_a_file_is_damaged_in_one_bit_or_cut(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(100))
+    write(
+        tmp_path / "faults",
+        {"id": "a", "at": "load", "do": "flip_bit"},
+        {"id": "b", "at": "late", "do": "truncate"},
+    )
+    points = FaultPoints(tmp_path / "faults")
+    points.at("load", path=victim)
+    assert sum(byte.bit_count() for byte in victim.read_bytes()) == 1
+    points.at("late", path=victim)
+    assert victim.stat().st_size == 50
+
+
+def test_a_process_may_offer_actions_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "faults", {"id": "a", "at": "operation", "do": "cut_links", "seconds": 2.5})
+    points = FaultPoints(tmp_path / "faults")
+    done: list[float] = []
+    points.actions["cut_links"] = done.append
+    points.at("operation")
+    assert done == [2.5]
