@@ -1,0 +1,212 @@
+"""Where faults strike: a real cluster, a job, a fault at a named place, and the comparison with the undisturbed run.
+
+A row of the fault matrix arms its fault, trains, and asks of the outcome: the fault has struck; the run went back and
+on by itself; losses and final weights are the reference's, bit for bit; whoever was not hit kept its process; and the
+history holds (daemon/history/checker.py).
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headway.daemon import fault_points
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of, submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.history.checker import check
+from headway.daemon.history.read import read_history
+from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import Phase
+from tests.integration.exactness.training import Oracle, Result, assert_same_bits, finished, small_job
+
+TIMEOUT_S = 60.0
+SNAPSHOT_EVERY = 4
+LEASE_TTL_S = 2
+
+Fault = dict[str, Any]
+"""As in daemon/fault_points.py, without its id."""
+
+
+def faulty_job(name: str, *, batches: int = 24, num_nodes: int = 3, fault: FaultSpec | None = None) -> JobSpec:
+    """A job of about a second on so many nodes, with a snapshot every SNAPSHOT_EVERY batches."""
+    spec = small_job(name, batches=batches)
+    return replace(
+        spec,
+        fault=fault or FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0),
+        placement=PlacementSpec(min_nodes=1, max_nodes=num_nodes),
+    )
+
+
+def at_operation(stage: int, batch: int, *, do: str = "kill", op: str = "backward", **rest: Any) -> Fault:
+    """Right after an operation in the middle of a batch, with frames in flight."""
+    when = {"stage": stage, "batch": batch, "op": op}
+    if op != "update":
+        when["microbatch"] = 3
+    return {"at": "operation", "when": when, "do": do, **rest}
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a job under faults."""
+
+    spec: JobSpec
+    job: JobView
+    struck: list[dict[str, Any]]
+    pids_before: dict[str, int]
+    """Worker process by node, while the job ran undisturbed."""
+    pids_after: dict[str, int]
+    result: Result | None = None
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def num_rollbacks(self) -> int:
+        """How often the job went back to a boundary."""
+        return sum("goes back to" in event.text for event in self.job.events.values())
+
+    def assert_exact(self, oracle: Oracle, *, strikes: int = 1, hit: frozenset[str] = frozenset()) -> None:
+        """The promise. hit: nodes whose worker processes may be other ones now."""
+        assert len(self.struck) >= strikes, f"only {len(self.struck)} of {strikes} faults struck"
+        assert self.result is not None
+        assert_same_bits(self.result, oracle(self.spec))
+        assert not self.violations, "\n".join(self.violations)
+        changed = {node for node, pid in self.pids_before.items() if self.pids_after.get(node, pid) != pid}
+        assert changed <= hit, f"workers of {sorted(changed - hit)} were replaced, though nothing hit them"
+
+
+class Ground:
+    """A cluster with a faults file; one job at a time."""
+
+    def __init__(self, cluster: LocalCluster, session: ClusterSession, faults: Path, folder: Path) -> None:
+        self.cluster = cluster
+        self.session = session
+        self.faults = faults
+        self._folder = folder
+        self._num_faults = 0
+
+    def arm(self, *faults: Fault) -> None:
+        """These faults, and no other, from now on."""
+        lines = []
+        for fault in faults:
+            self._num_faults += 1
+            lines.append(json.dumps({"id": f"{self._num_faults:04d}", **fault}))
+        draft = self.faults.with_suffix(".draft")
+        draft.write_text("\n".join(lines))
+        draft.replace(self.faults)
+
+    def struck(self, *, after: int = 0) -> list[dict[str, Any]]:
+        """The notes of faults that have struck, of those armed after the first `after`."""
+        folder = self.faults.with_name(f"{self.faults.name}.struck")
+        notes = [json.loads(path.read_text()) for path in sorted(folder.glob("*.*"))] if folder.is_dir() else []
+        return [note for note in notes if int(note["id"]) > after]
+
+    async def train(
+        self,
+        spec: JobSpec,
+        *faults: Fault,
+        during: Callable[[], Awaitable[None]] | None = None,
+        expect: Phase = Phase.FINISHED,
+    ) -> Outcome:
+        """Submit, let the faults strike, wait for the end. during: runs beside the training once it runs."""
+        armed_before = self._num_faults
+        self.arm(*faults)
+        await submit(self.session, spec)
+        return await self.wait(spec, during=during, expect=expect, armed_before=armed_before)
+
+    async def wait(
+        self,
+        spec: JobSpec,
+        *,
+        during: Callable[[], Awaitable[None]] | None = None,
+        expect: Phase = Phase.FINISHED,
+        armed_before: int | None = None,
+    ) -> Outcome:
+        """Wait for the end of a job that was submitted, or resumed, before."""
+        name = spec.job.name
+        armed_before = self._num_faults if armed_before is None else armed_before
+        running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
+        before = _worker_pids(running)
+        task = asyncio.ensure_future(during()) if during is not None else None
+        try:
+            job = await wait_for_phase(self.session, name, frozenset({expect}), timeout_s=TIMEOUT_S)
+            assert job.phase.phase is expect, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
+            if task is not None:
+                await asyncio.wait_for(task, TIMEOUT_S)
+        finally:
+            if task is not None:
+                task.cancel()
+            self.arm()
+        result = None
+        if expect is Phase.FINISHED:
+            out = self._folder / name
+            out.mkdir()
+            result = await finished(self.session, name, out)
+        return Outcome(
+            spec=spec,
+            job=job_of(await self.session.view(), name),
+            struck=self.struck(after=armed_before),
+            pids_before=before,
+            pids_after=_worker_pids(job),
+            result=result,
+            violations=self.violations(spec),
+        )
+
+    def violations(self, spec: JobSpec) -> list[str]:
+        """What the checker finds in the history of a job."""
+        folders = [self.cluster.state_dir / "nodes" / node.name / "history" for node in self.cluster.nodes]
+        return [str(violation) for violation in check(read_history(folders, job=spec.job.name), spec)]
+
+    async def until(self, condition: Callable[[ClusterView, JobView], bool], name: str) -> JobView:
+        """Wait until something is true of a job."""
+        views = self.session.follow()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                async for view in views:
+                    if name in view.jobs and condition(view, view.jobs[name]):
+                        return view.jobs[name]
+        finally:
+            await views.aclose()
+        raise AssertionError("a cluster is followed for ever")
+
+    async def until_batch(self, name: str, batch: int) -> JobView:
+        """Wait until a batch is known to be done."""
+        return await self.until(lambda _, job: job.progress is not None and job.progress.batch >= batch, name)
+
+    async def all_nodes_up(self, count: int) -> None:
+        """Wait until so many nodes are registered with living workers."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                view = await self.session.view()
+                if sum(not node.down_devices for node in view.nodes.values()) >= count:
+                    return
+                await asyncio.sleep(0.1)
+
+
+def _worker_pids(job: JobView) -> dict[str, int]:
+    if job.plan is None:
+        records = list(job.workers.values())
+    else:
+        records = list(job.workers_of(job.plan).values())
+    return {record.node: record.pid for record in records}
+
+
+@asynccontextmanager
+async def ground(folder: Path, *, num_nodes: int, **settings: Any) -> AsyncIterator[Ground]:
+    """A cluster whose processes look out for faults; settings: of every daemon."""
+    faults = folder / "faults"
+    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S} | settings
+    async with (
+        LocalCluster(
+            folder / "state",
+            num_nodes=num_nodes,
+            node_settings=settings,
+            environment={fault_points.ENVIRONMENT: str(faults)},
+        ) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        yield Ground(cluster, session, faults, folder)
