@@ -1,0 +1,153 @@
+"""Fault matrix: a daemon, or a whole machine, dies, hangs, flaps or comes back."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.jobs.job import FaultSpec
+from tests.integration.exactness.training import Oracle
+from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation, faulty_job, ground
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
+async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None:
+    """Daemon, worker and files of a node are gone at once: the copies on other nodes serve."""
+    outcome = await field.train(faulty_job(f"daemon-{stage}"), at_operation(stage, 10, do="kill_parent"))
+    outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
+
+
+async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
+    """Whoever decides is the one that dies."""
+    leader = (await field.session.view()).leader
+    assert leader is not None
+    spec = faulty_job("leader", num_nodes=4)
+    strikes = [
+        {"at": "operation", "when": {"node": leader.node, "batch": 10, "op": "backward", "microbatch": 3, "stage": s},
+         "do": "kill_parent"}
+        for s in range(4)
+    ]  # fmt: skip
+    outcome = await field.train(spec, *strikes)
+    outcome.assert_exact(oracle, hit=frozenset({leader.node}))
+
+
+async def test_daemon_sigstop(field: Ground, oracle: Oracle) -> None:
+    """A daemon that hangs loses its lease; its worker, alive, is replaced with it, and both come back harmless."""
+    spec = faulty_job("daemon-stop", batches=120)
+
+    async def thaw() -> None:
+        job = await field.until(
+            lambda _, job: job.plan is not None and job.plan.timeline != job.plan.generation or bool(field.struck()),
+            spec.job.name,
+        )
+        assert job.plan is not None
+        generation = job.plan.generation
+        try:
+            await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
+        finally:
+            os.kill(field.cluster.node_pids[field.struck()[-1]["node"]], signal.SIGCONT)
+
+    outcome = await field.train(spec, at_operation(1, 10, do="stop_parent"), during=thaw)
+    outcome.assert_exact(oracle)
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+async def test_two_machines_at_once(field: Ground, oracle: Oracle, copies: int) -> None:
+    """With two copies the checkpoint serves, with three a buddy does."""
+    spec = faulty_job(f"two-{copies}")
+    spec = replace(
+        spec, fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=copies, checkpoint_every=8, link_timeout_s=20.0)
+    )
+    outcome = await field.train(
+        spec, at_operation(0, 14, op="forward", do="kill_parent"), at_operation(1, 14, op="forward", do="kill_parent")
+    )
+    outcome.assert_exact(oracle, strikes=2, hit=frozenset(note["node"] for note in outcome.struck))
+
+
+async def test_donor_dies_in_the_middle_of_a_transfer(field: Ground, oracle: Oracle) -> None:
+    """The node that hands over a lost node's layers is killed while it does."""
+    spec = faulty_job("donor")
+    spec = replace(spec, fault=replace(spec.fault, copies=3))
+    transfer = {"at": "transfer.chunk", "when": {"boundary": 8, "is_recovery": True}, "do": "kill"}
+    outcome = await field.train(spec, at_operation(1, 10, do="kill_parent"), transfer)
+    outcome.assert_exact(oracle, strikes=1, hit=frozenset(outcome.pids_before))
+
+
+async def test_coordinator_dies_between_a_plan_and_its_start(field: Ground, oracle: Oracle) -> None:
+    """The leader is killed right after it has written the recovery's plan."""
+    wrote = {"at": "leader.wrote", "when": {"phase": "recovering"}, "do": "kill"}
+    outcome = await field.train(faulty_job("between"), at_operation(1, 10), wrote)
+    outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
+
+
+async def test_coordinator_dies_before_it_writes_a_plan(field: Ground, oracle: Oracle) -> None:
+    """The leader is killed when it has decided and not written."""
+    before = {"at": "leader.before_write", "when": {"phase": "recovering"}, "do": "kill"}
+    outcome = await field.train(faulty_job("before"), at_operation(1, 10), before)
+    outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
+
+
+async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
+    """The same node dies three times as soon as it is back."""
+    spec = faulty_job("flap", batches=200)
+
+    async def flap() -> None:
+        job = await field.until_batch(spec.job.name, 5)
+        assert job.plan is not None
+        node = job.plan.stages[1].node
+        for _ in range(3):
+            field.cluster.kill_node(node, signal.SIGKILL)
+            await asyncio.sleep(0.3)
+            await field.all_nodes_up(4)
+
+    outcome = await field.train(spec, during=flap)
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset({node for node in outcome.pids_before}))
+
+
+async def test_all_nodes_killed_at_once(field: Ground, oracle: Oracle) -> None:
+    """Nothing is left but the checkpoint; the daemons come back, and the job goes on by itself."""
+    spec = faulty_job("all", batches=60)
+    spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8))
+
+    async def kill_all() -> None:
+        await field.until(lambda _, job: job.checkpoint is not None, spec.job.name)
+        for node in field.cluster.nodes:
+            field.cluster.kill_node(node.name, signal.SIGKILL)
+
+    outcome = await field.train(spec, during=kill_all)
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
+    assert any("checkpoint" in event.text for event in outcome.job.events.values())
+
+
+async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> None:
+    """The only other node dies and stays away: the job says what it waits for, and goes on when one comes."""
+    spec = faulty_job("wait", batches=300, num_nodes=2)
+    spec = replace(spec, placement=replace(spec.placement, min_nodes=2))
+    async with ground(tmp_path, num_nodes=2) as field:
+
+        async def lose_and_join() -> None:
+            await field.until_batch("wait", 10)
+            field.cluster.remove_node("node-2")
+            job = await field.until(lambda _, job: job.phase.phase == "recovering" and job.next is None, "wait")
+            assert "1" in job.phase.reason, job.phase.reason
+            await field.cluster.add_node()
+
+        outcome = await field.train(spec, during=lose_and_join)
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset({"node-2"}))
+
+
+async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
+    """Times in records are for people: a node whose clock is wrong trains, leads, fails and recovers like any other."""
+    folder = tmp_path / "clock"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() + 3600.0\n")
+    spec = faulty_job("clock", num_nodes=2)
+    async with ground(tmp_path, num_nodes=1) as field:
+        await field.cluster.add_node(environment={"PYTHONPATH": str(folder)})
+        outcome = await field.train(spec, at_operation(1, 10), at_operation(0, 14))
+    outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))

@@ -1,0 +1,106 @@
+"""Fault matrix: etcd stops, loses a member, compacts, or comes back from an older backup."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.exactness.training import Oracle
+from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("away_s", [4.0, pytest.param(30.0, marks=pytest.mark.slow)])
+async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: Oracle, away_s: float) -> None:
+    """Longer than every lease: nobody is taken for dead, nothing is planned anew, training never stops."""
+    spec = faulty_job(f"away-{away_s:.0f}", batches=int(200 + away_s * 60))
+
+    async def outage() -> None:
+        await field.until_batch(spec.job.name, 5)
+        await field.cluster.stop_etcd()
+        await asyncio.sleep(away_s)
+        await field.cluster.start_etcd()
+
+    outcome = await field.train(spec, during=outage)
+    outcome.assert_exact(oracle, strikes=0)
+    assert outcome.num_rollbacks == 0
+    assert outcome.result is not None
+    assert len(set(outcome.result.generations)) == 1, "somebody was planned anew"
+
+
+async def test_etcd_away_while_a_worker_dies(field: Ground, oracle: Oracle) -> None:
+    """Nothing can be decided; the others keep their state, and all goes on when etcd is back."""
+    spec = faulty_job("away-death", batches=80)
+
+    async def outage() -> None:
+        await field.until_batch(spec.job.name, 5)
+        await field.cluster.stop_etcd()
+        field.arm(*(at_operation(1, batch) for batch in range(10, 80)))
+        await asyncio.sleep(4)
+        field.arm()
+        await field.cluster.start_etcd()
+
+    outcome = await field.train(spec, during=outage)
+    outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
+
+
+async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> None:
+    """Its lease lapses with the outage."""
+    spec = faulty_job("away-daemon", batches=120)
+
+    async def outage() -> None:
+        job = await field.until_batch(spec.job.name, 5)
+        assert job.plan is not None
+        node = job.plan.stages[1].node
+        await field.cluster.stop_etcd()
+        field.cluster.kill_node(node, signal.SIGKILL)
+        await asyncio.sleep(3)
+        await field.cluster.start_etcd()
+
+    outcome = await field.train(spec, during=outage)
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
+
+
+async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle) -> None:
+    """Its revisions and its plan go backwards; the nodes know better, and the coordinator starts above all of them."""
+    spec = faulty_job("restored", batches=300, num_nodes=2)
+    async with ground(tmp_path, num_nodes=2) as field:
+
+        async def restore() -> None:
+            await field.until_batch("restored", 5)
+            await field.cluster.backup_etcd(tmp_path / "backup")
+            job = await field.until_batch("restored", 10)
+            assert job.plan is not None
+            generation = job.plan.generation
+            field.arm(*(at_operation(1, batch) for batch in range(11, 60)))
+            await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, "restored")
+            field.arm()
+            await field.cluster.stop_etcd()
+            await field.cluster.restore_etcd(tmp_path / "backup")
+
+        outcome = await field.train(spec, during=restore)
+    outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
+
+
+async def test_compaction_while_a_watcher_is_behind(field: Ground, oracle: Oracle) -> None:
+    """A daemon sleeps through many changes and a compaction: it lists again and goes on."""
+    spec = faulty_job("compaction", batches=200)
+
+    async def compact() -> None:
+        import os
+
+        job = await field.until_batch(spec.job.name, 5)
+        assert job.plan is not None
+        pid = field.cluster.node_pids[job.plan.stages[2].node]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for number in range(50):
+                await field.session.client.put("/elsewhere", str(number).encode())
+            await field.session.client.compact((await field.session.client.status()).revision)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    outcome = await field.train(spec, during=compact)
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))

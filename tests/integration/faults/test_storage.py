@@ -1,0 +1,80 @@
+"""Fault matrix: files that are full, read-only, altered or cut."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.client.job_requests import submit
+from headway.daemon.records import Phase
+from tests.integration.exactness.training import Oracle
+from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("do", ["flip_bit", "truncate"])
+async def test_stored_file_is_damaged(field: Ground, oracle: Oracle, do: str) -> None:
+    """A file of its own store is bad when a worker loads it: it is fetched from another holder."""
+    damage = {"at": "load", "when": {"stage": 1, "boundary": 8, "layer": "block.2"}, "do": do}
+    damages = [damage | {"when": {"boundary": 8, "layer": f"block.{block}"}} for block in range(1, 4)]
+    outcome = await field.train(faulty_job(f"damage-{do.replace('_', '-')}"), at_operation(1, 10), *damages)
+    outcome.assert_exact(oracle, strikes=2, hit=frozenset({outcome.struck[0]["node"]}))
+
+
+async def test_holder_serves_a_damaged_file(field: Ground, oracle: Oracle) -> None:
+    """The lost node's copy is bad on its buddy: the hash does not fit, and an older boundary or another holder serves."""
+    serve = {"at": "transfer.file", "when": {"boundary": 8}, "do": "flip_bit"}
+    outcome = await field.train(faulty_job("serve"), at_operation(1, 10, do="kill_parent"), serve)
+    outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
+
+
+async def test_state_store_full(tmp_path: Path, oracle: Oracle) -> None:
+    """No room for snapshots: training goes on without, status says so, and a death goes back to the checkpoint."""
+    spec = faulty_job("full", num_nodes=2)
+    spec = replace(spec, fault=replace(spec.fault, checkpoint_every=0))
+    async with ground(tmp_path, num_nodes=2, store_quota_bytes=100_000) as field:
+        outcome = await field.train(spec, at_operation(1, 14))
+    outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
+
+
+async def test_checkpoint_folder_cannot_be_written(tmp_path: Path, oracle: Oracle) -> None:
+    """A file lies where the folder should be: training goes on; the end is retried until it is cured."""
+    spec = faulty_job("readonly", num_nodes=2, batches=40)
+    target = tmp_path / "checkpoints"
+    target.write_text("in the way")
+    spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
+    async with ground(tmp_path, num_nodes=2) as field:
+
+        async def cure() -> None:
+            await field.until(
+                lambda _, job: any(record.trouble for records in job.state.values() for record in records.values()),
+                "readonly",
+            )
+            await field.until(lambda _, job: job.phase.phase is Phase.STOPPING, "readonly")
+            await asyncio.sleep(0.5)
+            target.unlink()
+
+        outcome = await field.train(spec, during=cure)
+    outcome.assert_exact(oracle, strikes=0)
+
+
+async def test_restart_from_nothing_but_the_checkpoint(tmp_path: Path, oracle: Oracle) -> None:
+    """Etcd, daemons and memory are gone; a new cluster goes on from the folder."""
+    from headway.daemon.client.from_checkpoint import submit_from
+
+    spec = faulty_job("phoenix", num_nodes=2, batches=400)
+    target = tmp_path / "checkpoints"
+    spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with ground(tmp_path / "one", num_nodes=2) as field:
+        await submit(field.session, spec)
+        await field.until(lambda _, job: job.checkpoint is not None and job.checkpoint.boundary >= 16, "phoenix")
+        for node in field.cluster.nodes:
+            field.cluster.remove_node(node.name)
+    async with ground(tmp_path / "two", num_nodes=2) as field:
+        await submit_from(field.session, str(target / "phoenix"))
+        outcome = await field.wait(spec)
+    outcome.assert_exact(oracle, strikes=0)
