@@ -43,6 +43,8 @@ class Fault:
     when: dict[str, Any] = field(default_factory=dict)
     times: int = 1
     seconds: float = 0.0
+    after: str = ""
+    """The id of a fault that must have struck before."""
 
 
 class FaultPoints:
@@ -64,8 +66,14 @@ class FaultPoints:
         """Strike if a fault is armed for this place and these facts. Raises ValueError for a file that is no such."""
         self._refresh()
         for fault in self._armed:
-            if fault.at == place and all(facts.get(name) == value for name, value in fault.when.items()):
+            is_here = fault.at == place and all(facts.get(name) == value for name, value in fault.when.items())
+            if is_here and (not fault.after or (self._struck_folder / f"{fault.after}.0").exists()):
                 self._strike(fault, facts)
+
+    @property
+    def _struck_folder(self) -> Path:
+        assert self._path is not None, "nothing is armed"
+        return self._path.with_name(f"{self._path.name}.struck")
 
     def _refresh(self) -> None:
         assert self._path is not None, "nothing is armed"
@@ -110,8 +118,7 @@ class FaultPoints:
 
     def _claim(self, fault: Fault, facts: dict[str, object]) -> bool:
         """Note the strike, durably; False when it has struck often enough, in whatever process."""
-        assert self._path is not None
-        folder = self._path.with_name(f"{self._path.name}.struck")
+        folder = self._struck_folder
         folder.mkdir(exist_ok=True)
         for number in range(fault.times):
             try:

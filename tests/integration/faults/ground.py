@@ -90,11 +90,13 @@ class Ground:
         self._num_faults = 0
 
     def arm(self, *faults: Fault) -> None:
-        """These faults, and no other, from now on."""
+        """These faults, and no other, from now on. `after`: the position of one of them that must strike before."""
+        first = self._num_faults + 1
+        self._num_faults += len(faults)
         lines = []
-        for fault in faults:
-            self._num_faults += 1
-            lines.append(json.dumps({"id": f"{self._num_faults:04d}", **fault}))
+        for number, fault in enumerate(faults, first):
+            waits = {"after": f"{first + fault['after']:04d}"} if "after" in fault else {}
+            lines.append(json.dumps({"id": f"{number:04d}", **fault, **waits}))
         draft = self.faults.with_suffix(".draft")
         draft.write_text("\n".join(lines))
         draft.replace(self.faults)

@@ -73,9 +73,9 @@ async def test_donor_dies_in_the_middle_of_a_transfer(field: Ground, oracle: Ora
     """The node that hands over a lost node's layers is killed while it does."""
     spec = faulty_job("donor")
     spec = replace(spec, fault=replace(spec.fault, copies=3))
-    transfer = {"at": "transfer.chunk", "when": {"boundary": 8, "is_recovery": True}, "do": "kill"}
+    transfer = {"at": "transfer.chunk", "when": {"boundary": 8}, "do": "kill", "after": 0}
     outcome = await field.train(spec, at_operation(1, 10, do="kill_parent"), transfer)
-    outcome.assert_exact(oracle, strikes=1, hit=frozenset(outcome.pids_before))
+    outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
 async def test_coordinator_dies_between_a_plan_and_its_start(field: Ground, oracle: Oracle) -> None:
@@ -106,7 +106,7 @@ async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
             await field.all_nodes_up(4)
 
     outcome = await field.train(spec, during=flap)
-    outcome.assert_exact(oracle, strikes=0, hit=frozenset({node for node in outcome.pids_before}))
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
 async def test_all_nodes_killed_at_once(field: Ground, oracle: Oracle) -> None:

@@ -80,3 +80,17 @@ def test_a_process_may_offer_actions_of_its_own(tmp_path: Path) -> None:
     points.actions["cut_links"] = done.append
     points.at("operation")
     assert done == [2.5]
+
+
+def test_a_fault_may_wait_for_another(tmp_path: Path) -> None:
+    write(
+        tmp_path / "faults",
+        {"id": "b", "at": "second", "do": "raise", "after": "a"},
+        {"id": "a", "at": "first", "do": "raise"},
+    )
+    points = FaultPoints(tmp_path / "faults")
+    points.at("second")
+    with pytest.raises(InjectedFaultError, match="a"):
+        points.at("first")
+    with pytest.raises(InjectedFaultError, match="b"):
+        points.at("second")
