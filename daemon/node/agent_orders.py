@@ -30,7 +30,7 @@ from headway.daemon.node.agent_steps import (
 )
 from headway.daemon.records import CheckpointFile, PlanRecord, Save, StagePlan, StateRecord, WorkerRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +301,7 @@ def _register(post: _Post, node: NodeState) -> Iterator[Step]:
 def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
     worker, of = post.worker, post.of
     boundary = None
+    failure = worker.failures.get(of, Failure(""))
     if of in worker.failures:
         state = WorkerState.FAILED
     elif post.standstill is not None:
@@ -318,7 +319,10 @@ def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
         pid=worker.pid,
         state=state,
         boundary=boundary,
-        error=worker.failures.get(of, ""),
+        error=failure.text,
+        batch=failure.batch,
+        fault=failure.fault,
+        is_hopeless=failure.is_hopeless,
     )
 
 

@@ -13,7 +13,7 @@ import structlog
 from headway.daemon.records import Device
 from headway.daemon.supervision.worker_process import WorkerProcess, last_lines
 from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
-from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 from headway.proto import control_pb2
 
 log = structlog.get_logger()
@@ -166,7 +166,7 @@ class Supervisor:
     def fail(self, device_index: int, of: JobGeneration, reason: str) -> None:
         """Note that a worker cannot do its part of a generation, for a reason outside of it."""
         handle = self._handles[device_index]
-        handle.status = handle.status.failed(reason, of=of)
+        handle.status = handle.status.failed(Failure(reason), of=of)
         self._listener.worker_changed()
 
     def forget(self, is_over: Callable[[JobGeneration], bool]) -> None:
@@ -239,13 +239,13 @@ class Supervisor:
                 of = JobGeneration(report.wrote.job, report.wrote.generation)
                 handle.status = status.answered(OrderKind.WRITE, of)
                 if refused := self._listener.worker_wrote(report.wrote):
-                    handle.status = handle.status.failed(refused, of=of)
+                    handle.status = handle.status.failed(Failure(refused), of=of)
             case "released":
                 handle.status = status.released()
             case "refused":
                 of = JobGeneration(report.refused.job, report.refused.generation)
                 log.warning("order_refused", worker=handle.name, job=of.job, reason=report.refused.reason)
-                handle.status = status.failed(f"{handle.name}: {report.refused.reason}", of=of)
+                handle.status = status.failed(_failure(handle, report.refused), of=of)
                 if (OrderKind.RELEASE, of) in status.pending:
                     self._condemn(handle, f"it refused to be released: {report.refused.reason}")
             case other:
@@ -316,7 +316,7 @@ class Supervisor:
         if self._is_stopping:
             return
         log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
-        handle.status = handle.status.died(self._obituary(handle, process))
+        handle.status = handle.status.died(Failure(self._obituary(handle, process)))
         lived_s = asyncio.get_running_loop().time() - process.started_at
         handle.num_quick_deaths = 0 if lived_s > HEALTHY_AFTER_S else handle.num_quick_deaths + 1
         backoff_s = (
@@ -345,6 +345,10 @@ class Supervisor:
 
         timer = asyncio.get_running_loop().call_later(delay_s, respawn)
         self._respawns.add(timer)
+
+
+def _failure(handle: WorkerHandle, refused: control_pb2.Refused) -> Failure:
+    return Failure(f"{handle.name}: {refused.reason}", refused.batch, refused.fault, refused.hopeless)
 
 
 def _bracketed(host: str) -> str:

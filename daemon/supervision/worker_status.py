@@ -32,6 +32,16 @@ class OrderKind(StrEnum):
     RELEASE = "release"
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker could not do its part of a generation. The last three are as in WorkerRecord."""
+
+    text: str
+    batch: int = -1
+    fault: str = ""
+    is_hopeless: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """One worker process, as far as its reports go."""
@@ -54,8 +64,12 @@ class WorkerStatus:
     stopped: Standstill | None = None
     pending: frozenset[tuple[OrderKind, JobGeneration]] = frozenset()
     """Orders without an answer yet."""
-    failures: Mapping[JobGeneration, str] = field(default_factory=dict)
+    num_damaged: int = 0
+    """Files that it refused to load since it was prepared, because they are not what they should be."""
+    failures: Mapping[JobGeneration, Failure] = field(default_factory=dict)
     """Why it could not do its part of a generation: its process died, or it refused an order."""
+    has_died: bool = False
+    """A process was there, and the next one is not there yet."""
 
     @property
     def is_up(self) -> bool:
@@ -81,7 +95,7 @@ class WorkerStatus:
 
     def did_prepare(self, of: JobGeneration) -> "WorkerStatus":
         """After it answered Prepare."""
-        return replace(self.answered(OrderKind.PREPARE, of), prepared=of, job=of.job)
+        return replace(self.answered(OrderKind.PREPARE, of), prepared=of, job=of.job, num_damaged=0)
 
     def did_start(self, of: JobGeneration) -> "WorkerStatus":
         """After it answered Start."""
@@ -105,20 +119,30 @@ class WorkerStatus:
             failures=self.failures,
         )
 
-    def failed(self, reason: str, *, of: JobGeneration) -> "WorkerStatus":
+    def failed(self, failure: Failure, *, of: JobGeneration) -> "WorkerStatus":
         """After it could not do its part of one generation."""
         pending = frozenset(entry for entry in self.pending if entry[1] != of)
-        return replace(self, pending=pending, failures={**self.failures, of: reason})
+        return replace(self, pending=pending, failures={**self.failures, of: failure})
 
-    def died(self, reason: str) -> "WorkerStatus":
+    def refused_file(self, of: JobGeneration) -> "WorkerStatus":
+        """After it could not start because a file is damaged: Start is due again, with another file."""
+        return replace(self.answered(OrderKind.START, of), num_damaged=self.num_damaged + 1)
+
+    def died(self, failure: Failure) -> "WorkerStatus":
         """After its process ended: every generation that it served is lost here."""
         served = {of for _, of in self.pending} | {
             of
             for of in (self.prepared, self.started, self.stopped.of if self.stopped else None)
             if of is not None and of.job == self.job
         }
-        failures = {**self.failures, **{of: reason for of in served if of not in self.failures}}
-        return WorkerStatus(device_index=self.device_index, failures=failures)
+        failures = {**self.failures, **{of: failure for of in served if of not in self.failures}}
+        return WorkerStatus(device_index=self.device_index, failures=failures, has_died=True)
+
+    def attached(self, incarnation: str, *, pid: int, address: str) -> "WorkerStatus":
+        """After a process said hello that has done nothing yet; what the one before it failed at is kept."""
+        return WorkerStatus(
+            device_index=self.device_index, incarnation=incarnation, pid=pid, address=address, failures=self.failures
+        )
 
     def forgetting(self, is_over: "frozenset[JobGeneration]") -> "WorkerStatus":
         """Without the failures of generations that are over."""
