@@ -107,6 +107,14 @@ class Ground:
         notes = [json.loads(path.read_text()) for path in sorted(folder.glob("*.*"))] if folder.is_dir() else []
         return [note for note in notes if int(note["id"]) > after]
 
+    async def until_struck(self) -> dict[str, Any]:
+        """The note of the next fault that strikes."""
+        known = len(self.struck())
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(notes := self.struck()) == known:
+                await asyncio.sleep(0.02)
+        return notes[-1]
+
     async def train(
         self,
         spec: JobSpec,

@@ -41,16 +41,14 @@ async def test_daemon_sigstop(field: Ground, oracle: Oracle) -> None:
     spec = faulty_job("daemon-stop", batches=120)
 
     async def thaw() -> None:
-        job = await field.until(
-            lambda _, job: job.plan is not None and job.plan.timeline != job.plan.generation or bool(field.struck()),
-            spec.job.name,
-        )
+        struck = await field.until_struck()
+        job = (await field.session.view()).jobs[spec.job.name]
         assert job.plan is not None
         generation = job.plan.generation
         try:
             await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
         finally:
-            os.kill(field.cluster.node_pids[field.struck()[-1]["node"]], signal.SIGCONT)
+            os.kill(field.cluster.node_pids[struck["node"]], signal.SIGCONT)
 
     outcome = await field.train(spec, at_operation(1, 10, do="stop_parent"), during=thaw)
     outcome.assert_exact(oracle)
