@@ -69,7 +69,7 @@ class Leadership:
         """Stand for leader again and again; lead while elected. Cancelled, it resigns: the key is gone at once."""
         while True:
             try:
-                async with await self._client.grant_lease(self._ttl_s) as lease:
+                async with await self._client.grant_lease(self._ttl_s, is_strict=True) as lease:
                     await self._hold(lease)
             except StoreError as error:
                 self._log.warning("candidacy_interrupted", reason=str(error))

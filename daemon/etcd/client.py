@@ -5,6 +5,7 @@ in docs/decisions.md. Wire format: proto/etcd.proto.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -156,12 +157,20 @@ class EtcdClient:
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
-    async def grant_lease(self, ttl_s: int) -> Lease:
-        """A lease that is kept alive until it is revoked or lost. etcd may grant a longer one than asked for."""
+    async def grant_lease(self, ttl_s: int, *, is_strict: bool = False) -> Lease:
+        """A lease that is kept alive until it is revoked or lost. etcd may grant a longer one than asked for.
+
+        is_strict: it counts as lost when it was not renewed in time, although etcd may still know it.
+        """
         request = etcd_pb2.LeaseGrantRequest(TTL=ttl_s)
         reply = await self._connection.unary(lambda channel: LeaseStub(channel).LeaseGrant, request, is_repeatable=True)
         return Lease(
-            int(reply.ID), ttl_s=int(reply.TTL), renew=self.renew_lease, revoke=self.revoke_lease, target=self.target
+            int(reply.ID),
+            ttl_s=int(reply.TTL),
+            is_strict=is_strict,
+            renew=self.renew_lease,
+            revoke=self.revoke_lease,
+            target=self.target,
         )
 
     async def renew_lease(self, lease_id: int, *, timeout_s: float | None = None) -> int:
@@ -183,9 +192,10 @@ class EtcdClient:
         return int(reply.TTL)
 
     async def revoke_lease(self, lease_id: int) -> None:
-        """End a lease: its keys are deleted at once. Raises LeaseLostError when it is already gone."""
+        """End a lease, anybody's: its keys are deleted at once. One that is already gone is no error."""
         request = etcd_pb2.LeaseRevokeRequest(ID=lease_id)
-        await self._connection.unary(lambda channel: LeaseStub(channel).LeaseRevoke, request, is_repeatable=False)
+        with suppress(LeaseLostError):
+            await self._connection.unary(lambda channel: LeaseStub(channel).LeaseRevoke, request, is_repeatable=True)
 
     async def lease_life(self, lease_id: int) -> LeaseLife:
         """How long a lease has left and what hangs on it. Raises LeaseLostError when it is gone."""

@@ -1,4 +1,4 @@
-"""A lease as its holder sees it: kept alive in the background, and known to be lost no later than etcd knows it."""
+"""A lease as its holder sees it: kept alive in the background until it is revoked or lost."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -6,10 +6,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
-from headway.daemon.errors import LeaseLostError, StoreUnreachableError
+from headway.daemon.errors import LeaseLostError, StoreError, StoreUnreachableError
 
 RENEWALS_PER_TTL = 3
 RETRY_PAUSE_S = 0.2
+OVERDUE_TIMEOUT_S = 2.0
+"""Of each attempt to renew a lease that may have run out while etcd was away."""
 
 
 class Renew(Protocol):
@@ -27,17 +29,23 @@ class Revoke(Protocol):
 class Lease:
     """Liveness for as long as this process runs and reaches etcd.
 
-    The deadline is counted from the moment a renewal was sent, so that it is never later than etcd's own. A lease is
-    no lock: a holder that was stopped for a while may act before it notices. Whoever decides something under a lease
-    compares the revision of a key that hangs on it in the same transaction.
+    A strict lease is lost no later than etcd ends it: its deadline is counted from the moment a renewal was sent, and
+    nobody may act under it afterwards. A lenient one is lost when etcd says so, and only then: an etcd that is away
+    ends no lease, and one that was stopped gives every lease its full time again when it is back.
+
+    Neither is a lock: a holder that was stopped for a while may act before it notices. Whoever decides something under
+    a lease compares the revision of a key that hangs on it in the same transaction.
     """
 
-    def __init__(self, lease_id: int, *, ttl_s: int, renew: Renew, revoke: Revoke, target: str) -> None:
+    def __init__(
+        self, lease_id: int, *, ttl_s: int, is_strict: bool, renew: Renew, revoke: Revoke, target: str
+    ) -> None:
         self.id = lease_id
         self.ttl_s = ttl_s
         """As granted."""
+        self.is_strict = is_strict
         self.lost = asyncio.Event()
-        """Set once, when the lease is over: expired, unknown to etcd, or revoked here."""
+        """Set once, when the lease is over: unknown to etcd, revoked here or, if strict, not renewed in time."""
         self.reason = ""
         """Why it was lost."""
         self._renew = renew
@@ -57,12 +65,12 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which the lease certainly lasts; 0 when it is lost."""
+        """Seconds for which the lease certainly lasts; 0 when it is lost or nobody knows."""
         return 0.0 if self.lost.is_set() else max(self._deadline - self._clock(), 0.0)
 
     def check(self) -> None:
-        """Raise LeaseLostError unless the lease certainly holds now."""
-        if self.remaining_s <= 0:
+        """Raise LeaseLostError when the lease is lost, and a strict one also unless it certainly holds now."""
+        if self.lost.is_set() or (self.is_strict and self.remaining_s <= 0):
             raise LeaseLostError(self._target, self.reason or f"lease {self.id:x} ran out")
 
     async def revoke(self) -> None:
@@ -75,17 +83,17 @@ class Lease:
         self._keepalive.cancel()
         await asyncio.wait([self._keepalive])
         if not was_lost:
-            with suppress(LeaseLostError, StoreUnreachableError):
+            with suppress(StoreUnreachableError):
                 await self._revoke(self.id)
 
     async def _keep_alive(self) -> None:
         try:
             while True:
                 await asyncio.sleep(max(self._deadline - self._clock() - self._rest_s, 0.0))
-                await self._renew_before_deadline()
+                await self._renew_once()
         except LeaseLostError as error:
             self._lose(error.reason)
-        except Exception as error:  # a refusal, say of our login: nothing will renew this lease any more
+        except Exception as error:  # our own fault: nothing will renew this lease any more
             self._lose(str(error))
 
     @property
@@ -93,16 +101,24 @@ class Lease:
         """How much of a full lease is left when it is time to renew."""
         return self.ttl_s * (1 - 1 / RENEWALS_PER_TTL)
 
-    async def _renew_before_deadline(self) -> None:
+    async def _renew_once(self) -> None:
+        """Try until etcd has renewed the lease. Raises LeaseLostError when it is lost."""
+        problem = ""
         while True:
             sent_at = self._clock()
             left = self._deadline - sent_at
-            if left <= 0:
-                raise LeaseLostError(self._target, f"lease {self.id:x} was not renewed within {self.ttl_s} s")
+            if self.is_strict and left <= 0:
+                raise LeaseLostError(
+                    self._target, f"lease {self.id:x} was not renewed within {self.ttl_s} s ({problem})"
+                )
+            timeout_s = left if self.is_strict else max(left, OVERDUE_TIMEOUT_S)
             try:
-                self._deadline = sent_at + await self._renew(self.id, timeout_s=left)
+                self._deadline = sent_at + await self._renew(self.id, timeout_s=timeout_s)
                 return
-            except StoreUnreachableError:
+            except LeaseLostError:
+                raise
+            except StoreError as error:
+                problem = error.reason
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     def _lose(self, reason: str) -> None:

@@ -106,9 +106,16 @@ async def test_a_lease_lives_on_while_its_holder_does(client: EtcdClient) -> Non
 
 
 async def test_a_lease_that_etcd_ended_is_lost(client: EtcdClient) -> None:
-    """Somebody else revokes the lease: its holder finds out at the next renewal, with a reason."""
+    """Somebody else revokes it, twice: its keys are gone, its holder finds out at the next renewal, and why."""
     lease = await client.grant_lease(2)
-    await client.revoke_lease(lease.id)
+    await client.put("/leased", b"", lease_id=lease.id)
+    entry = await client.get("/leased")
+    assert entry is not None
+    assert entry.lease_id == lease.id
+    assert [listed.lease_id for listed in (await client.get_prefix("/leased")).entries] == [lease.id]
+    await client.revoke_lease(entry.lease_id)
+    await client.revoke_lease(entry.lease_id)
+    assert await client.get("/leased") is None
     await asyncio.wait_for(lease.lost.wait(), 10)
     assert "expired" in lease.reason
     with pytest.raises(LeaseLostError):

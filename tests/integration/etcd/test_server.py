@@ -255,12 +255,30 @@ async def test_a_lease_outlives_a_frozen_server(own_server_config: EtcdServerCon
         assert await client.get("/alive") is not None
 
 
-async def test_a_lease_is_lost_when_etcd_stays_away(own_server_config: EtcdServerConfig) -> None:
-    """etcd is stopped for good: the holder knows after one lease time, without any answer."""
-    server = await EtcdServer.start(own_server_config)
-    async with EtcdClient(server.access(timeout_s=1.0)) as client:
-        lease = await client.grant_lease(1)
-        await server.stop(timeout_s=0.0)
-        await asyncio.wait_for(lease.lost.wait(), 10)
-        assert "not renewed" in lease.reason
-        await lease.revoke()
+async def test_etcd_away_ends_a_strict_lease_and_no_other(own_server_config: EtcdServerConfig) -> None:
+    """etcd is stopped: the strict holder knows after one lease time; the other lease is whole when etcd is back."""
+    config = replace(own_server_config, client_port=free_port(), fsync=True)
+    server = await EtcdServer.start(config)
+    try:
+        async with EtcdClient(server.access(timeout_s=1.0)) as client:
+            strict = await client.grant_lease(1, is_strict=True)
+            lenient = await client.grant_lease(1)
+            await client.put("/alive", b"", lease_id=lenient.id)
+            await server.stop(timeout_s=0.0)
+            await asyncio.wait_for(strict.lost.wait(), 10)
+            assert "not renewed within 1 s (no answer" in strict.reason
+            async with asyncio.timeout(DEADLINE_S):
+                while lenient.remaining_s > 0:
+                    await asyncio.sleep(0.05)
+            lenient.check()
+            server = await EtcdServer.start(config)
+            async with asyncio.timeout(DEADLINE_S):
+                while lenient.remaining_s == 0:
+                    await asyncio.sleep(0.05)
+            assert not lenient.lost.is_set()
+            assert await client.get("/alive") is not None
+            await lenient.revoke()
+            await strict.revoke()
+            assert await client.get("/alive") is None
+    finally:
+        await server.stop()
