@@ -355,6 +355,22 @@ class ProgressRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputRecord:
+    """`jobs/<job>/goodput/<generation>/<stage>`, leased by its node: what a worker's seconds went to."""
+
+    node: str
+    incarnation: str
+    """Of the worker's process. Only its newest record counts: its seconds go on from plan to plan."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By class, since it began to serve the job."""
+    recent: dict[str, float] = field(default_factory=dict)
+    """The same for the last minute, of this plan only."""
+    typical_s: float = 0.0
+    num_replayed: int = 0
+    num_resumed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """`jobs/<job>/events/<number>`: a sentence."""
 
@@ -393,6 +409,10 @@ class Keys:
     @staticmethod
     def state(job: str, timeline: int, boundary: int, node: str) -> str:
         return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{node}"
+
+    @staticmethod
+    def goodput(job: str, generation: int, stage: int) -> str:
+        return f"{Keys.JOBS}{job}/goodput/{generation:08d}/{stage:04d}"
 
     @staticmethod
     def failure(node: str, number: int) -> str:

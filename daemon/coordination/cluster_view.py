@@ -15,6 +15,7 @@ from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
     EventRecord,
+    GoodputRecord,
     Keys,
     LeaderRecord,
     NodeFailureRecord,
@@ -58,6 +59,7 @@ class JobView:
     state: dict[Place, dict[str, StateRecord]] = field(default_factory=dict)
     """Who holds what of a boundary of a timeline: node to record."""
     events: dict[int, EventRecord] = field(default_factory=dict)
+    goodput: dict[WorkerKey, GoodputRecord] = field(default_factory=dict)
     entered_at: float = 0.0
     """When the job was seen to enter its present phase."""
     stop_changed_at: float = 0.0
@@ -258,10 +260,19 @@ def _fold_event(job: JobView, rest: str, value: bytes | None) -> None:
         job.events[int(rest)] = decode(value, EventRecord)
 
 
+def _fold_goodput(job: JobView, rest: str, value: bytes | None) -> None:
+    generation, stage = (int(part) for part in rest.split("/"))
+    if value is None:
+        job.goodput.pop((generation, stage), None)
+    else:
+        job.goodput[generation, stage] = decode(value, GoodputRecord)
+
+
 _NESTED: Final[dict[str, Callable[[JobView, str, bytes | None], None]]] = {
     "workers": _fold_worker,
     "state": _fold_state,
     "events": _fold_event,
+    "goodput": _fold_goodput,
 }
 
 _SINGLE: Final[dict[str, tuple[str, type[Any], Callable[[], Any]]]] = {
