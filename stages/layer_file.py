@@ -80,9 +80,8 @@ def write_journal(
     durable: bool = False,
 ) -> WrittenFile:
     """Write the rows below a boundary. Raises OSError; nothing is left behind then."""
-    cut = Journal(row for row in journal.rows if row.batch < boundary)
     header = StateHeader(job=job, layer=JOURNAL, boundary=boundary, timeline=timeline, dtype=train.dtype)
-    return write_state(path, cut.tensors(), header, durable=durable)
+    return write_state(path, journal.tensors(below=boundary), header, durable=durable)
 
 
 def read_journal(path: Path, *, job: str, boundary: Boundary, timeline: Timeline | None = None) -> Journal:

@@ -3,20 +3,20 @@
 The layout is that of safetensors (8 bytes header length, JSON header, data), so any tool opens it. It is written here
 because the same content must give the same bytes on every node, and the library orders metadata at random.
 
-`content_sha256` in the metadata covers the other metadata, the index of tensors and the data. The SHA-256 of the whole
-file, which the writer returns, is what nodes compare among themselves.
+`content_sha256` in the metadata covers the other metadata, the index of tensors and the data. It is hashed once, while
+the data is written, and put into the room that the header has left for it; nodes compare the same checksum.
 """
 
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ from torch import Tensor
 from headway.stages.errors import DamagedFileError
 
 FORMAT = "headway-state-1"
+CHUNK_BYTES = 4 << 20
+"""How much is hashed and written, or read, at a time."""
 _CHECKSUM = "content_sha256"
+_NO_CHECKSUM = "0" * 64
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -36,6 +39,10 @@ _DTYPES = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+class WriteCancelledError(Exception):
+    """Nobody wants the file any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +69,29 @@ class WrittenFile:
     path: Path
     size_bytes: int
     sha256: str
-    """Of the whole file."""
+    """Of the content: what `content_sha256` gives."""
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU; without a copy if it is there."""
+    return tensor.detach().cpu()
 
 
 def write_state(
-    path: Path, tensors: Mapping[str, Tensor], header: StateHeader, *, durable: bool = False
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    header: StateHeader,
+    *,
+    durable: bool = False,
+    fetch: Callable[[Tensor], Tensor] = to_host,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> WrittenFile:
-    """Write a file under a temporary name beside `path`, then rename it. durable: it survives a power cut.
+    """Write a file under a temporary name beside `path`, then rename it.
 
-    Raises OSError; nothing is left behind then.
+    durable: it survives a power cut. fetch: brings a tensor to the CPU when its turn comes. is_wanted: is asked before
+    every chunk and before the file gets its name.
+
+    Raises OSError, and WriteCancelledError when the file is not wanted; nothing is left behind then.
     """
     names = sorted(tensors)
     index: dict[str, Any] = {}
@@ -82,22 +103,28 @@ def write_state(
         offset = end
     metadata = {key: str(value) for key, value in asdict(header).items()} | {"format": FORMAT}
     content = hashlib.sha256(_canonical(metadata, index))
-    for name in names:
-        content.update(_bytes_of(tensors[name]))
-    head = _canonical(metadata | {_CHECKSUM: content.hexdigest()}, index)
+    head = _canonical(metadata | {_CHECKSUM: _NO_CHECKSUM}, index)
+    place = 8 + head.index(f'"{_CHECKSUM}":"{_NO_CHECKSUM}"'.encode()) + len(f'"{_CHECKSUM}":"')
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
 
-    whole = hashlib.sha256()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with temporary.open("wb") as file:
-            for part in _parts(head, names, tensors):
-                file.write(part)
-                whole.update(part)
+            file.write(head)
+            for name in names:
+                for chunk in _chunks(_bytes_of(fetch(tensors[name]))):
+                    if not is_wanted():
+                        raise WriteCancelledError(str(path))
+                    file.write(chunk)
+                    content.update(chunk)
+            file.seek(place)
+            file.write(content.hexdigest().encode())
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        if not is_wanted():
+            raise WriteCancelledError(str(path))
         temporary.replace(path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -105,29 +132,52 @@ def write_state(
         raise
     if durable:
         _sync_folder(path.parent)
-    return WrittenFile(path=path, size_bytes=len(head) + offset, sha256=whole.hexdigest())
+    return WrittenFile(path=path, size_bytes=len(head) + offset, sha256=content.hexdigest())
 
 
 def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
-    """Read a whole file and check it. The tensors lie in one buffer that nobody else has.
+    """Read a whole file, once, and check it. The tensors are the caller's own.
 
     Raises DamagedFileError when a byte is missing, added or altered, FileNotFoundError when there is no such file.
     """
-    raw = bytearray(path.read_bytes())
-    metadata, index, start = _parse(path, raw)
-    data = memoryview(raw)[start:]
-    content = hashlib.sha256(_canonical({k: v for k, v in metadata.items() if k != _CHECKSUM}, index))
-    content.update(data)
-    if content.hexdigest() != metadata.get(_CHECKSUM):
-        raise DamagedFileError(str(path), "its content does not have the checksum that it was written with")
+    with path.open("rb", buffering=0) as file:
+        head = _read_head(path, file)
+        tensors = {}
+        content = hashlib.sha256(_canonical(head.unsigned_metadata, head.index))
+        for name, entry in head.index.items():
+            tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+            for chunk in _chunks(_bytes_of(tensor)):
+                _fill(path, file, chunk)
+                content.update(chunk)
+            tensors[name] = tensor
+    head.check(path, content.hexdigest())
     try:
         header = StateHeader(
-            **{field.name: field.type(metadata[field.name]) for field in fields(StateHeader)}  # type: ignore[operator]
+            **{field.name: field.type(head.metadata[field.name]) for field in fields(StateHeader)}  # type: ignore[operator]
         )
-        tensors = {name: _tensor(data, entry) for name, entry in index.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(str(path), f"its header is not that of a state file: {error}") from error
     return header, tensors
+
+
+def content_sha256(path: Path) -> str:
+    """The content's checksum, computed from the file in one pass and little memory, and compared with its own.
+
+    Raises DamagedFileError when a byte is missing, added or altered, OSError when the file cannot be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        head = _read_head(path, file)
+        content = hashlib.sha256(_canonical(head.unsigned_metadata, head.index))
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, max(1, head.data_bytes))))
+        left = head.data_bytes
+        while left:
+            chunk = buffer[: min(left, len(buffer))]
+            _fill(path, file, chunk)
+            content.update(chunk)
+            left -= len(chunk)
+    found = content.hexdigest()
+    head.check(path, found)
+    return found
 
 
 def check_header(path: Path, header: StateHeader, **expected: object) -> None:
@@ -138,28 +188,31 @@ def check_header(path: Path, header: StateHeader, **expected: object) -> None:
             raise DamagedFileError(str(path), f"it is of {name} {found}, and {name} {wanted} was asked for")
 
 
-def _canonical(metadata: Mapping[str, str], index: Mapping[str, Any]) -> bytes:
-    header = {"__metadata__": metadata, **index}
-    return json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What stands before the data. Only the checksum says whether it can be believed."""
+
+    metadata: dict[str, str]
+    index: dict[str, Any]
+    """Tensors in the order of their data."""
+    data_bytes: int
+
+    @property
+    def unsigned_metadata(self) -> dict[str, str]:
+        return {key: value for key, value in self.metadata.items() if key != _CHECKSUM}
+
+    def check(self, path: Path, found: str) -> None:
+        if found != self.metadata.get(_CHECKSUM):
+            raise DamagedFileError(str(path), "its content does not have the checksum that it was written with")
 
 
-def _parts(head: bytes, names: list[str], tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    yield head
-    for name in names:
-        yield _bytes_of(tensors[name])
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes; without a copy on a CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _parse(path: Path, raw: bytearray) -> tuple[dict[str, str], dict[str, Any], int]:
-    """Metadata, tensor index and the offset of the data. Only its checksum says whether they can be believed."""
-    length = int.from_bytes(raw[:8], "little")
-    if len(raw) < 8 or length > min(len(raw) - 8, _MAX_HEADER_BYTES):
-        raise DamagedFileError(str(path), f"it is truncated: {len(raw)} bytes")
-    head = raw[8 : 8 + length]
+def _read_head(path: Path, file: IO[bytes]) -> _Head:
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise DamagedFileError(str(path), f"it is truncated: {size} bytes")
+    head = bytearray(length)
+    _fill(path, file, memoryview(head))
     try:
         index = json.loads(head)
         metadata = index.pop("__metadata__")
@@ -170,17 +223,48 @@ def _parse(path: Path, raw: bytearray) -> tuple[dict[str, str], dict[str, Any], 
         raise DamagedFileError(str(path), f"its header cannot be read: {error}") from error
     if head.rstrip(b" ") != canonical or length % 8:
         raise DamagedFileError(str(path), "its header is not as it was written")
-    return metadata, index, 8 + length
+    data_bytes = size - 8 - length
+    try:
+        offset = 0
+        for name in sorted(index):
+            offset = _end_of(index[name], offset)
+        if offset != data_bytes:
+            raise ValueError(f"{data_bytes} bytes of data instead of {offset}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(str(path), f"its index of tensors is wrong: {error}") from error
+    return _Head(metadata, {name: index[name] for name in sorted(index)}, data_bytes)
 
 
-def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Tensor:
-    dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-    if end - begin != prod(shape) * dtype.itemsize or not 0 <= begin <= end <= len(data):
+def _end_of(entry: Mapping[str, Any], begin: int) -> int:
+    """Where a tensor's data ends, when it begins here. Raises ValueError when its entry says otherwise."""
+    end = begin + int(prod(entry["shape"])) * _DTYPES[entry["dtype"]].itemsize
+    if entry["data_offsets"] != [begin, end] or any(size < 0 for size in entry["shape"]):
         raise ValueError("a tensor's size and place disagree")
-    if begin == end:
-        return torch.empty(shape, dtype=dtype)
-    # The slice is copied: a tensor of 8-byte numbers may lie at any offset, and the buffer should not live on with one.
-    return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).reshape(shape)
+    return end
+
+
+def _fill(path: Path, file: IO[bytes], buffer: memoryview) -> None:
+    """Read exactly so much."""
+    while len(buffer):
+        num_read: int = file.readinto(buffer)  # type: ignore[attr-defined]
+        if not num_read:
+            raise DamagedFileError(str(path), "it became shorter while it was read")
+        buffer = buffer[num_read:]
+
+
+def _canonical(metadata: Mapping[str, str], index: Mapping[str, Any]) -> bytes:
+    header = {"__metadata__": metadata, **index}
+    return json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    for begin in range(0, len(data), CHUNK_BYTES):
+        yield data[begin : begin + CHUNK_BYTES]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU; its own memory where it is contiguous."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """A layer's file: the same bytes for the same content, and believed only when it is whole and the right one."""
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,14 @@ from headway.stages.ids import Batch, Boundary, Generation, LayerName, Timeline
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.layer_file import read_journal, read_layer, write_journal, write_layer
 from headway.stages.layer_state import LayerState
-from headway.stages.state_file import StateHeader, WrittenFile, read_state, write_state
+from headway.stages.state_file import (
+    StateHeader,
+    WriteCancelledError,
+    WrittenFile,
+    content_sha256,
+    read_state,
+    write_state,
+)
 from tests.unit.stages.pipeline import EF, Pipeline, factory_of, initial_layers, make_job, with_train
 
 JOB = make_job(with_train(batches=3), EF)
@@ -56,10 +62,11 @@ def test_a_layer_comes_back_whole(tmp_path: Path, trained: LayerState) -> None:
 
 
 def test_equal_content_gives_equal_bytes_that_safetensors_opens(tmp_path: Path, trained: LayerState) -> None:
-    """Two nodes write the same layer → the same SHA-256, that of the bytes; the library reads the file."""
+    """Two nodes write the same layer → the same bytes and checksum, as its reader finds; the library reads the file."""
     first, second = write(tmp_path / "a", trained), write(tmp_path / "b", read_back(tmp_path / "c", trained))
     raw = (tmp_path / "a").read_bytes()
-    assert first.sha256 == second.sha256 == hashlib.sha256(raw).hexdigest()
+    assert raw == (tmp_path / "b").read_bytes()
+    assert first.sha256 == second.sha256 == content_sha256(tmp_path / "a")
     assert first.size_bytes == len(raw)
     loaded = safetensors.torch.load_file(tmp_path / "a")
     assert all(torch.equal(loaded[key], tensor) for key, tensor in trained.tensors().items())
@@ -132,8 +139,9 @@ def test_any_flipped_bit_is_found(small_file: Path, data: st.DataObject) -> None
     raw[place // 8] ^= 1 << (place % 8)
     damaged = small_file.with_name("flipped")
     damaged.write_bytes(raw)
-    with pytest.raises(DamagedFileError):
-        read_state(damaged)
+    for reader in (read_state, content_sha256):
+        with pytest.raises(DamagedFileError):
+            reader(damaged)
 
 
 def test_any_truncation_or_addition_is_found(small_file: Path) -> None:
@@ -142,8 +150,9 @@ def test_any_truncation_or_addition_is_found(small_file: Path) -> None:
     damaged = small_file.with_name("cut")
     for content in (*(raw[:length] for length in {*range(0, len(raw), 23), 7, 8, 9, len(raw) - 1}), raw + b"\0"):
         damaged.write_bytes(content)
-        with pytest.raises(DamagedFileError):
-            read_state(damaged)
+        for reader in (read_state, content_sha256):
+            with pytest.raises(DamagedFileError):
+                reader(damaged)
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -152,6 +161,15 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="x"):
         write_state(tmp_path / "x", {"a": torch.ones(1)}, HEADER)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_write_that_is_not_wanted_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Cancelled before the first chunk, and between the last chunk and the name → no file at all."""
+    tensors = {"a": torch.ones(1), "b": torch.ones(1)}
+    for answers in ([False], [True, True, False]):
+        with pytest.raises(WriteCancelledError):
+            write_state(tmp_path / "x", tensors, HEADER, is_wanted=iter(answers).__next__)
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_layer_with_a_tensor_missing_is_refused(tmp_path: Path, trained: LayerState) -> None:
