@@ -19,12 +19,15 @@ ON_THE_WIRE = {"stages/frame_codec.py", "stages/link_endpoint.py"}
 """The gRPC link's modules that know the messages: of stages/ these alone import headway.proto."""
 
 PURE = (
+    "daemon/chaos/fault_schedule.py",
     "daemon/coordination/actions.py",
     "daemon/coordination/case.py",
     "daemon/coordination/cluster_view.py",
     "daemon/coordination/commands.py",
     "daemon/coordination/conditions.py",
     "daemon/coordination/coordinator.py",
+    "daemon/history/checker.py",
+    "daemon/history/events.py",
     "daemon/node/agent_orders.py",
     "daemon/node/agent_steps.py",
     "daemon/planning/connections.py",

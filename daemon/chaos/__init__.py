@@ -1,0 +1,1 @@
+"""Breaks a cluster on purpose, reproducibly, and says whether it held."""

@@ -1,0 +1,151 @@
+"""What strikes when: a pure function of a seed and a few options, so that a bad run can be had again.
+
+Nothing here knows the cluster. A strike names its target by an ordinal; the injector counts it off among the targets
+that there are when the time has come.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from headway.daemon.errors import ConfigError
+
+
+class FaultKind(StrEnum):
+    """What can be done to a cluster. docs/robustness.md has the catalogue."""
+
+    KILL = "kill"  # SIGKILL to a worker
+    DAEMON_KILL = "daemon-kill"  # SIGKILL to a daemon; its workers die with it
+    LEADER_KILL = "leader-kill"  # the same, to the one that leads
+    WORKER_PAUSE = "worker-pause"  # SIGSTOP to a worker, later SIGCONT
+    PAUSE = "pause"  # the same, to a node's daemon and all its workers: to the others it is cut off
+    FLAP = "flap"  # a node paused and continued several times in a row
+    SLOW = "slow"  # a worker that is stopped for most of each tenth of a second
+    CORRUPT = "corrupt"  # one bit of a stored layer file flipped
+    TRUNCATE = "truncate"  # a stored layer file cut short
+    ETCD_STOP = "etcd-stop"  # SIGSTOP to etcd, later SIGCONT
+    ETCD_KILL = "etcd-kill"  # SIGKILL to etcd; whoever runs it starts it again
+    LEASE_LOSS = "lease-loss"  # a node's lease revoked, while the node is in the best of health
+    LEADER_LOSS = "leader-loss"  # the leader's lease revoked
+    LINK_CUT = "link-cut"  # a worker's TCP connections to its neighbours destroyed
+    DRAIN = "drain"  # a node is told to leave
+
+
+REMOTE: Final = frozenset({FaultKind.LEASE_LOSS, FaultKind.LEADER_LOSS, FaultKind.DRAIN})
+"""What needs nothing but etcd, and so can be done to any cluster."""
+LASTING: Final = frozenset(
+    {FaultKind.WORKER_PAUSE, FaultKind.PAUSE, FaultKind.FLAP, FaultKind.SLOW, FaultKind.ETCD_STOP}
+)
+"""What goes on for a while and is then undone."""
+DEFAULT_KINDS: Final = (FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CORRUPT)
+SHORTEST_S: Final = 0.2
+FIRST_AFTER_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One fault to come."""
+
+    number: int
+    at_s: float
+    """Since the beginning."""
+    kind: FaultKind
+    ordinal: int
+    """Of the target: taken modulo the number of targets that there are."""
+    seconds: float
+    """How long a fault of LASTING goes on; 0 for the others."""
+    share: float
+    """In [0, 1): where in a file the damage is done."""
+
+
+def fault_schedule(
+    *, seed: int, kinds: Sequence[FaultKind], rate_per_minute: float, duration_s: float, longest_s: float
+) -> tuple[Strike, ...]:
+    """The strikes in order of time: a Poisson process of this rate, each strike's kind drawn evenly from `kinds`.
+
+    longest_s: of a fault that lasts; lengths are drawn evenly in their logarithm from SHORTEST_S on, so that some are
+    shorter and some longer than a lease.
+    """
+    assert kinds, "no kind of fault was named"
+    assert rate_per_minute > 0, f"a rate of {rate_per_minute}"
+    draws = _draws(seed)
+    strikes: list[Strike] = []
+    at_s = FIRST_AFTER_S
+    while True:
+        at_s += -math.log(1.0 - next(draws)) * 60.0 / rate_per_minute
+        kind = kinds[int(next(draws) * len(kinds))]
+        ordinal = int(next(draws) * 2**32)
+        seconds = SHORTEST_S * (max(longest_s, SHORTEST_S) / SHORTEST_S) ** next(draws)
+        share = next(draws)
+        if at_s >= duration_s:
+            return tuple(strikes)
+        strikes.append(
+            Strike(
+                number=len(strikes) + 1,
+                at_s=round(at_s, 3),
+                kind=kind,
+                ordinal=ordinal,
+                seconds=round(seconds, 3) if kind in LASTING else 0.0,
+                share=share,
+            )
+        )
+
+
+def parse_kinds(text: str) -> tuple[FaultKind, ...]:
+    """`kill,pause` → kinds. Raises ConfigError, with the names that there are."""
+    kinds = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name == "partition":
+            raise ConfigError(
+                "nodes of one machine have no network between them that could be cut; `pause` takes a node away from "
+                "all others, `link-cut` breaks its connections",
+                "--faults partition",
+            )
+        if name not in list(FaultKind):
+            raise ConfigError(f"no such fault; there are: {', '.join(FaultKind)}", f"--faults {name}")
+        kinds.append(FaultKind(name))
+    if not kinds:
+        raise ConfigError(f"names no fault; there are: {', '.join(FaultKind)}", "--faults")
+    return tuple(kinds)
+
+
+_UNITS: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_rate(text: str) -> float:
+    """`6/min` → 6.0 a minute. Raises ConfigError."""
+    number, slash, unit = text.partition("/")
+    seconds = _UNITS.get(unit.strip()) if slash else 60.0
+    count = _number(number)
+    if count is None or seconds is None or count <= 0:
+        raise ConfigError("is no rate; write for instance 6/min", f"--rate {text}")
+    return count * 60.0 / seconds
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `2m`, `1h` or plain seconds, as seconds. Raises ConfigError."""
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit, count = text[len(digits) :].strip() or "s", _number(digits)
+    if count is None or count <= 0 or unit not in _UNITS:
+        raise ConfigError("is no length of time; write for instance 90s or 2m", f"--for {text}")
+    return count * _UNITS[unit]
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _draws(seed: int) -> Iterator[float]:
+    """Numbers in [0, 1) that no release of Python changes."""
+    count = 0
+    while True:
+        digest = hashlib.sha256(f"headway chaos {seed} {count}".encode()).digest()
+        yield int.from_bytes(digest[:7], "big") / 2**56
+        count += 1

@@ -1,0 +1,304 @@
+"""The rules that every run must keep, whatever befell it, checked over its whole history. Pure.
+
+A batch belongs to the last generation whose plan began at or before it: what earlier generations did of it was rolled
+back. So the final weights are the work of those generations alone, and each piece of it must be there exactly once.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records import Lineage
+from headway.stages.spec import TrainSpec, weight_version
+
+MOST_VERSIONS: Final = 2
+MOST_SENTENCES: Final = 5
+"""Per rule; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSeen:
+    """A plan that was in force."""
+
+    generation: int
+    timeline: int
+    boundary: int
+    ancestry: tuple[tuple[int, int], ...] = ()
+    source: str = "initial"
+    source_timeline: int = 0
+    stages: tuple[tuple[str, ...], ...] = ()
+    """Layers by stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What a stage did: a line of its worker's history."""
+
+    generation: int
+    stage: int
+    op: str
+    """`forward`, `backward` or `update`."""
+    batch: int
+    microbatch: int | None
+    version: int
+    versions_live: int
+    started: float
+    """Monotonic seconds."""
+    process: str = ""
+    """Who did it; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSeen:
+    """Something that was done to the cluster, in monotonic seconds."""
+
+    text: str
+    at: float
+    until: float
+    """When it was over, as far as it can be: a paused process goes on, a killed one stays dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How much a process, or a node's store, held at a moment."""
+
+    at: float
+    subject: str
+    """For instance `daemon node-1 (pid 7)`."""
+    amounts: Mapping[str, int]
+    """By what was counted: `fds`, `threads`, `rss_bytes`, `files`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What is still in order."""
+
+    recovery_s: float = 60.0
+    """From the end of a fault to the next update."""
+    amounts: Mapping[str, int] = field(
+        default_factory=lambda: {"fds": 512, "threads": 256, "rss_bytes": 4 << 30, "files": 2000}
+    )
+    growth: Mapping[str, int] = field(default_factory=lambda: {"fds": 64, "threads": 32, "rss_bytes": 256 << 20})
+    """From the greatest of a subject's first half of samples to the least of its last quarter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Everything that is known of one job's run."""
+
+    plans: Sequence[PlanSeen]
+    operations: Sequence[Operation]
+    faults: Sequence[FaultSeen] = ()
+    samples: Sequence[Sample] = ()
+    is_finished: bool = False
+    """Otherwise only what lies before the last plan's boundary is final."""
+    ended_at: float | None = None
+    """When the job was over, monotonic; None: it runs, or nobody knows."""
+    num_torn: int = 0
+    """Last lines whose writer was killed while it wrote."""
+
+
+def check(history: History, spec: JobSpec, bounds: Bounds | None = None) -> tuple[str, ...]:
+    """Every rule that was broken, as sentences; empty: all was in order."""
+    bounds = bounds or Bounds()
+    found: list[str] = []
+    for rule in RULES:
+        sentences = rule(history, spec.train, bounds)
+        found += islice(sentences, MOST_SENTENCES)
+        if more := sum(1 for _ in sentences):
+            found.append(f"… and {more} more of this kind")
+    return tuple(found)
+
+
+def owners(plans: Iterable[PlanSeen], num_batches: int) -> list[PlanSeen | None]:
+    """For each batch, the plan whose work on it is in the final weights."""
+    latest_first = sorted(plans, key=lambda plan: -plan.generation)
+    return [next((plan for plan in latest_first if plan.boundary <= batch), None) for batch in range(num_batches)]
+
+
+# --- Rules: each yields a sentence for every breach -------------------------------------------------------------------
+
+
+def _plans_are_known(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    plans = _by_generation(history)
+    for (generation, stage), num in sorted(Counter((o.generation, o.stage) for o in history.operations).items()):
+        if generation not in plans:
+            yield f"generation {generation}: {num} operations of stage {stage}, but no such plan was ever in force"
+        elif stage >= len(plans[generation].stages):
+            yield f"generation {generation}: {num} operations of stage {stage}, which the plan does not have"
+    for operation in history.operations:
+        plan = plans.get(operation.generation)
+        if plan is not None and operation.batch < plan.boundary:
+            yield f"{_name(operation)}: its plan began at boundary {plan.boundary}, after this batch"
+
+
+def _rollbacks_stay_in_the_past(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    before: PlanSeen | None = None
+    for plan in sorted(history.plans, key=lambda plan: plan.generation):
+        if before is not None and plan.timeline != before.timeline:
+            if plan.timeline <= before.timeline:
+                yield f"generation {plan.generation}: went back to timeline {plan.timeline} from {before.timeline}"
+            if plan.source == "nodes":
+                past = Lineage(timeline=before.timeline, ancestry=before.ancestry)
+                origin = (plan.source_timeline, plan.boundary)
+                if not past.has(*origin):
+                    yield (
+                        f"generation {plan.generation}: loaded boundary {origin[1]} of timeline {origin[0]}, "
+                        f"which is not in the past of timeline {before.timeline}"
+                    )
+                if not plan.ancestry or plan.ancestry[-1] != origin:
+                    yield (
+                        f"generation {plan.generation}: loaded boundary {origin[1]} of timeline {origin[0]}, "
+                        f"but its ancestry ends with {plan.ancestry[-1:] or 'nothing'}"
+                    )
+        before = plan
+
+
+def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    plans = _by_generation(history)
+    made: defaultdict[tuple[int, str, int], list[int]] = defaultdict(list)
+    for operation in history.operations:
+        plan = plans.get(operation.generation)
+        if operation.op == "update" and plan is not None and operation.stage < len(plan.stages):
+            for layer in plan.stages[operation.stage]:
+                made[plan.timeline, layer, operation.batch + 1].append(operation.generation)
+    for (timeline, layer, version), generations in sorted(made.items()):
+        if len(generations) > 1:
+            told = " and ".join(map(str, generations))
+            yield f"{layer}: version {version} was made {len(generations)} times on timeline {timeline}, by {told}"
+
+
+def _versions_are_late_by_the_delay(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    delay = train.delay
+    for operation in history.operations:
+        is_update = operation.op == "update"
+        wanted = operation.batch if is_update else weight_version(operation.batch, delay)
+        if operation.version != wanted:
+            yield f"{_name(operation)}: read version {operation.version}, not {wanted} (delay {delay})"
+
+
+def _both_ways_on_one_version(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    forwards = {
+        (o.generation, o.stage, o.batch, o.microbatch): o.version for o in history.operations if o.op == "forward"
+    }
+    for operation in history.operations:
+        if operation.op != "backward":
+            continue
+        key = (operation.generation, operation.stage, operation.batch, operation.microbatch)
+        if key not in forwards:
+            yield f"{_name(operation)}: there was no forward of it in this generation"
+        elif forwards[key] != operation.version:
+            yield f"{_name(operation)}: on version {operation.version}, its forward on version {forwards[key]}"
+
+
+def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    done = Counter((o.generation, o.stage, o.op, o.batch, o.microbatch) for o in history.operations)
+    for batch, plan in enumerate(owners(history.plans, _num_final(history, train))):
+        if plan is None:
+            yield f"batch {batch}: no plan ever computed it"
+            continue
+        for stage in range(len(plan.stages)):
+            work: list[tuple[str, int | None]] = [("update", None)]
+            work += [(op, i) for op in ("forward", "backward") for i in range(train.microbatches)]
+            for op, microbatch in work:
+                num = done[plan.generation, stage, op, batch, microbatch]
+                if num != 1:
+                    what = f"{op} of batch {batch}" + (f", microbatch {microbatch}" if microbatch is not None else "")
+                    yield (
+                        f"stage {stage}, {what}: counts {num} times in the final weights, which have it from "
+                        f"generation {plan.generation}"
+                    )
+
+
+def _nothing_crosses_generations(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    """What a stage computed on came from its neighbour in the same generation; no process goes back to an older one."""
+    started = {(o.generation, o.stage, o.op, o.batch, o.microbatch): o.started for o in history.operations}
+    final = owners(history.plans, _num_final(history, train))
+    for operation in history.operations:
+        plan = final[operation.batch] if operation.batch < len(final) else None
+        if operation.op == "update" or plan is None or plan.generation != operation.generation:
+            continue
+        neighbour = operation.stage + (-1 if operation.op == "forward" else 1)
+        if not 0 <= neighbour < len(plan.stages):
+            continue
+        key = (operation.generation, neighbour, operation.op, operation.batch, operation.microbatch)
+        if started.get(key, float("inf")) > operation.started:
+            yield f"{_name(operation)}: ran before stage {neighbour} of its own generation could have sent its input"
+    newest: dict[str, int] = {}
+    for operation in sorted(history.operations, key=lambda o: o.started):
+        if operation.process and operation.generation < newest.setdefault(operation.process, operation.generation):
+            yield f"{_name(operation)}: {operation.process} had begun generation {newest[operation.process]} by then"
+        elif operation.process:
+            newest[operation.process] = operation.generation
+
+
+def _progress_resumes(history: History, _train: TrainSpec, bounds: Bounds) -> Iterator[str]:
+    """After every fault there is an update, or the job's end, within the bound; a fault meanwhile starts it anew."""
+    moments = sorted(o.started for o in history.operations if o.op == "update")
+    if history.ended_at is not None:
+        moments.append(history.ended_at)
+    for fault in history.faults:
+        next_at = next((moment for moment in moments if moment > fault.until), None)
+        if next_at is None:
+            yield f"{fault.text}: nothing was ever computed after it"
+            continue
+        last = max(other.until for other in history.faults if other.at <= next_at)
+        if last == fault.until and next_at - last > bounds.recovery_s:
+            yield f"{fault.text}: {next_at - last:.1f} s passed until the next update, more than {bounds.recovery_s:g}"
+
+
+def _versions_are_two_at_most(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    for operation in history.operations:
+        if not 1 <= operation.versions_live <= MOST_VERSIONS:
+            yield f"{_name(operation)}: {operation.versions_live} weight versions were alive, not 1 or 2"
+
+
+def _amounts_are_bounded(history: History, _train: TrainSpec, bounds: Bounds) -> Iterator[str]:
+    series: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for sample in sorted(history.samples, key=lambda sample: sample.at):
+        for what, amount in sample.amounts.items():
+            series[sample.subject, what].append(amount)
+    for (subject, what), amounts in sorted(series.items()):
+        if max(amounts) > bounds.amounts.get(what, max(amounts)):
+            yield f"{subject}: {max(amounts)} {what}, more than {bounds.amounts[what]}"
+        quarter = len(amounts) // 4
+        if quarter and what in bounds.growth:
+            grown = min(amounts[-quarter:]) - max(amounts[: len(amounts) // 2])
+            if grown > bounds.growth[what]:
+                yield f"{subject}: {what} grew by {grown} and stayed there, more than {bounds.growth[what]}"
+
+
+RULES: Final[tuple[Callable[[History, TrainSpec, Bounds], Iterator[str]], ...]] = (
+    _plans_are_known,
+    _rollbacks_stay_in_the_past,
+    _versions_are_made_once,
+    _versions_are_late_by_the_delay,
+    _both_ways_on_one_version,
+    _everything_counts_once,
+    _nothing_crosses_generations,
+    _progress_resumes,
+    _versions_are_two_at_most,
+    _amounts_are_bounded,
+)
+
+
+def _by_generation(history: History) -> dict[int, PlanSeen]:
+    return {plan.generation: plan for plan in history.plans}
+
+
+def _num_final(history: History, train: TrainSpec) -> int:
+    """How many batches nothing can roll back any more."""
+    if history.is_finished:
+        return train.batches
+    return max(history.plans, key=lambda plan: plan.generation).boundary if history.plans else 0
+
+
+def _name(operation: Operation) -> str:
+    microbatch = f", microbatch {operation.microbatch}" if operation.microbatch is not None else ""
+    return (
+        f"generation {operation.generation}, stage {operation.stage}, {operation.op} of batch "
+        f"{operation.batch}{microbatch}"
+    )

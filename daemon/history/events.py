@@ -1,0 +1,65 @@
+"""Which of a daemon's log lines belong to its history, and the names of a history's fields. Pure.
+
+A history speaks the log's own words, so that one vocabulary serves whoever reads either.
+"""
+
+from typing import Final
+
+DAEMON_EVENTS: Final = frozenset(
+    {
+        # the node and its place in the cluster
+        "node_registered",
+        "node_drained",
+        "node_left",
+        "node_lost",
+        "lease_lost",
+        "lease_renewed",
+        "lease_revoked",
+        "etcd_lost",
+        "etcd_reached",
+        # who decides, and what
+        "leadership_won",
+        "leadership_ended",
+        "decision_written",
+        "decision_overtaken",
+        "plan_seen",
+        "phase_seen",
+        # workers
+        "order_sent",
+        "order_not_sent",
+        "order_overdue",
+        "worker_started",
+        "worker_attached",
+        "worker_reported",
+        "worker_killed",
+        "worker_exited",
+        # state
+        "record_written",
+        "record_deleted",
+        "state_fetched",
+        "state_fetch_failed",
+        "snapshot_missed",
+        "manifest_written",
+    }
+)
+
+WALL: Final = "wall"
+"""Seconds since the epoch, by the writer's clock: for people."""
+MONOTONIC: Final = "monotonic"
+"""Seconds of the machine's monotonic clock: comparable between the processes of one machine, and only there."""
+FIELDS: Final = ("event", "node", "incarnation", "job", "generation", "timeline")
+"""What a line says if it is known; whatever else the log line said follows."""
+DAEMONS_FOLDER: Final = "daemons"
+"""Below the history folder: one file per node, beside the workers' files."""
+
+
+def history_line(
+    event: dict[str, object], *, incarnation: str, wall: float, monotonic: float
+) -> dict[str, object] | None:
+    """The history's line of a log event, or None for one that is no part of it."""
+    if event.get("event") not in DAEMON_EVENTS:
+        return None
+    line: dict[str, object] = {WALL: wall, MONOTONIC: monotonic}
+    line |= {name: event[name] for name in FIELDS if name in event}
+    line.setdefault("incarnation", incarnation)
+    return line | {name: value for name, value in event.items() if name not in (*FIELDS, "timestamp")}

@@ -1,0 +1,42 @@
+"""What of the cluster's records belongs to a run's history: every plan that is in force, every phase of every job."""
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.records import Phase, PlanRecord, to_builtins
+
+log = structlog.get_logger()
+
+
+class Sightings:
+    """Says each plan and each phase once, when a view first shows it."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, PlanRecord] = {}
+        self._phases: dict[str, tuple[Phase, int]] = {}
+
+    def note(self, view: ClusterView) -> None:
+        """Look at a view after every change of it."""
+        for job in view.jobs.values():
+            if job.plan is not None and self._plans.get(job.name) != job.plan:
+                self._plans[job.name] = job.plan
+                log.info(
+                    "plan_seen",
+                    job=job.name,
+                    generation=job.plan.generation,
+                    timeline=job.plan.timeline,
+                    plan=to_builtins(job.plan),
+                )
+            phase = (job.phase.phase, job.phase.generation)
+            if self._phases.get(job.name) != phase:
+                self._phases[job.name] = phase
+                log.info(
+                    "phase_seen",
+                    job=job.name,
+                    generation=job.phase.generation,
+                    phase=job.phase.phase.value,
+                    reason=job.phase.reason,
+                )
+        for name in self._phases.keys() - view.jobs.keys():
+            del self._phases[name]
+            self._plans.pop(name, None)

@@ -1,0 +1,65 @@
+"""Copies a daemon's chosen log lines into its history file: JSON lines, rotated, bounded."""
+
+import json
+import time
+from collections.abc import MutableMapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.history.events import DAEMONS_FOLDER, history_line
+
+MAX_FILE_BYTES = 8 << 20
+NUM_OLD_FILES = 3
+
+
+class HistoryWriter:
+    """A structlog processor. Each line reaches the kernel before the log goes on, so that a killed daemon loses none.
+
+    A history that cannot be written is no reason to end a daemon: the next log line says so, and nothing more is
+    written.
+    """
+
+    def __init__(
+        self, folder: Path, *, node: str, max_file_bytes: int = MAX_FILE_BYTES, num_old_files: int = NUM_OLD_FILES
+    ) -> None:
+        """folder: of the whole history. Raises OSError when it cannot be written to."""
+        self._path = folder / DAEMONS_FOLDER / f"{node}.jsonl"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab", buffering=0)
+        self._max_file_bytes = max_file_bytes
+        self._num_old_files = num_old_files
+        self._incarnation = ""
+        self._trouble = ""
+
+    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Write the line's history, if it has one; hands the event on unchanged."""
+        if event.get("event") == "node_registered":
+            self._incarnation = str(event.get("incarnation", ""))
+        line = history_line(dict(event), incarnation=self._incarnation, wall=time.time(), monotonic=time.monotonic())
+        if line is None or self._trouble:
+            return event
+        try:
+            self._write(json.dumps(line, default=str).encode() + b"\n")
+        except OSError as error:
+            self._trouble = f"{self._path}: {error.strerror}"
+            event["history_ended"] = self._trouble
+        return event
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        if self._file.tell() + len(line) > self._max_file_bytes:
+            self._rotate()
+        self._file.write(line)
+
+    def _rotate(self) -> None:
+        """`x.jsonl` becomes `x.jsonl.1`, that one `x.jsonl.2`; the oldest goes."""
+        self._file.close()
+        names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, self._num_old_files + 1))]
+        for newer, older in reversed(list(pairwise(names))):
+            if newer.exists():
+                newer.replace(older)
+        self._file = self._path.open("ab", buffering=0)

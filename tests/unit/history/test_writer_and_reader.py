@@ -1,0 +1,138 @@
+"""A daemon's history on disk, and how it is read back with the workers' files beside it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+import structlog.testing
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import ConfigError
+from headway.daemon.history.read import read_events, read_history
+from headway.daemon.history.sightings import Sightings
+from headway.daemon.history.writer import HistoryWriter
+from headway.daemon.node.logs import configure_logs
+from headway.daemon.records import Keys, Phase, PhaseRecord, PlanRecord, StagePlan, encode, to_builtins
+from headway.stages.history import HistoryFile
+from headway.stages.ids import Generation, StageIndex
+from headway.stages.schedule import Backward, Forward
+
+PLAN = PlanRecord(
+    generation=3,
+    timeline=3,
+    boundary=20,
+    ancestry=((1, 20),),
+    source="nodes",
+    source_timeline=1,
+    stages=(StagePlan(node="a", node_incarnation="x", device_index=0, layers=("embed", "head"), depth=2),),
+)
+
+
+def test_chosen_log_lines_are_copied_and_others_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of three lines, one of them about nothing: two in the history, with both clocks and the incarnation."""
+    configured = structlog.get_config()
+    try:
+        configure_logs("info", "json", node="node-1", history=tmp_path)
+        log = structlog.get_logger()
+        log.info("node_registered", incarnation="abc", address="h:1")
+        log.info("tea_made", sugar=2)
+        log.warning("worker_exited", worker="cpu:0", pid=7, reason="killed")
+    finally:
+        for processor in structlog.get_config()["processors"]:
+            if isinstance(processor, HistoryWriter):
+                processor.close()
+        structlog.configure(**configured)
+        structlog.contextvars.clear_contextvars()
+    lines = [json.loads(line) for line in (tmp_path / "daemons/node-1.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["node_registered", "worker_exited"]
+    assert all(line["node"] == "node-1" and line["incarnation"] == "abc" for line in lines)
+    assert lines[0]["monotonic"] <= lines[1]["monotonic"]
+    assert lines[1]["pid"] == 7
+    assert "wall" in lines[1]
+    assert capsys.readouterr().err.count("\n") == 3, "the log itself keeps every line"
+
+
+def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
+    """Far more lines than two files of 2000 bytes hold: two are left, and the newest line is the last."""
+    writer = HistoryWriter(tmp_path, node="n", max_file_bytes=2000, num_old_files=1)
+    for number in range(200):
+        writer(None, "info", {"event": "order_sent", "number": number})
+    writer.close()
+    files = sorted((tmp_path / "daemons").iterdir())
+    assert [path.name for path in files] == ["n.jsonl", "n.jsonl.1"]
+    assert all(path.stat().st_size <= 2000 for path in files)
+    numbers = [line["number"] for line in read_events([tmp_path])]
+    assert numbers == list(range(numbers[0], 200))
+
+
+def test_a_history_that_cannot_be_written_ends_with_a_word(tmp_path: Path) -> None:
+    """The disk is full: the log line that could not be copied says so, the next ones go on without a history."""
+    writer = HistoryWriter(tmp_path, node="n")
+    writer.close()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        writer._file = full
+        told = writer(None, "info", {"event": "order_sent"})
+        assert "No space left" in told["history_ended"]
+        assert "history_ended" not in writer(None, "info", {"event": "order_sent"})
+
+
+def test_plans_and_operations_of_one_job_are_read(tmp_path: Path) -> None:
+    """A worker's file of job `a-b`, one of another job, a daemon's plan: the job's operation and its plan."""
+    for job in ("a-b", "other"):
+        path = tmp_path / f"{job}-00000003-0001.jsonl"
+        with HistoryFile(path, generation=Generation(3), stage_index=StageIndex(1)) as history:
+            history.record(Forward(7, 1), version=6, num_versions_live=2, started=1.5, ended=2.0)
+    writer = HistoryWriter(tmp_path, node="n")
+    for job, plan in (("a-b", PLAN), ("other", replace(PLAN, generation=4))):
+        writer(None, "info", {"event": "plan_seen", "job": job, "plan": to_builtins(plan)})
+    writer(None, "info", {"event": "phase_seen", "job": "a-b", "phase": "finished"})
+    writer.close()
+    found = read_history(tmp_path, "a-b")
+    (operation,) = found.operations
+    assert (operation.generation, operation.stage, operation.op) == (3, 1, "forward")
+    assert (operation.batch, operation.microbatch, operation.version, operation.started) == (7, 1, 6, 1.5)
+    (seen,) = found.plans
+    assert (seen.boundary, seen.ancestry, seen.source_timeline) == (20, ((1, 20),), 1)
+    assert seen.stages == (("embed", "head"),)
+    assert found.is_finished
+    assert found.ended_at is not None
+
+
+def test_a_torn_last_line_is_counted_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    """A writer killed in the middle of a line is no error; rubbish in the middle of a file is."""
+    path = tmp_path / "job-00000001-0000.jsonl"
+    with HistoryFile(path, generation=Generation(1), stage_index=StageIndex(0)) as history:
+        history.record(Backward(0, 0), version=0, num_versions_live=1, started=1.0, ended=2.0)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op": "back')
+    found = read_history(tmp_path, "job")
+    assert (len(found.operations), found.num_torn) == (1, 1)
+    path.write_bytes(b'{"op": "back\n' + whole)
+    with pytest.raises(ConfigError, match="line 1"):
+        read_history(tmp_path, "job")
+
+
+def test_each_plan_and_phase_is_said_once(tmp_path: Path) -> None:
+    """A view shown twice, then with a new plan and phase: two plans and two phases in the log."""
+    view, sightings = ClusterView(), Sightings()
+    key, phase_key = Keys.of("job", "plan"), Keys.of("job", "phase")
+
+    def show(plan: PlanRecord, phase: Phase, revision: int) -> None:
+        record = PhaseRecord(phase=phase, generation=plan.generation)
+        view.apply(key, encode(plan), mod_revision=revision, create_revision=1)
+        view.apply(phase_key, encode(record), mod_revision=revision, create_revision=1)
+        sightings.note(view)
+        sightings.note(view)
+
+    with structlog.testing.capture_logs() as lines:
+        show(PLAN, Phase.RUNNING, 2)
+        show(PLAN, Phase.RUNNING, 3)
+        show(replace(PLAN, generation=4), Phase.CHANGING, 4)
+    assert [(line["event"], line["generation"]) for line in lines] == [
+        ("plan_seen", 3),
+        ("phase_seen", 3),
+        ("plan_seen", 4),
+        ("phase_seen", 4),
+    ]
