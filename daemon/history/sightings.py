@@ -3,6 +3,7 @@
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.records import Phase, PlanRecord, to_builtins
 
 log = structlog.get_logger()
@@ -40,3 +41,11 @@ class Sightings:
         for name in self._phases.keys() - view.jobs.keys():
             del self._phases[name]
             self._plans.pop(name, None)
+
+
+async def note_sightings(cluster: ClusterWatch) -> None:
+    """Look at the cluster after every change of it, until cancelled."""
+    sightings, seen = Sightings(), -1
+    while True:
+        seen = await cluster.changed(seen)
+        sightings.note(cluster.view)

@@ -21,6 +21,7 @@ from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.history.sightings import note_sightings
 from headway.daemon.node.config import NodeConfig, advertised_host, listen_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
@@ -46,7 +47,7 @@ MAX_RUNTIME_DIR_BYTES = 80
 
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
-    configure_logs(config.log_level, config.log_format, node=config.name)
+    configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)
     forced_by = asyncio.run(Daemon(config).run())
     if forced_by is not None:
         signal.signal(forced_by, signal.SIG_DFL)
@@ -103,6 +104,8 @@ class Daemon:
         following = asyncio.create_task(cluster.run(), name="cluster watch")
         stack.push_async_callback(_cancel, following)
         following.add_done_callback(self._on_watch_end)
+        noting = asyncio.create_task(note_sightings(cluster), name="sightings")
+        stack.push_async_callback(_cancel, noting)
         # 4. Signals count from now on, since from now on there is something to leave.
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
