@@ -368,6 +368,8 @@ class GoodputRecord:
     typical_s: float = 0.0
     num_replayed: int = 0
     num_resumed: int = 0
+    trouble: str = ""
+    """Why its last periodic snapshot was not written, or how far apart they are now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

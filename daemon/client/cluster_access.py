@@ -22,6 +22,7 @@ from headway.stages.tls_identity import TlsIdentity
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
+RESUME_PAUSE_S = 0.1
 
 ResultT = TypeVar("ResultT")
 
@@ -157,8 +158,15 @@ class ClusterSession:
 
         While etcd is away nothing comes; afterwards nothing has been missed.
         """
+        is_first = True
         while True:
-            view, revision = await self._listed()
+            try:
+                view, revision = await self._listed()
+            except StoreUnreachableError:
+                if is_first:
+                    raise
+                continue  # it has waited for an answer until its deadline
+            is_first = False
             yield view
             try:
                 async for batch in self.client.watch(PREFIX, from_revision=revision + 1):
@@ -171,8 +179,8 @@ class ClusterSession:
                             now=time.monotonic(),
                         )
                     yield view
-            except CompactedError:
-                continue  # list again
+            except (CompactedError, StoreUnreachableError):
+                await asyncio.sleep(RESUME_PAUSE_S)  # list again
 
     async def while_reachable(
         self, work: Coroutine[Any, Any, ResultT], *, patience_s: float = 20.0, probe_every_s: float = 5.0

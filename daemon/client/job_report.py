@@ -1,10 +1,12 @@
 """A job as people see it: one value from its records. Pure; `--json` prints it as it is."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from headway.daemon.client.goodput_report import GoodputReport, report_goodput
+from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import JobView
-from headway.daemon.records import Phase, PlanRecord
+from headway.daemon.records import NodeRecord, Phase, PlanRecord
 
 SCHEMA_VERSION = 1
 
@@ -50,10 +52,16 @@ class JobReport:
     checkpoint_url: str
     submitted_at: float
     since: float
+    parent: str = ""
+    """The job from whose checkpoint this one began, and that checkpoint's boundary; empty: it began with its own."""
+    provisional_from: int | None = None
+    """Batches from here on would be computed again if a node were lost now."""
+    safety: SafetyReport = field(default_factory=SafetyReport)
+    goodput: GoodputReport = field(default_factory=lambda: GoodputReport(useful_share=None, seconds={}))
 
 
-def report_job(job: JobView) -> JobReport:
-    """The report of a job whose spec is known."""
+def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
+    """The report of a job whose spec is known, on the nodes that are up."""
     spec = job.spec
     assert spec is not None, "a job without its spec is not shown"
     phase, progress, plan = job.phase, job.progress, job.plan
@@ -66,6 +74,7 @@ def report_job(job: JobView) -> JobReport:
         left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
     told = plan or job.next
     is_exact, exact_reason = _exactness(job)
+    safety = report_safety(job, nodes, batch=batch)
     return JobReport(
         name=job.name,
         phase=phase.phase.value,
@@ -89,7 +98,16 @@ def report_job(job: JobView) -> JobReport:
         checkpoint_url=job.checkpoint.url if job.checkpoint else "",
         submitted_at=job.submission.submitted_at if job.submission else 0.0,
         since=phase.since,
+        parent=_parent(job),
+        provisional_from=max(0, batch + 1 - safety.lag) if batch is not None and safety.lag else None,
+        safety=safety,
+        goodput=report_goodput(job),
     )
+
+
+def _parent(job: JobView) -> str:
+    checkpoint = job.checkpoint
+    return checkpoint.origin_job if checkpoint is not None and checkpoint.origin_job != job.name else ""
 
 
 def _exactness(job: JobView) -> tuple[bool | None, str]:
@@ -154,6 +172,8 @@ def report_line(report: JobReport) -> str:
         parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.stages:
         parts.append(f"generation {report.generation} on {', '.join(stage.node for stage in report.stages)}")
+    if report.goodput.useful_share is not None:
+        parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
         parts.append(f"{duration(report.seconds_left)} left")
     if report.reason:

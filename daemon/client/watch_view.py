@@ -5,7 +5,7 @@ A display is handed the same snapshots whatever it does with them, so that who w
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Protocol, Self
@@ -17,15 +17,32 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from headway.daemon.client.goodput_report import goodput_line
 from headway.daemon.client.job_report import JobReport, StageReport, duration, layer_range, report_job, report_line
 from headway.daemon.client.loss_curve import draw_curve
+from headway.daemon.client.safety_report import safety_lines
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.records import EventRecord, NodeRecord
+from headway.daemon.records import EventRecord, NodeFailureRecord, NodeRecord
 
 STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
-PHASE_COLOURS = {"running": "green", "finished": "green", "failed": "red", "cancelled": "red", "paused": "yellow"}
-LAYOUTS = ((8, True, 4), (8, False, 4), (6, False, 2), (4, False, 1), (4, False, 0), (0, False, 0))
-"""Rows of the curve, whether nodes are listed, number of events: from all to what a low terminal holds."""
+PHASE_COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "failed": "red",
+    "cancelled": "red",
+    "paused": "yellow",
+    "recovering": "yellow",
+}
+LAYOUTS = (
+    (8, True, True, 4),
+    (8, False, True, 4),
+    (6, False, True, 2),
+    (6, False, False, 2),
+    (4, False, False, 1),
+    (4, False, False, 0),
+    (0, False, False, 0),
+)
+"""Rows of the curve, whether nodes and details are listed, number of events: from all to what a low terminal holds."""
 PLAIN_INTERVAL_S = 1.0
 ROWS_ABOVE = 2
 """Left free over the live picture, so that what is said there (`stopping`) is seen."""
@@ -37,6 +54,8 @@ class Snapshot:
 
     report: JobReport
     nodes: tuple[NodeRecord, ...] = ()
+    failures: Mapping[str, tuple[NodeFailureRecord, ...]] = field(default_factory=dict)
+    """Of the last minutes, by node."""
     leader: str = ""
     losses: tuple[tuple[int, float], ...] = ()
     """(batch, loss), oldest first; as many as are known here."""
@@ -45,13 +64,16 @@ class Snapshot:
 
 @dataclass(slots=True)
 class LossHistory:
-    """The losses of a job as far as its progress was followed. A replayed batch replaces what was there."""
+    """The losses of a job as far as its progress was followed. A batch that comes again replaces what was there."""
 
     losses: dict[int, float] = field(default_factory=dict)
 
     def add(self, recent: Sequence[tuple[int, float]]) -> None:
-        """Take over (batch, loss) pairs."""
+        """Take over (batch, loss) pairs, which end with the newest: later batches, from before a rollback, go."""
         self.losses.update(recent)
+        newest = recent[-1][0] if recent else None
+        if newest is not None and newest < max(self.losses):
+            self.losses = {batch: loss for batch, loss in self.losses.items() if batch <= newest}
 
     @property
     def points(self) -> tuple[tuple[int, float], ...]:
@@ -65,11 +87,11 @@ def snapshot(view: ClusterView, job: str, history: LossHistory) -> Snapshot | No
     if found is None or found.submission is None:
         return None
     if found.progress is not None:
-        history.add(found.progress.recent)
-        history.add(((found.progress.batch, found.progress.loss),))
+        history.add((*found.progress.recent, (found.progress.batch, found.progress.loss)))
     return Snapshot(
-        report=report_job(found),
+        report=report_job(found, view.nodes),
         nodes=tuple(view.nodes[name] for name in sorted(view.nodes)),
+        failures={name: tuple(found.values()) for name, found in view.failures.items()},
         leader=view.leader.node if view.leader else "",
         losses=history.points,
         events=tuple(found.events[number] for number in sorted(found.events)),
@@ -189,7 +211,9 @@ def render(snapshot: Snapshot, *, width: int, height: int | None = None) -> Rend
     return picture
 
 
-def _picture(snapshot: Snapshot, width: int, curve_height: int, has_nodes: bool, num_events: int) -> RenderableType:
+def _picture(
+    snapshot: Snapshot, width: int, curve_height: int, has_nodes: bool, has_details: bool, num_events: int
+) -> RenderableType:
     inner = max(20, width - 4)
     report = snapshot.report
     parts: list[RenderableType] = [_head(report), _progress(report, inner)]
@@ -200,6 +224,10 @@ def _picture(snapshot: Snapshot, width: int, curve_height: int, has_nodes: bool,
     if snapshot.nodes and has_nodes:
         parts += [Text(), _nodes(snapshot)]
     parts += [Text(), _exact(report)]
+    if report.parent:
+        parts.append(Text(f"began with a checkpoint of job {report.parent}", style="dim"))
+    parts += [_safety(line) for line in safety_lines(report.safety) if has_details or not line.startswith("check")]
+    parts += _goodput(report, has_details)
     if events := snapshot.events[len(snapshot.events) - num_events :]:
         parts += [Text(), *(_event(event) for event in events)]
     if report.error:
@@ -219,6 +247,8 @@ def _head(report: JobReport) -> Text:
 def _progress(report: JobReport, width: int) -> RenderableType:
     done = 0 if report.batch is None else report.batch + 1
     numbers = [f"batch {done}/{report.batches}"]
+    if report.provisional_from is not None and report.provisional_from < done:
+        numbers.append(f"provisional from {report.provisional_from}")
     if report.loss is not None:
         numbers.append(f"loss {report.loss:.4f}")
     if report.tokens_per_second:
@@ -264,14 +294,30 @@ def _nodes(snapshot: Snapshot) -> Table:
         table.add_column(title, no_wrap=True)
     for node in snapshot.nodes:
         devices = ", ".join(device.model or device.kind for device in node.devices)
-        table.add_row(node.name, devices, node.site, node_notes(node, snapshot.leader))
+        failures = snapshot.failures.get(node.name, ())
+        table.add_row(node.name, devices, node.site, node_notes(node, snapshot.leader, num_failures=len(failures)))
     return table
 
 
-def node_notes(node: NodeRecord, leader: str) -> str:
-    """What is special about a node: `leads`, `draining`."""
+def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
+    """What is special about a node: `leads`, `draining`, `cpu:0 down`, `failed twice …`."""
     notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
+    notes += [f"device {index} down" for index in node.down_devices]
+    if num_failures:
+        notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
     return ", ".join(notes)
+
+
+def _safety(line: str) -> Text:
+    return Text(line, style="yellow" if line.startswith(("unprotected", "warning")) else "dim")
+
+
+def _goodput(report: JobReport, has_details: bool) -> list[RenderableType]:
+    line = goodput_line(report.goodput)
+    if not line:
+        return []
+    told = [Text(line, style="dim")]
+    return told + ([Text(report.goodput.why_slow)] if has_details and report.goodput.why_slow else [])
 
 
 def _exact(report: JobReport) -> Text:

@@ -81,7 +81,8 @@ def jobs(
     from headway.daemon.client.job_report import report_job
 
     async def work(session: "ClusterSession") -> None:
-        reports = [report_job(job) for job in (await session.view()).jobs_in_order()]
+        view = await session.view()
+        reports = [report_job(job, view.nodes) for job in view.jobs_in_order()]
         if as_json:
             say_json(reports)
         elif not reports:
@@ -129,7 +130,7 @@ def status(
         view = await session.view()
         found = job_of(view, job)
         if as_json:
-            say_json(report_job(found))
+            say_json(report_job(found, view.nodes))
             return
         from rich.console import Console
 

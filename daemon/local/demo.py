@@ -106,7 +106,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     for generation, plan in sorted(joining.plans.items()):
         stages = " | ".join(f"{stage.node}: {layer_range(stage.layers)}" for stage in plan.stages)
         _say(f"  generation {generation}, from batch {plan.boundary}: {stages}")
-    report = report_job(job)
+    report = report_job(job, {})
     _say(f"Exact: {'yes' if report.exact else 'no'}, because {report.exact_reason}.")
     _say(f"No batch was lost: {folder.metrics} has each of the {len(losses)} batches once, in order.")
     from headway.daemon.results.sample import sample

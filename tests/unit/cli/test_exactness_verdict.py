@@ -28,5 +28,5 @@ def test_a_finished_job_tells_whether_it_was_exact(
     view = ClusterView()
     for revision, (key, record) in enumerate(records.items(), start=1):
         view.apply(key, encode(record), mod_revision=revision, create_revision=revision)
-    report = report_job(view.jobs["j"])
+    report = report_job(view.jobs["j"], view.nodes)
     assert (report.exact, report.exact_reason) == (is_exact, reason)

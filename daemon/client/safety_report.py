@@ -1,0 +1,110 @@
+"""What a job would lose if something broke now, and what it has lost so far. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.daemon.coordination import boundaries
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.copy_places import num_copies
+from headway.daemon.records import TERMINAL_PHASES, NodeRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetyReport:
+    """Absent numbers are None."""
+
+    restorable: tuple[int, ...] = ()
+    """Boundaries that survive the loss of copies - 1 nodes, newest first."""
+    copies: int = 0
+    """Nodes that hold the part of the newest restorable boundary that fewest hold."""
+    lag: int | None = None
+    """Batches since the newest restorable boundary or checkpoint: what a failure now would compute again."""
+    unprotected: str = ""
+    """Why the loss of one node would lose more than that; empty: it would not."""
+    troubles: tuple[str, ...] = ()
+    """What keeps snapshots and checkpoints from being written."""
+    checkpoint_lag: int | None = None
+    """Batches since the newest checkpoint."""
+    num_rollbacks: int = 0
+    recovered_to: int | None = None
+    """The boundary that the last rollback went to."""
+    recovery_cause: str = ""
+    num_again: int = 0
+    """Batches that the last rollback made the job compute again."""
+
+
+def report_safety(job: JobView, nodes: Mapping[str, NodeRecord], *, batch: int | None) -> SafetyReport:
+    """The report of a job whose spec is known. batch: the last whose loss is known."""
+    spec = job.spec
+    assert spec is not None, "a job without its spec is not shown"
+    done = 0 if batch is None else batch + 1
+    safe = boundaries.restorable(job, nodes) if nodes else ()
+    checkpointed = job.checkpoint.boundary if job.checkpoint is not None else None
+    best = max([0 if checkpointed is None else checkpointed, *(boundary for _, boundary in safe)])
+    lineage = boundaries.lineage_of(job)
+    plan = job.plan
+    went_back = plan is not None and bool(plan.ancestry) and plan.generation == plan.timeline
+    return SafetyReport(
+        restorable=tuple(boundary for _, boundary in safe),
+        copies=boundaries.fewest_holders(job, safe[0], nodes) if safe else 0,
+        lag=max(0, done - best) if plan is not None else None,
+        unprotected=_unprotected(job, spec, nodes),
+        troubles=_troubles(job),
+        checkpoint_lag=None if checkpointed is None else max(0, done - checkpointed),
+        num_rollbacks=len(lineage.ancestry) if lineage is not None else 0,
+        recovered_to=lineage.ancestry[-1][1] if lineage is not None and lineage.ancestry else None,
+        recovery_cause=plan.reason if plan is not None and went_back else "",
+        num_again=max(0, plan.furthest - plan.boundary) if plan is not None and went_back else 0,
+    )
+
+
+def why_unprotected(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> str:
+    """Why the loss of a node would lose all boundaries that nodes hold; empty: it would not."""
+    if spec.fault.copies == 1:
+        return "copies = 1: what a lost node holds is held by nobody else"
+    if not spec.fault.snapshot_every:
+        return "snapshot_every = 0: nodes hold no boundaries"
+    if num_copies(spec, nodes) < 2:
+        return "one node: nobody else could hold a copy" if nodes else "no node is up"
+    return ""
+
+
+def safety_lines(report: SafetyReport) -> list[str]:
+    """The report for people; nothing that goes without saying."""
+    lines = []
+    if report.restorable:
+        number = ", ".join(map(str, report.restorable[:2]))
+        lines.append(f"restorable: boundary {number} ({report.copies} copies), {_batches(report.lag)} ago")
+    elif report.lag is not None:
+        lines.append(f"restorable: nothing newer than {_batches(report.lag)} ago")
+    if report.checkpoint_lag is not None:
+        lines.append(f"checkpoint: {_batches(report.checkpoint_lag)} ago")
+    if report.unprotected:
+        lines.append(f"unprotected: {report.unprotected}")
+    if report.num_rollbacks:
+        again = f", {_batches(report.num_again)} computed again" if report.num_again else ""
+        cause = f" ({report.recovery_cause})" if report.recovery_cause else ""
+        lines.append(f"rollbacks: {report.num_rollbacks}; the last to boundary {report.recovered_to}{again}{cause}")
+    return lines + [f"warning: {trouble}" for trouble in report.troubles]
+
+
+def _unprotected(job: JobView, spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> str:
+    return "" if job.phase.phase in TERMINAL_PHASES else why_unprotected(spec, nodes)
+
+
+def _troubles(job: JobView) -> tuple[str, ...]:
+    found = [
+        f"boundary {boundary} on {node}: {record.trouble}"
+        for (_, boundary), records in sorted(job.state.items())
+        for node, record in sorted(records.items())
+        if record.trouble
+    ]
+    for (generation, stage), goodput in sorted(job.goodput.items()):
+        if goodput.trouble and job.plan is not None and generation == job.plan.generation:
+            found.append(f"stage {stage} on {goodput.node}: {goodput.trouble}")
+    return tuple(found)
+
+
+def _batches(number: int | None) -> str:
+    return f"{number} batch{'es' * (number != 1)}"

@@ -1,0 +1,169 @@
+"""What this node's workers spend their seconds on: gathered from their heartbeats, put into etcd every few seconds."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import ConflictError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
+from headway.daemon.records import GoodputRecord, Keys, PlanRecord, encode
+from headway.proto import control_pb2
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 5.0
+RECENT_S: Final = 60.0
+"""`recent` covers so much, once a plan has run so long."""
+
+
+@dataclass(slots=True)
+class DeviceBook:
+    """The heartbeats of one device's worker under one plan."""
+
+    job: str
+    generation: int
+    newest: control_pb2.Heartbeat
+    trouble: str = ""
+    samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
+    """(when, seconds by class), oldest first; the first is what `recent` counts from."""
+
+    def add(self, beat: control_pb2.Heartbeat, now: float) -> None:
+        """Take over a heartbeat; forget those that are too old to count from."""
+        self.newest = beat
+        self.samples.append((now, dict(beat.seconds)))
+        while len(self.samples) > 1 and self.samples[1][0] <= now - RECENT_S:
+            self.samples.popleft()
+
+    @property
+    def recent(self) -> dict[str, float]:
+        """Seconds by class of the last minute."""
+        before = self.samples[0][1]
+        return {
+            kind: spent for kind, total in self.newest.seconds.items() if (spent := total - before.get(kind, 0)) > 0
+        }
+
+
+class GoodputBook:
+    """The newest heartbeats of every device. No IO; `now` is any clock that does not jump."""
+
+    def __init__(self) -> None:
+        self._books: dict[int, DeviceBook] = {}
+
+    @property
+    def devices(self) -> Mapping[int, DeviceBook]:
+        """By device index."""
+        return self._books
+
+    def add(self, device_index: int, beat: control_pb2.Heartbeat, *, now: float) -> None:
+        """Take over a heartbeat. One without a job, or without seconds, says nothing."""
+        if not beat.job or not beat.seconds:
+            return
+        book = self._books.get(device_index)
+        is_same = book is not None and (book.job, book.generation) == (beat.job, beat.generation)
+        if book is None or not is_same or sum(beat.seconds.values()) < sum(book.newest.seconds.values()):
+            book = self._books[device_index] = DeviceBook(beat.job, beat.generation, beat)
+        book.add(beat, now)
+
+    def missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+        """Take over that a periodic snapshot was not written, or so late that the next ones are further apart."""
+        apart = f"; every {missed.factor}. is written now" if missed.factor > 1 else ""
+        for book in self._books.values():
+            if (book.job, book.generation) == (missed.job, missed.generation):
+                book.trouble = f"snapshot at boundary {missed.boundary}: {missed.reason}{apart}"
+
+    def forget(self, job: str) -> None:
+        """Drop what is known of a job that is no more."""
+        self._books = {index: book for index, book in self._books.items() if book.job != job}
+
+    def changes(self, job: JobView, node: str) -> dict[str, GoodputRecord]:
+        """Key to record for every stage of the job's plan that a device of this node computes."""
+        found = {}
+        for index, book in self._books.items():
+            if job.plan is None or (book.job, book.generation) != (job.name, job.plan.generation):
+                continue
+            stage = _stage_of(job.plan, node, index)
+            worker = job.workers.get((job.plan.generation, stage)) if stage is not None else None
+            if stage is None or worker is None:
+                continue
+            found[Keys.goodput(job.name, book.generation, stage)] = GoodputRecord(
+                node=node,
+                incarnation=worker.incarnation,
+                seconds=_rounded(book.newest.seconds),
+                recent=_rounded(book.recent),
+                typical_s=book.newest.typical_s,
+                num_replayed=book.newest.num_replayed,
+                num_resumed=book.newest.num_resumed,
+                trouble=book.trouble,
+            )
+        return found
+
+
+def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
+    """Keys of older plans' records of the same worker processes: their seconds are in the new ones."""
+    living = {record.incarnation for record in records.values()}
+    older = {Keys.goodput(job.name, *place) for place, record in job.goodput.items() if record.incarnation in living}
+    return older - set(records)
+
+
+class GoodputReports:
+    """`run` writes what the workers' heartbeats say, once for every stage that has something new."""
+
+    def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
+        self.book = GoodputBook()
+        self._view = view
+        self._etcd = etcd
+        self._node = node
+        self._lease_id = lease_id
+        self._written: dict[str, GoodputRecord] = {}
+
+    async def run(self, heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]]) -> None:
+        """Write until cancelled. heartbeats: the newest of each worker, by device index.
+
+        What etcd does not take now is in the next record, since seconds only add up.
+        """
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            for index, beat in heartbeats().items():
+                self.book.add(index, beat, now=time.monotonic())
+            for name in {book.job for book in self.book.devices.values()}:
+                job = self._view.jobs.get(name)
+                if job is None or job.submission is None:
+                    self.book.forget(name)
+                else:
+                    await self._write(job)
+
+    async def _write(self, job: JobView) -> None:
+        records = self.book.changes(job, self._node)
+        new = {key: record for key, record in records.items() if self._written.get(key) != record}
+        if not new:
+            return
+        plan_key = Keys.of(job.name, "plan")
+        changes: list[Change] = [Put(key, encode(record), self._lease_id()) for key, record in new.items()]
+        old = superseded(job, records)
+        changes += [Delete(key) for key in old]
+        try:
+            await self._etcd.transaction([Compare.unchanged(plan_key, self._view.revision_of(plan_key))], changes)
+        except ConflictError:
+            return
+        except StoreError as error:
+            log.warning("goodput_not_written", job=job.name, error=str(error))
+            return
+        self._written = {key: record for key, record in (self._written | new).items() if key not in old}
+
+
+def _stage_of(plan: PlanRecord, node: str, device_index: int) -> int | None:
+    return next(
+        (index for index, stage in enumerate(plan.stages) if (stage.node, stage.device_index) == (node, device_index)),
+        None,
+    )
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {kind: round(value, 2) for kind, value in seconds.items()}
