@@ -104,8 +104,13 @@ class ClusterView:
     """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
     absent_since: dict[str, float] = field(default_factory=dict)
     """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
+    """Counts from the listing that found it gone, if etcd was out of sight when it went."""
     started_at: float | None = None
-    """When the first key was applied."""
+    """When the first key was applied, in this epoch."""
+    steady_since: float | None = None
+    """Since when etcd has been in sight without a break; None: it is not, and absences prove nothing."""
+    epoch: int = 0
+    """How often etcd's history went back (an older backup, an empty store) so that the view was made anew."""
     _deleted: dict[str, int] = field(default_factory=dict)
 
     def apply(
@@ -122,7 +127,7 @@ class ClusterView:
         now: seconds of this process's monotonic clock. Settle times and deadlines count from it, so that no two
         clocks are ever compared; a new leader therefore gives every wait its full time again.
         """
-        if mod_revision <= max(self.revisions.get(key, 0), self._deleted.get(key, 0)):
+        if mod_revision <= self.last_revision_of(key):
             return
         if self.started_at is None:
             self.started_at = now
@@ -137,6 +142,28 @@ class ClusterView:
             self._fold(key, value, create_revision=create_revision, now=now)
         except (msgspec.MsgspecError, ValueError) as error:
             self.ignored[key] = str(error)
+
+    def set_in_sight(self, is_in_sight: bool, *, now: float) -> None:
+        """Note that etcd answers, or that it does not any more."""
+        if not is_in_sight:
+            self.steady_since = None
+        elif self.steady_since is None:
+            self.steady_since = now
+
+    def start_anew(self, *, now: float) -> None:
+        """Forget every key: etcd's history went back. The nodes that were known count as absent from now on."""
+        known = {*self.nodes, *self.absent_since}
+        for records in (self.nodes, self.failures, self.jobs, self.revisions, self.ignored, self._deleted):
+            records.clear()
+        self.leader = None
+        self.absent_since = dict.fromkeys(known, now)
+        self.nodes_changed_at = now
+        self.started_at = now
+        self.epoch += 1
+
+    def last_revision_of(self, key: str) -> int:
+        """Revision of a key's last change or deletion, as far as it is remembered; 0: never heard of."""
+        return max(self.revisions.get(key, 0), self._deleted.get(key, 0))
 
     def revision_of(self, key: str) -> int:
         """Revision of a key's last change; 0: the key is absent."""

@@ -4,15 +4,19 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.history import HistoryMark, went_back
 from headway.daemon.errors import CompactedError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.records import PREFIX
 
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
 RETRY_PAUSE_S = 0.5
 AUDIT_PERIOD_S = 60.0
 
@@ -32,7 +36,7 @@ class ClusterWatch:
     ) -> None:
         self.view = view if view is not None else ClusterView()
         self.revision = 0
-        """The view holds every change up to this revision; 0: nothing was listed yet."""
+        """The view holds every change up to this revision; 0: nothing was listed yet. Falls when `view.epoch` rises."""
         self.version = 0
         """Rises whenever the view or `is_reachable` changes; for `changed`."""
         self.is_reachable = False
@@ -42,6 +46,7 @@ class ClusterWatch:
         self._client = client
         self._clock = clock
         self._audit_period_s = audit_period_s
+        self._mark = HistoryMark()
         self._signal = asyncio.Event()
 
     async def run(self) -> None:
@@ -49,12 +54,26 @@ class ClusterWatch:
 
         Raises StoreError when etcd refuses this client, by name or certificate: that does not pass by waiting.
         """
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow(), name="follow etcd")
-                group.create_task(self._audit(), name="audit the view")
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+        is_audit, pause = False, FIRST_PAUSE_S
+        while True:
+            seen = self._mark
+            listed = await self._list()
+            self._take_listing(listed, seen, is_audit=is_audit)
+            is_audit, started_at = False, self._clock()
+            try:
+                # etcd's watches have lost events in some releases: now and then, list again and compare.
+                async with asyncio.timeout(self._audit_period_s * random.uniform(0.9, 1.1)):
+                    async for batch in self._client.watch(PREFIX, from_revision=listed.revision + 1):
+                        self._take_batch(batch)
+            except TimeoutError:
+                is_audit = True
+                continue
+            except CompactedError as error:
+                _log.warning("watch_compacted", etcd=error.target, reason=error.reason)
+            except StoreUnreachableError as error:
+                self._reached(False, f"{error.target} {error.reason}")
+            pause = FIRST_PAUSE_S if self._clock() - started_at > LONGEST_PAUSE_S else min(pause * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
     async def changed(self, seen: int) -> int:
         """Return the version when it is no longer `seen`. Many changes may be behind one return; none is missed."""
@@ -72,59 +91,42 @@ class ClusterWatch:
             return False
         return True
 
-    async def _follow(self) -> None:
-        while True:
-            listed = await self._list()
-            self._take_listing(listed, known_revision=listed.revision)
-            self.revision = max(self.revision, listed.revision)
-            self._bump()
-            try:
-                changes = self._client.watch(PREFIX, from_revision=listed.revision + 1, on_reachable=self._reached)
-                async for batch in changes:
-                    self._take_batch(batch)
-            except CompactedError as error:
-                _log.warning("watch_compacted", reason=error.reason)
-
-    async def _audit(self) -> None:
-        """Now and then, list again and compare: etcd's watches have lost events in some releases."""
-        while True:
-            await asyncio.sleep(self._audit_period_s * random.uniform(0.9, 1.1))
-            seen_revision = self.revision
-            listed = await self._list()
-            missed = [
-                entry.key
-                for entry in listed.entries
-                if self.view.revision_of(entry.key) < entry.mod_revision <= seen_revision
-            ]
-            if missed:
-                _log.error("watch_missed_changes", keys=missed[:10], num_keys=len(missed), revision=seen_revision)
-            self._take_listing(listed, known_revision=seen_revision)
-            self._bump()
-
     async def _list(self) -> Snapshot:
         while True:
             try:
-                listed = await self._client.get_prefix(PREFIX)
-                self._reached(True, "")
-                return listed
+                return await self._client.get_prefix(PREFIX)
             except StoreUnreachableError as error:
                 self._reached(False, error.reason)
             except CompactedError as error:
                 _log.info("listing_compacted", reason=error.reason)
             await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
 
-    def _take_listing(self, listed: Snapshot, *, known_revision: int) -> None:
-        """known_revision: changes up to here cannot arrive a second time."""
-        now = self._clock()
+    def _take_listing(self, listed: Snapshot, seen: HistoryMark, *, is_audit: bool) -> None:
+        """seen: how far etcd had come before the listing was asked for; everything up to there is in the view."""
+        now, view = self._clock(), self.view
+        revisions = {entry.key: entry.mod_revision for entry in listed.entries}
+        found = HistoryMark(listed.revision, listed.cluster_id, listed.raft_term)
+        known = {key: view.last_revision_of(key) for key in revisions}
+        reason = went_back(seen, found, known=known, listed=revisions)
+        if reason is not None:
+            view.set_in_sight(False, now=now)
+            view.start_anew(now=now)
+            _log.error("etcd_history_went_back", etcd=self._client.target, reason=reason, epoch=view.epoch)
+        elif is_audit:
+            missed = [key for key, revision in revisions.items() if known[key] < revision <= seen.revision]
+            if missed:
+                _log.error("watch_missed_changes", keys=missed[:10], num_keys=len(missed), revision=seen.revision)
         for entry in listed.entries:
-            self.view.apply(
+            view.apply(
                 entry.key, entry.value, mod_revision=entry.mod_revision, create_revision=entry.create_revision, now=now
             )
-        present = {entry.key for entry in listed.entries}
-        gone = [key for key, at in self.view.revisions.items() if key not in present and at <= listed.revision]
-        for key in gone:
-            self.view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
-        self.view.forget_deleted(below=min(known_revision, listed.revision))
+        for key in [key for key in view.revisions if key not in revisions]:
+            view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
+        view.forget_deleted(below=listed.revision)
+        self._mark = found
+        self.revision = listed.revision
+        self._reached(True, "")
+        self._bump()
 
     def _take_batch(self, batch: WatchBatch) -> None:
         now = self._clock()
@@ -132,11 +134,13 @@ class ClusterWatch:
             self.view.apply(
                 event.key, event.value, mod_revision=event.mod_revision, create_revision=event.create_revision, now=now
             )
-        self.revision = max(self.revision, batch.revision)
+        self._mark = replace(self._mark, revision=batch.revision)
+        self.revision = batch.revision
         self._bump()
 
     def _reached(self, is_reachable: bool, reason: str) -> None:
         self.unreachable_reason = reason
+        self.view.set_in_sight(is_reachable, now=self._clock())
         if is_reachable is self.is_reachable:
             return
         self.is_reachable = is_reachable

@@ -4,7 +4,7 @@ A client of our own because none of the published ones survives the death of an 
 in docs/decisions.md. Wire format: proto/etcd.proto.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -52,6 +52,9 @@ class Snapshot:
 
     revision: int
     entries: tuple[KeyValue, ...]
+    cluster_id: int = 0
+    raft_term: int = 0
+    """Rises with every election, also over restarts: a lower one is another history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class EtcdStatus:
     version: str
     database_bytes: int
     has_leader: bool
+    is_leader: bool
+    """Of the members."""
     revision: int
 
 
@@ -113,14 +118,16 @@ class EtcdClient:
         """
         start, end = range_start(prefix.encode()), prefix_end(prefix.encode())
         entries: list[KeyValue] = []
-        revision = 0
+        revision = cluster_id = raft_term = 0
         while True:
             request = etcd_pb2.RangeRequest(key=start, range_end=end, limit=page_keys, revision=revision)
             reply = await self._range(request)
-            revision = revision or reply.header.revision
+            if not revision:
+                revision, cluster_id = reply.header.revision, reply.header.cluster_id
+                raft_term = reply.header.raft_term
             entries += map(_key_value, reply.kvs)
             if not reply.more:
-                return Snapshot(revision, tuple(entries))
+                return Snapshot(revision, tuple(entries), cluster_id, raft_term)
             start = reply.kvs[-1].key + b"\0"
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
@@ -209,18 +216,22 @@ class EtcdClient:
 
     # --- watches and health ------------------------------------------------------------------------------------------
 
-    def watch(
-        self, prefix: str, *, from_revision: int, on_reachable: Callable[[bool, str], None] | None = None
-    ) -> AsyncIterator[WatchBatch]:
-        """Changes of a prefix from a revision on, without loss; see etcd_watch.watch."""
-        return watch(self._connection, prefix, from_revision=from_revision, on_reachable=on_reachable)
+    def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
+        """Changes of a prefix from a revision on, without loss, until the connection breaks; see etcd.watch."""
+        return watch(self._connection, prefix, from_revision=from_revision)
 
     async def status(self) -> EtcdStatus:
         """The member's own word; also the cheapest way to find out whether anybody answers."""
         reply = await self._connection.unary(
             lambda channel: MaintenanceStub(channel).Status, etcd_pb2.StatusRequest(), is_repeatable=True
         )
-        return EtcdStatus(reply.version, int(reply.dbSize), reply.leader != 0, int(reply.header.revision))
+        return EtcdStatus(
+            version=reply.version,
+            database_bytes=int(reply.dbSize),
+            has_leader=reply.leader != 0,
+            is_leader=reply.leader == reply.header.member_id,
+            revision=int(reply.header.revision),
+        )
 
     # --- the two calls that are made in several places ---------------------------------------------------------------
 

@@ -17,13 +17,13 @@ Metadata = tuple[tuple[str, str], ...]
 
 PROBE_KEY = b"\0"
 RETRY_PAUSE_S = 0.1
-MAX_ATTEMPT_S = 2.0
-"""Longest time that one endpoint of several gets before the next is tried."""
+FIRST_ATTEMPT_S = 1.5
+"""Time that one endpoint of several gets before the next is tried; it doubles, for answers that need longer."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -32,7 +32,18 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
 )
 
-_SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+_SILENT = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        # What a call may end with when its server dies in the middle of a message:
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.ABORTED,
+    }
+)
+_OVERLOADED = "too many requests"
 _OLD_LOGIN = ("invalid auth token", "revision of auth store is old", "auth token is not provided", "user name is empty")
 
 
@@ -72,19 +83,24 @@ class EtcdConnection:
     @property
     def channel(self) -> grpc.aio.Channel:
         """The channel to the present endpoint."""
-        endpoint = self.access.endpoints[self._index]
-        if endpoint not in self._channels:
-            self._channels[endpoint] = self._open(endpoint)
-        return self._channels[endpoint]
+        if self.endpoint not in self._channels:
+            self._channels[self.endpoint] = self._open(self.endpoint)
+        return self._channels[self.endpoint]
+
+    @property
+    def endpoint(self) -> str:
+        """host:port of the member that is asked at present."""
+        return self.access.endpoints[self._index]
 
     @property
     def metadata(self) -> Metadata:
         """The login token, as every call must send it; empty without a user."""
         return self._token
 
-    def rotate(self) -> None:
-        """Turn to the next endpoint."""
-        self._index = (self._index + 1) % len(self.access.endpoints)
+    def leave(self, endpoint: str) -> None:
+        """Turn to the next endpoint, unless somebody else has already turned away from this one."""
+        if endpoint == self.endpoint:
+            self._index = (self._index + 1) % len(self.access.endpoints)
 
     async def close(self) -> None:
         """Close every channel; calls in flight end at once."""
@@ -106,17 +122,22 @@ class EtcdConnection:
         knows whether it was done, and StoreUnreachableError says so.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self.access.timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self.access.timeout_s if timeout_s is None else timeout_s
+        deadline = loop.time() + timeout_s
+        may_go_elsewhere = is_repeatable and len(self.access.endpoints) > 1
+        attempt_s = min(FIRST_ATTEMPT_S, timeout_s / 2) if may_go_elsewhere else timeout_s
         while True:
             await self._reach(deadline)
+            endpoint = self.endpoint
             try:
-                return await self._authenticated(send, deadline)
+                return await self._authenticated(send, min(loop.time() + attempt_s, deadline))
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _SILENT:
+                if not is_silence(error):
                     raise self.translated(error) from error
-                self.rotate()
+                self.leave(endpoint)
                 if not is_repeatable or loop.time() + RETRY_PAUSE_S >= deadline:
                     raise self._unreachable(error, "was it done? unknown" if not is_repeatable else "") from error
+            attempt_s *= 2
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def unary(
@@ -146,7 +167,7 @@ class EtcdConnection:
     def translated(self, error: grpc.aio.AioRpcError) -> StoreError:
         """gRPC's error as one of ours."""
         details = (error.details() or "").removeprefix("etcdserver: ").removeprefix("mvcc: ")
-        if error.code() in _SILENT:
+        if is_silence(error):
             return self._unreachable(error)
         if "lease not found" in details:
             return LeaseLostError(self.target, details)
@@ -172,16 +193,16 @@ class EtcdConnection:
         """Return when the present endpoint is connected, turning to the next ones while it is not."""
         loop = asyncio.get_running_loop()
         while self.channel.get_state() is not grpc.ChannelConnectivity.READY:
-            left = deadline - loop.time()
-            timeout = min(left, MAX_ATTEMPT_S) if len(self.access.endpoints) > 1 else left
+            endpoint, left = self.endpoint, deadline - loop.time()
+            timeout = min(left, FIRST_ATTEMPT_S) if len(self.access.endpoints) > 1 else left
             probe = etcd_pb2.RangeRequest(key=PROBE_KEY, serializable=True, count_only=True)
             try:
                 await etcd_pb2_grpc.KVStub(self.channel).Range(probe, timeout=max(timeout, 0.0))
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _SILENT:
+                if not is_silence(error):
                     return  # whatever it says, somebody answered
-                self.rotate()
+                self.leave(endpoint)
                 if loop.time() + RETRY_PAUSE_S >= deadline:
                     raise self._unreachable(error) from error
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -209,6 +230,11 @@ class EtcdConnection:
         if identity is None or not identity.certificate:
             reason += "; no client certificate was given, and a server with TLS may want one"
         return StoreUnreachableError(self.target, f"{reason} ({remark})" if remark else reason)
+
+
+def is_silence(error: grpc.aio.AioRpcError) -> bool:
+    """Whether this says nothing about the request: nobody answered, or one that cannot serve just now."""
+    return error.code() in _SILENT or _OVERLOADED in (error.details() or "")
 
 
 def is_login_refused(error: grpc.aio.AioRpcError) -> bool:

@@ -1,9 +1,10 @@
-"""A watch that outlives connections and servers: it resumes after the last event, so none is lost or doubled."""
+"""A watch: changes as they happen, for as long as one connection to one living server lasts."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -12,8 +13,12 @@ from headway.daemon.etcd.connection import EtcdConnection, is_login_refused
 from headway.daemon.etcd.transaction import prefix_end, range_start
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
+WatchCall = grpc.aio.StreamStreamCall[Any, Any]
+
+QUIET_S = 2.0
+"""After so long without an event the server is asked whether it is still there."""
+SILENT_S = 3.0
+"""A server that does not answer that for so long is taken for gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,83 +45,97 @@ class WatchBatch:
         return self.events[-1].mod_revision
 
 
-async def watch(
-    connection: EtcdConnection,
-    prefix: str,
-    *,
-    from_revision: int,
-    on_reachable: Callable[[bool, str], None] | None = None,
-) -> AsyncIterator[WatchBatch]:
-    """Every change of keys that begin with a prefix, from a revision on. Never ends by itself.
+async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
+    """Every change of keys that begin with a prefix, from a revision on, until the connection breaks.
 
-    It resumes at the revision after the last event, never at the revision of a header: a server that is catching up
-    names revisions in headers whose events it has not sent yet. Progress notices only keep the stream alive.
+    It does not resume: an etcd that is back may be another one, or an older state of the same one, and would keep a
+    watch that waits for a revision of the future silent. So whoever watches lists again.
 
-    on_reachable: told (True, "") when a server serves the watch, and (False, reason) when the stream broke; a broken
-    one is tried again for ever.
-    Raises CompactedError when events from there on are no longer kept: list again; StoreError when etcd refuses.
+    Only events tell a revision, never a header: a server that is catching up names revisions in headers whose events it
+    has not sent yet.
+
+    Raises StoreUnreachableError when the stream breaks, falls silent or its server has not come as far as
+    `from_revision`; CompactedError when events from there on are no longer kept; StoreError when etcd refuses.
     """
-    tell = on_reachable or _ignore
-    next_revision, pause = from_revision, FIRST_PAUSE_S
-    while True:
-        reason = "etcd ended the watch"
-        try:
-            async for reply in _stream(connection, prefix, next_revision):
-                if reply.created:
-                    tell(True, "")
-                    pause = FIRST_PAUSE_S
-                if reply.events:
-                    next_revision = reply.events[-1].kv.mod_revision + 1
-                    yield WatchBatch(tuple(map(_key_event, reply.events)))
-        except grpc.aio.AioRpcError as error:
-            if is_login_refused(error):
-                reason = "login expired"
-                await _log_in(connection)
-            else:
-                translated = connection.translated(error)
-                if not isinstance(translated, StoreUnreachableError) and error.code() not in _BROKEN:
-                    raise translated from error
-                reason = translated.reason
-        except TimeoutError:
-            reason = f"no watch was made within {connection.access.timeout_s:g} s"
-        tell(False, reason)
-        connection.rotate()
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 2, LONGEST_PAUSE_S)
+    endpoint = connection.endpoint
+    try:
+        async for reply in _stream_with_login(connection, prefix, from_revision):
+            if reply.created and reply.header.revision < from_revision - 1:
+                raise StoreUnreachableError(
+                    f"etcd at {endpoint}", f"is at revision {reply.header.revision}, before {from_revision - 1}"
+                )
+            if reply.events:
+                yield WatchBatch(tuple(map(_key_event, reply.events)))
+    except grpc.aio.AioRpcError as error:
+        connection.leave(endpoint)
+        raise connection.translated(error) from error
+    except StoreUnreachableError:
+        connection.leave(endpoint)
+        raise
+    connection.leave(endpoint)
+    raise StoreUnreachableError(f"etcd at {endpoint}", "ended the watch")
 
 
-_BROKEN = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.ABORTED})
-"""What a stream may end with when its server stops in the middle of a message."""
+async def _stream_with_login(
+    connection: EtcdConnection, prefix: str, from_revision: int
+) -> AsyncIterator[etcd_pb2.WatchResponse]:
+    """`_stream`, with a fresh login if the present one has been forgotten."""
+    try:
+        async for reply in _stream(connection, prefix, from_revision):
+            yield reply
+        return
+    except grpc.aio.AioRpcError as error:
+        if not connection.access.user or not is_login_refused(error):
+            raise
+    await connection.log_in()
+    async for reply in _stream(connection, prefix, from_revision):
+        yield reply
 
 
 async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -> AsyncIterator[etcd_pb2.WatchResponse]:
-    """One stream's replies, until it ends. Raises AioRpcError, CompactedError, or TimeoutError before the first one."""
+    """One stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError for silence."""
     start, end = range_start(prefix.encode()), prefix_end(prefix.encode())
     create = etcd_pb2.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision, progress_notify=True)
     metadata = (("hasleader", "true"), *connection.metadata)
+    target, timeout_s = f"etcd at {connection.endpoint}", connection.access.timeout_s
     call = etcd_pb2_grpc.WatchStub(connection.channel).Watch(metadata=metadata)
     try:
-        async with asyncio.timeout(connection.access.timeout_s):
+        async with asyncio.timeout(timeout_s):
             await call.write(etcd_pb2.WatchRequest(create_request=create))
             reply = await call.read()
         while isinstance(reply, etcd_pb2.WatchResponse):
             if reply.compact_revision:
-                raise CompactedError(connection.target, f"revision {from_revision} was compacted away")
+                raise CompactedError(target, f"revision {from_revision} was compacted away")
             if reply.canceled:
-                return
+                raise StoreUnreachableError(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
             yield reply
-            reply = await call.read()
+            reply = await _next(call, target)
+    except TimeoutError as error:
+        raise StoreUnreachableError(target, f"no watch was made within {timeout_s:g} s") from error
     finally:
         call.cancel()
 
 
-async def _log_in(connection: EtcdConnection) -> None:
+async def _next(call: WatchCall, target: str) -> object:
+    """The next reply, or EOF. A server that is quiet is asked for its progress; it answers at once, if it lives."""
+    tasks = {reading := asyncio.create_task(call.read())}
     try:
-        await connection.log_in()
-    except grpc.aio.AioRpcError as error:
-        translated = connection.translated(error)
-        if not isinstance(translated, StoreUnreachableError):
-            raise translated from error
+        done, _ = await asyncio.wait(tasks, timeout=QUIET_S)
+        if not done:
+            tasks.add(asyncio.create_task(_ask_for_progress(call)))
+            done, _ = await asyncio.wait({reading}, timeout=SILENT_S)
+        if not done:
+            raise StoreUnreachableError(target, f"said nothing for {QUIET_S + SILENT_S:g} s")
+        return reading.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask_for_progress(call: WatchCall) -> None:
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `read` tells what happened
+        await call.write(etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest()))
 
 
 def _key_event(message: etcd_pb2.Event) -> KeyEvent:
@@ -127,7 +146,3 @@ def _key_event(message: etcd_pb2.Event) -> KeyEvent:
         message.kv.mod_revision,
         message.kv.create_revision,
     )
-
-
-def _ignore(is_reachable: bool, reason: str) -> None:
-    """Nobody wants to know."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,9 @@ MEMBER_NAME = "headway"
 PORT_IN_USE = "address already in use"
 START_ATTEMPTS = 3
 KEPT_REVISIONS = 10_000
+"""etcd compacts down to these every five minutes; without that its database only grows."""
+QUOTA_BYTES = 2 * 2**30
+"""Of the database; a full one refuses every write."""
 
 TETHER = Path(__file__).with_name("tethered.py")
 
@@ -46,16 +49,19 @@ class EtcdServerConfig:
     ready_timeout_s: float = 30.0
     fsync: bool = True
     """False: a power cut may lose keys. For tests."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Further flags of etcd, or other values for those that are set here."""
 
 
 class EtcdServer:
     """A running etcd. Start it from a thread that lives as long as the process: it dies with that thread."""
 
-    def __init__(self, config: EtcdServerConfig, process: subprocess.Popen[bytes], endpoint: str) -> None:
+    def __init__(self, config: EtcdServerConfig, client_port: int, peer_port: int) -> None:
         self.config = config
-        self.endpoint = endpoint
+        self.endpoint = f"{config.host}:{client_port}"
         """host:port for clients."""
-        self._process = process
+        self._ports = client_port, peer_port
+        self._process = _spawn(config, client_port, peer_port)
 
     @classmethod
     async def start(cls, config: EtcdServerConfig) -> Self:
@@ -71,8 +77,7 @@ class EtcdServer:
         config.log_file.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, START_ATTEMPTS + 1):
             log_offset = config.log_file.stat().st_size if config.log_file.exists() else 0
-            client_port, peer_port = _choose_ports(config)
-            server = cls(config, _spawn(config, client_port, peer_port), f"{config.host}:{client_port}")
+            server = cls(config, *_choose_ports(config))
             try:
                 await server._wait_until_ready()
                 return server
@@ -93,6 +98,11 @@ class EtcdServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop()
+
+    @property
+    def peer_port(self) -> int:
+        """Where other members of its cluster would reach it."""
+        return self._ports[1]
 
     @property
     def pid(self) -> int:
@@ -123,6 +133,28 @@ class EtcdServer:
                 os.close(handle)
         return self._process.wait()
 
+    async def restart(self) -> None:
+        """Stop it if it runs, and start it again on the same ports and the same data; return when it serves.
+
+        Raises as `start` does.
+        """
+        await self.stop()
+        for port in self._ports:
+            _check_port(self.config.host, port)
+        self._is_ready = False
+        self._process = _spawn(self.config, *self._ports)
+        try:
+            await self._wait_until_ready()
+        finally:
+            if not self._is_ready:
+                await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL; return when it is gone. Idempotent."""
+        if self._process.poll() is None:
+            self._process.kill()
+            await self.wait()
+
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """SIGTERM, and SIGKILL when that is not enough within the deadline. Idempotent."""
         if self._process.poll() is None:
@@ -130,9 +162,7 @@ class EtcdServer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self.wait()
-        if self._process.poll() is None:
-            self._process.kill()
-            await self.wait()
+        await self.kill()
 
     _is_ready = False
 
@@ -238,8 +268,10 @@ def _flags(config: EtcdServerConfig, client_port: int, peer_port: int) -> list[s
         "election-timeout": 200,
         "auto-compaction-mode": "revision",
         "auto-compaction-retention": KEPT_REVISIONS,
+        "quota-backend-bytes": QUOTA_BYTES,
         "logger": "zap",
         "log-level": "warn",
+        **config.flags,
     }
     flags = [f"--{name}={value}" for name, value in values.items()]
     return flags if config.fsync else [*flags, "--unsafe-no-fsync"]

@@ -1,6 +1,5 @@
 """An etcd with users and passwords, as people run one of their own."""
 
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ from headway.daemon.errors import StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from tests.integration.etcd.backup import etcdctl
 from tests.integration.etcd.test_server import free_port
 
 PASSWORD = "right"
@@ -25,14 +24,6 @@ class GuardedEtcd:
     def access(self, password: str = PASSWORD, *, user: str = "root") -> EtcdAccess:
         """As a user with a password."""
         return replace(self.server.access(timeout_s=10), user=user, password=password)
-
-
-def etcdctl(server: EtcdServer, *arguments: str) -> None:
-    """etcd's own command line, for what Headway's client has no use for."""
-    folder = server.config.certificates
-    tls = [f"--cacert={folder / CA_FILE}", f"--cert={folder / CERTIFICATE_FILE}", f"--key={folder / KEY_FILE}"]
-    command = [str(server.config.binary.with_name("etcdctl")), f"--endpoints=https://{server.endpoint}", *tls]
-    subprocess.run([*command, *arguments], check=True, timeout=30, capture_output=True, env={"ETCDCTL_API": "3"})
 
 
 @pytest.fixture

@@ -187,8 +187,8 @@ async def test_a_watch_from_an_old_revision_catches_up_after_a_restart(own_serve
             start = (await writing.status()).revision + 1
             await writing.put("/w/0", b"")
             seen = await first_events(watching.watch("/w/", from_revision=start), 1)
-            await server.stop(timeout_s=0.0)
-            server = await EtcdServer.start(config)
+            await server.kill()
+            await server.restart()
             for index in range(1, 50):
                 await writing.put(f"/w/{index}", b"")
             await writing.delete("/w/0")
@@ -200,40 +200,41 @@ async def test_a_watch_from_an_old_revision_catches_up_after_a_restart(own_serve
         await server.stop()
 
 
-async def test_a_running_watch_survives_a_restart(own_server_config: EtcdServerConfig) -> None:
-    """One and the same watch is read before and after a kill of the server, and told of the break in between."""
-    config = replace(own_server_config, client_port=free_port(), fsync=True)
-    reachable: list[bool] = []
-    server = await EtcdServer.start(config)
-    try:
-        async with EtcdClient(server.access(timeout_s=10)) as client, EtcdClient(server.access()) as writing:
-            events: list[KeyEvent] = []
+async def test_a_watch_ends_when_its_server_does(own_server_config: EtcdServerConfig) -> None:
+    """etcd is killed: the watch says at once that it is over, and which etcd it was."""
+    async with await EtcdServer.start(own_server_config) as server, EtcdClient(server.access()) as client:
+        revision = await client.put("/w/0", b"")
+        changes = client.watch("/w/", from_revision=revision)
+        await first_events(changes, 1)
+        await server.kill()
+        with pytest.raises(StoreUnreachableError, match=server.endpoint):
+            await asyncio.wait_for(first_events(changes, 1), 2.0)
 
-            async def collect() -> None:
-                async for batch in client.watch(
-                    "/w/", from_revision=1, on_reachable=lambda up, _: reachable.append(up)
-                ):
-                    events.extend(batch.events)
-                    if len(events) == 20:
-                        return
 
-            collecting = asyncio.create_task(collect())
-            for index in range(10):
-                await writing.put(f"/w/{index:02d}", b"")
-            async with asyncio.timeout(DEADLINE_S):
-                while len(events) < 10:
-                    await asyncio.sleep(0.01)
-            await server.stop(timeout_s=0.0)
-            server = await EtcdServer.start(config)
-            for index in range(10, 20):
-                await writing.put(f"/w/{index:02d}", b"")
-            await asyncio.wait_for(collecting, DEADLINE_S)
-            assert [event.key for event in events] == [f"/w/{index:02d}" for index in range(20)]
-            assert reachable[0] is True
-            assert False in reachable
-            assert reachable[-1] is True
-    finally:
-        await server.stop()
+async def test_a_watch_of_the_future_does_not_wait_for_it(etcd: Etcd, client: EtcdClient) -> None:
+    """A revision that etcd has yet to reach by a hundred changes, as after a restored backup: it ends at once."""
+    revision = (await client.status()).revision
+    with pytest.raises(StoreUnreachableError, match=f"is at revision {revision}, before {revision + 99}"):
+        await first_events(client.watch("/w/", from_revision=revision + 100), 1)
+
+
+async def test_a_watch_notices_a_server_that_stands_still(
+    own_server_config: EtcdServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quiet watch of a living etcd goes on; when etcd is frozen, it ends although the connection still stands."""
+    monkeypatch.setattr("headway.daemon.etcd.watch.QUIET_S", 0.1)
+    monkeypatch.setattr("headway.daemon.etcd.watch.SILENT_S", 0.5)
+    async with await EtcdServer.start(own_server_config) as server, EtcdClient(server.access()) as client:
+        revision = await client.put("/w/0", b"")
+        changes = client.watch("/w/", from_revision=revision)
+        await first_events(changes, 1)
+        waiting = asyncio.create_task(first_events(changes, 1))
+        await asyncio.wait({waiting}, timeout=0.8)
+        assert not waiting.done()
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(StoreUnreachableError, match="said nothing"):
+            await asyncio.wait_for(waiting, 3.0)
+        os.kill(server.pid, signal.SIGCONT)
 
 
 @pytest.mark.slow
@@ -264,14 +265,14 @@ async def test_etcd_away_ends_a_strict_lease_and_no_other(own_server_config: Etc
             strict = await client.grant_lease(1, is_strict=True)
             lenient = await client.grant_lease(1)
             await client.put("/alive", b"", lease_id=lenient.id)
-            await server.stop(timeout_s=0.0)
+            await server.kill()
             await asyncio.wait_for(strict.lost.wait(), 10)
             assert "not renewed within 1 s (no answer" in strict.reason
             async with asyncio.timeout(DEADLINE_S):
                 while lenient.remaining_s > 0:
                     await asyncio.sleep(0.05)
             lenient.check()
-            server = await EtcdServer.start(config)
+            await server.restart()
             async with asyncio.timeout(DEADLINE_S):
                 while lenient.remaining_s == 0:
                     await asyncio.sleep(0.05)
