@@ -5,6 +5,7 @@ step that failed rests a little and is due again, and one that keeps failing is 
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -60,7 +61,8 @@ class Surroundings:
 
     node: str
     incarnation: str
-    lease_id: int
+    lease_id: Callable[[], int]
+    """The node's lease now: it is another one after one was lost."""
     etcd: EtcdClient
     view: ClusterView
     store: StateStore
@@ -115,10 +117,18 @@ class Agent:
                 return str(error)
         return ""
 
+    def worker_refused_file(self, path: str) -> None:
+        """A worker found a file damaged."""
+        log.error("file_damaged", path=path)
+
+    def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+        """A periodic snapshot was not written, or late."""
+        log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Until cancelled. Raises LeaseLostError when etcd says that this incarnation is over."""
+        """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.progress.run(), name="progress")
             while True:
@@ -168,9 +178,7 @@ class Agent:
         try:
             await self._do(step)
             self._attempts.pop(step, None)
-        except LeaseLostError:
-            raise
-        except ConflictError:
+        except (ConflictError, LeaseLostError):
             self._rest(step, TRANSACTION_REST_S)
         except (StoreError, PeerError, RecoveryError, ConfigError, OSError) as error:
             self._failed(step, error, supervisor)
@@ -240,7 +248,7 @@ class Agent:
         job = view.jobs.get(_job_of(step))
         if job is None or (isinstance(step, AnswerStop) and job.stop is None):
             raise ConflictError(key, "was removed")
-        leaf, lease_id = "plan", around.lease_id
+        leaf, lease_id = "plan", around.lease_id()
         match step:
             case RegisterWorker():
                 value = encode(step.record)

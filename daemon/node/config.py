@@ -43,16 +43,22 @@ class NodeConfig:
     """Most that the store may hold; 0: what the file system has."""
     cache_dir: Path | None = None
     """Token shards; below `state_dir` when unset."""
+    history: bool = False
+    """Record what happens, each operation of the workers too, so that `headway chaos` can check it."""
     history_dir: Path | None = None
-    """Where workers record each operation, for tests; off when unset."""
+    """Where that lies: `history` below `state_dir` when unset. Setting it turns `history` on."""
     checkpoint_root: Path | None = None
     """What a job's relative `checkpoint_dir` is relative to. Only clusters on one machine have such a place."""
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: every CUDA device, or the CPU when there is none."""
     num_devices: int = 0
     """Workers on this node; 0: one per CUDA device, one on the CPU."""
+    num_spares: int = 1
+    """Further worker processes that hold no device until a worker has died: each costs a Python's memory."""
     lease_ttl_s: int = 5
     """A node that etcd has not heard of for so long is dead."""
+    quarantine_after: int = 3
+    """So many failures of a node within ten minutes leave it out of plans; 0: never. The leader's setting counts."""
     stop_timeout_s: float = 120.0
     """The longest wait for the stop boundary of a clean leave."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -145,6 +151,9 @@ def _convert(settings: Mapping[str, tuple[str, object]]) -> NodeConfig:
             raise ConfigError(f"{key} = {value!r}: {str(error).split(' - at')[0]}", where) from error
     values = {key: value for key, (_, value) in settings.items()}
     config = msgspec.convert(values, NodeConfig, strict=False, dec_hook=_decode_path)
+    if config.history and config.history_dir is None:
+        config = replace(config, history_dir=config.state_dir / "history")
+    config = replace(config, history=config.history_dir is not None)
     return config if config.name else replace(config, name=socket.gethostname())
 
 
@@ -158,7 +167,7 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("etcd", "name at least one host:port")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
-    for key in ("num_devices", "store_quota_bytes", "stop_timeout_s"):
+    for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):
         if getattr(config, key) < 0:
             raise refuse(key, "must not be negative")
     if config.etcd_user and config.etcd_password_file is None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,9 +19,9 @@ import structlog
 
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.errors import LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.fault_points import arm
 from headway.daemon.history.sightings import note_sightings
 from headway.daemon.node.config import NodeConfig, advertised_host, listen_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
@@ -40,13 +41,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SERVICE_GRACE_S = 1.0
 END_TIMEOUT_S = 30.0
 """For workers to quit and leases to be given back, once no plan needs this node."""
-REJOIN_PAUSE_S = 1.0
 MAX_RUNTIME_DIR_BYTES = 80
 """A unix socket's whole path has room for 107."""
 
 
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
+    arm()
     configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)
     forced_by = asyncio.run(Daemon(config).run())
     if forced_by is not None:
@@ -72,9 +73,8 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._notifier)
             house, desk = await self._start_up(stack)
-            membership = await self._serve(house, desk)
-            if membership is not None:
-                await self._shut_down(*membership)
+            membership, working = await self._serve(house, desk)
+            await self._shut_down(membership, working, desk)
             if self._refused is not None:
                 raise self._refused
         return self._signals[1] if self._force.is_set() else None
@@ -135,6 +135,7 @@ class Daemon:
             is_etcd_reachable=lambda: cluster.is_reachable,
         )
         await _start_service(server, desk)
+        stack.callback(desk.ending.set)
         house = House(
             config=config,
             record=record,
@@ -148,42 +149,33 @@ class Daemon:
         )
         return house, desk
 
-    async def _serve(self, house: House, desk: NodeDesk) -> tuple[Membership, "asyncio.Task[None]"] | None:
-        """Be a member until a signal; after a lost lease join anew. Returns the membership that is to be ended."""
-        is_first = True
-        while not self._stop.is_set():
-            membership = Membership(house)
-            try:
-                await membership.join()
-            except StoreError as error:
-                if is_first:
-                    raise
-                log.warning("node_not_registered", error=str(error))
-                await _wait(self._stop, REJOIN_PAUSE_S)
-                continue
-            desk.incarnation = membership.incarnation
-            working = asyncio.create_task(membership.run(), name="membership")
-            self._notifier.ready(f"node {self._config.name}, {len(house.record.devices)} worker(s)")
-            is_first = False
-            stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await _cancel(stopping)
-            if not working.done():
-                return membership, working
-            try:
-                working.result()
-            except LeaseLostError as error:
-                log.error("lease_lost", error=str(error))
-                house.store.wipe()
-        return None
+    async def _serve(self, house: House, desk: NodeDesk) -> tuple[Membership, "asyncio.Task[None]"]:
+        """Be a member until a signal. Returns the membership that is to be ended; raises what ended it before."""
+        membership = Membership(house)
+        desk.incarnation = membership.incarnation
+        await membership.join()
+        working = asyncio.create_task(membership.run(), name="membership")
+        self._notifier.ready(f"node {self._config.name}, {len(house.record.devices)} worker(s)")
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(stopping)
+        if working.done():
+            await asyncio.wait_for(membership.leave(), END_TIMEOUT_S)
+            working.result()
+        return membership, working
 
-    async def _shut_down(self, membership: Membership, working: "asyncio.Task[None]") -> None:
+    async def _shut_down(self, membership: Membership, working: "asyncio.Task[None]", desk: NodeDesk) -> None:
         """Leave in order, each step with its deadline; a second signal skips the waiting."""
         config = self._config
         # 1. Wait for plans without this node.
-        self._notifier.stopping("waiting for plans without this node")
-        self._notifier.extend_timeout(config.stop_timeout_s + END_TIMEOUT_S)
-        log.info("leave_began", deadline_s=config.stop_timeout_s)
+        wish = "waiting for plans without this node"
+        if not desk.is_etcd_reachable():
+            wish = (
+                f"etcd is away, nobody can plan without this node: going in {config.stop_timeout_s:g} s at the latest"
+            )
+        self._notifier.stopping(wish)
+        self._notifier.extend_timeout(config.stop_timeout_s + 2 * END_TIMEOUT_S)
+        log.info("leave_began", deadline_s=config.stop_timeout_s, is_etcd_reachable=desk.is_etcd_reachable())
         draining = asyncio.create_task(membership.drain(), name="drain")
         forcing = asyncio.create_task(self._force.wait())
         await asyncio.wait(
@@ -197,9 +189,9 @@ class Daemon:
         await _cancel(forcing)
         # 2. Release the workers, resign.
         self._notifier.status("stopping workers")
-        await asyncio.wait_for(_cancel(working), END_TIMEOUT_S)
+        await _in_time(_cancel(working), "workers")
         # 3. Take the node's records away.
-        await asyncio.wait_for(membership.leave(), END_TIMEOUT_S)
+        await _in_time(membership.leave(), "lease")
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals.append(number)
@@ -248,8 +240,9 @@ async def _cancel(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
     await asyncio.wait([task])
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def _in_time(step: Awaitable[None], what: str) -> None:
+    """Await a step of the end, but not for ever: what is left then ends with this process, or with its lease."""
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        await asyncio.wait_for(step, END_TIMEOUT_S)
     except TimeoutError:
-        return
+        log.error("end_overdue", what=what, deadline_s=END_TIMEOUT_S)

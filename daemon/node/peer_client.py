@@ -51,6 +51,10 @@ class NodeClient:
             raise _translated(address, error) from error
         return reply
 
+    def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
+        """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
+        return _read(address, self._stub(address).Accompany(control_pb2.AccompanyRequest(node=node)))
+
     def fetch_state(
         self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False
     ) -> AsyncIterator[control_pb2.Chunk]:

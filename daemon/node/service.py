@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class NodeDesk:
     logs_dir: Path
     checkpoint_root: Path | None
     is_etcd_reachable: Callable[[], bool]
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the daemon goes."""
 
 
 class NodeService(control_pb2_grpc.NodeServicer):
@@ -65,6 +67,15 @@ class NodeService(control_pb2_grpc.NodeServicer):
             etcd_reachable=self._desk.is_etcd_reachable(),
             leader=leader.node if leader is not None else "",
         )
+
+    async def Accompany(  # noqa: N802
+        self,
+        request: control_pb2.AccompanyRequest,  # noqa: ARG002
+        context: Any,  # noqa: ARG002
+    ) -> AsyncIterator[control_pb2.AccompanyReply]:
+        """One word, then nothing until this daemon ends."""
+        yield control_pb2.AccompanyReply(incarnation=self._desk.incarnation)
+        await self._desk.ending.wait()
 
     async def FetchState(  # noqa: N802
         self, request: control_pb2.FetchStateRequest, context: Any

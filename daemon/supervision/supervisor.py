@@ -2,8 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +10,8 @@ import grpc.aio
 import structlog
 
 from headway.daemon.records import Device
+from headway.daemon.supervision.liveness import TICK_S, Beat, StallWatch
+from headway.daemon.supervision.roster import Roster, WorkerHandle, WorkerSettings
 from headway.daemon.supervision.worker_process import WorkerProcess, last_lines
 from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
@@ -18,24 +19,11 @@ from headway.proto import control_pb2
 
 log = structlog.get_logger()
 
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
-HEALTHY_AFTER_S = 60.0
-"""A worker that lived so long is respawned without delay."""
 QUIT_TIMEOUT_S = 5.0
-HELLO_TIMEOUT_S = 120.0
-"""For a new worker to import the model and to attach."""
-SILENCE_S = 30.0
-"""A worker says every second that it lives; after such a silence it is killed."""
 MAX_ERROR_CHARACTERS = 200_000
 """Of a failure's text; etcd refuses values beyond 1.5 MB."""
-ANSWER_TIMEOUT_S = {
-    OrderKind.PREPARE: 120.0,
-    OrderKind.START: 300.0,
-    OrderKind.WRITE: 300.0,
-    OrderKind.RELEASE: 60.0,
-}
-"""A worker that has not answered by then is killed. A stop takes as long as its batch; the coordinator watches that."""
+MAX_DAMAGED = 8
+"""Files that a worker may refuse before its generation is given up."""
 
 
 class Listener(Protocol):
@@ -53,64 +41,54 @@ class Listener(Protocol):
         """The last stage's worker finished batches."""
         ...
 
+    def worker_refused_file(self, path: str) -> None:
+        """A file that a worker was to load is damaged; Start is due again once there is another."""
+        ...
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What every worker of a node is started with."""
-
-    node: str
-    host: str
-    """Where it listens for its neighbours."""
-    certificates: Path
-    runtime_dir: Path
-    """Private folder for the socket."""
-    output_dir: Path
-    """What workers print goes here."""
-    logs_dir: Path
-    history_dir: Path | None = None
-
-
-class WorkerHandle:
-    """One device's worker: the process that is there now, its stream, and its status."""
-
-    def __init__(self, device: Device, index: int) -> None:
-        self.device = device
-        self.index = index
-        self.status = WorkerStatus(device_index=index)
-        self.process: WorkerProcess | None = None
-        self.stream: WorkerStream | None = None
-        self.num_quick_deaths = 0
-        self.deadlines: dict[tuple[OrderKind, JobGeneration], asyncio.TimerHandle] = {}
-        self.silence: asyncio.TimerHandle | None = None
-        self.verdict = ""
-        """Why we killed it, if we did."""
-
-    @property
-    def name(self) -> str:
-        """For people: `worker cpu:0`."""
-        return f"worker {self.device.kind}:{self.index}"
+    def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+        """A periodic snapshot was not written, or late."""
+        ...
 
 
 class Supervisor:
     """All workers of a node. Lives in the event loop of the main thread."""
 
-    def __init__(self, devices: tuple[Device, ...], settings: WorkerSettings, listener: Listener) -> None:
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        settings: WorkerSettings,
+        listener: Listener,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_change: told when a process came or went, so that `down_devices` may be others."""
         self._settings = settings
         self._listener = listener
-        self._handles = [WorkerHandle(device, index) for index, device in enumerate(devices)]
+        self._on_change = on_change
+        self._roster = Roster(devices, settings, on_exit=self._exited)
         self._server: grpc.aio.Server | None = None
-        self._respawns: set[asyncio.TimerHandle] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     @property
     def socket_path(self) -> Path:
         """Where workers attach."""
-        return self._settings.runtime_dir / "workers.sock"
+        return self._settings.socket_path
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
         """One per device, by index."""
-        return tuple(handle.status for handle in self._handles)
+        return tuple(handle.status for handle in self._roster.workers)
+
+    @property
+    def down_devices(self) -> tuple[int, ...]:
+        """Devices whose worker died and has no successor yet."""
+        return tuple(handle.index for handle in self._roster.workers if handle.status.has_died)
+
+    @property
+    def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:
+        """The newest of each worker that is up, by device index."""
+        return {handle.index: handle.heartbeat for handle in self._roster.workers if handle.status.is_up}
 
     async def start(self) -> None:
         """Serve the socket and start every worker. Returns before they have said hello."""
@@ -118,20 +96,22 @@ class Supervisor:
         self._settings.output_dir.mkdir(parents=True)
         self._settings.logs_dir.mkdir(parents=True, exist_ok=True)
         self._server = await serve_workers(self.socket_path, self)
-        for handle in self._handles:
-            self._spawn(handle)
+        self._roster.start()
+        self._watching = asyncio.create_task(self._watch(), name="watch over workers")
 
     async def stop(self) -> None:
         """Order every worker to quit, kill those that do not, and stop serving."""
         self._is_stopping = True
-        for respawn in self._respawns:
-            respawn.cancel()
-        for handle in self._handles:
+        self._roster.close()
+        if self._watching is not None:
+            self._watching.cancel()
+        everybody = list(self._roster.everybody)
+        processes = [handle.process for handle in everybody if handle.process is not None]
+        for handle in everybody:
             if handle.stream is not None:
                 handle.stream.send(control_pb2.Order(quit=control_pb2.Quit()))
             elif handle.process is not None:
                 handle.process.kill()
-        processes = [handle.process for handle in self._handles if handle.process is not None]
         await asyncio.gather(*(process.stop(timeout_s=QUIT_TIMEOUT_S) for process in processes))
         if self._server is not None:
             await self._server.stop(grace=0.5)
@@ -140,13 +120,14 @@ class Supervisor:
     def kill(self) -> None:
         """End every worker at once."""
         self._is_stopping = True
-        for handle in self._handles:
+        self._roster.close()
+        for handle in self._roster.everybody:
             if handle.process is not None:
                 handle.process.kill()
 
     def order(self, device_index: int, kind: OrderKind, of: JobGeneration, order: control_pb2.Order) -> bool:
         """Send an order to a worker and expect its answer. Returns False when the worker is just going."""
-        handle = self._handles[device_index]
+        handle = self._roster.workers[device_index]
         if handle.stream is None:
             log.warning("order_not_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
             return False
@@ -156,69 +137,78 @@ class Supervisor:
             handle.status = handle.status.starting(
                 tuple(start.stage.layers), is_last=start.stage.index + 1 == start.stage.num_stages
             )
-        if (timeout_s := ANSWER_TIMEOUT_S.get(kind)) is not None:
-            loop = asyncio.get_running_loop()
-            handle.deadlines[kind, of] = loop.call_later(timeout_s, self._overdue, handle, kind, of)
+        handle.liveness.ordered(kind, of, _now())
         handle.stream.send(order)
         log.info("order_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
         return True
 
+    def tell(self, device_index: int, order: control_pb2.Order) -> None:
+        """Send an order that has no answer, if the worker is there."""
+        handle = self._roster.workers[device_index]
+        if handle.stream is not None:
+            handle.stream.send(order)
+
     def fail(self, device_index: int, of: JobGeneration, reason: str) -> None:
         """Note that a worker cannot do its part of a generation, for a reason outside of it."""
-        handle = self._handles[device_index]
+        handle = self._roster.workers[device_index]
         handle.status = handle.status.failed(Failure(reason), of=of)
         self._listener.worker_changed()
 
     def forget(self, is_over: Callable[[JobGeneration], bool]) -> None:
         """Drop the failures of generations that are over."""
-        for handle in self._handles:
+        for handle in self._roster.workers:
             over = frozenset(of for of in handle.status.failures if is_over(of))
             if over:
                 handle.status = handle.status.forgetting(over)
+
+    def log_path(self, job: str) -> Path:
+        """Where the workers of this node write what they say about a job."""
+        return self._settings.logs_dir / f"{job}.log"
 
     # --- Attachments: the socket's side -----------------------------------------------------------------------------
 
     def attach(self, stream: WorkerStream) -> str:
         """A worker said hello: it must be a process of ours that has not attached before."""
         hello = stream.hello
-        handle = next((handle for handle in self._handles if handle.process and handle.process.pid == hello.pid), None)
-        if handle is None or handle.index != hello.device_index:
+        handle = self._roster.claimed_by(hello)
+        if handle is None:
             return f"pid {hello.pid} is no worker of this daemon for device {hello.device_index}"
         if handle.stream is not None:
             return f"pid {hello.pid} is attached already"
         handle.stream = stream
-        handle.status = WorkerStatus(
-            device_index=handle.index,
-            incarnation=hello.incarnation,
-            pid=hello.pid,
-            address=f"{_bracketed(self._settings.host)}:{hello.link_port}",
-            failures=handle.status.failures,
-        )
-        self._heard_of(handle)
-        log.info("worker_attached", worker=handle.name, pid=hello.pid, address=handle.status.address)
-        self._listener.worker_changed()
+        address = f"{_bracketed(self._settings.host)}:{hello.link_port}"
+        handle.status = handle.status.attached(hello.incarnation, pid=hello.pid, address=address)
+        handle.liveness.heard(_now())
+        self._roster.did_attach(handle)
+        log.info("worker_attached", worker=handle.name, pid=hello.pid, address=address)
+        self._changed()
         return ""
 
     def report(self, stream: WorkerStream, report: control_pb2.Report) -> None:
         """Turn a report into the worker's next status, and tell the listener."""
-        handle = next((handle for handle in self._handles if handle.stream is stream), None)
+        handle = self._roster.of_stream(stream)
         if handle is None:
             return  # from a process that has been given up
-        self._heard_of(handle)
-        kind = report.WhichOneof("report")
-        if kind == "progress":
-            self._listener.worker_progressed(report.progress)
-        elif kind != "heartbeat":
-            self._advance(handle, report)
-            self._listener.worker_changed()
+        handle.liveness.heard(_now())
+        match report.WhichOneof("report"):
+            case "progress":
+                self._listener.worker_progressed(report.progress)
+            case "heartbeat":
+                handle.heartbeat = report.heartbeat
+                handle.liveness.felt(_beat(report.heartbeat), _now())
+            case "snapshot_missed":
+                self._listener.worker_missed_snapshot(report.snapshot_missed)
+            case _:
+                self._advance(handle, report)
+                self._listener.worker_changed()
 
     def detach(self, stream: WorkerStream) -> None:
         """A stream ended. A worker without one has no orders and no purpose: its process follows."""
-        for handle in self._handles:
-            if handle.stream is stream:
-                handle.stream = None
-                if handle.process is not None and not self._is_stopping:
-                    asyncio.get_running_loop().call_later(QUIT_TIMEOUT_S, handle.process.kill)
+        handle = self._roster.of_stream(stream)
+        if handle is not None:
+            handle.stream = None
+            if handle.process is not None and not self._is_stopping:
+                asyncio.get_running_loop().call_later(QUIT_TIMEOUT_S, handle.process.kill)
 
     def _advance(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
         status = handle.status
@@ -229,6 +219,7 @@ class Supervisor:
             case "started":
                 of = JobGeneration(report.started.job, report.started.generation)
                 handle.status = status.did_start(of)
+                self._roster.want_spares()
             case "stop_chosen":
                 of = JobGeneration(report.stop_chosen.job, report.stop_chosen.generation)
                 handle.status = status.did_choose(Standstill(of, report.stop_chosen.boundary))
@@ -236,94 +227,68 @@ class Supervisor:
                 of = JobGeneration(report.at_boundary.job, report.at_boundary.generation)
                 handle.status = status.did_stop(Standstill(of, report.at_boundary.boundary))
             case "wrote":
-                of = JobGeneration(report.wrote.job, report.wrote.generation)
-                handle.status = status.answered(OrderKind.WRITE, of)
-                if refused := self._listener.worker_wrote(report.wrote):
-                    handle.status = handle.status.failed(Failure(refused), of=of)
+                self._wrote(handle, report.wrote)
             case "released":
                 handle.status = status.released()
             case "refused":
-                of = JobGeneration(report.refused.job, report.refused.generation)
-                log.warning("order_refused", worker=handle.name, job=of.job, reason=report.refused.reason)
-                handle.status = status.failed(_failure(handle, report.refused), of=of)
-                if (OrderKind.RELEASE, of) in status.pending:
-                    self._condemn(handle, f"it refused to be released: {report.refused.reason}")
+                self._refused(handle, report.refused)
             case other:
                 log.warning("report_unknown", worker=handle.name, kind=other)
-        answered = [entry for entry in handle.deadlines if entry not in handle.status.pending]
-        for entry in answered:
-            handle.deadlines.pop(entry).cancel()
         log.info("worker_reported", worker=handle.name, report=report.WhichOneof("report"), job=handle.status.job)
 
-    def _overdue(self, handle: WorkerHandle, kind: OrderKind, of: JobGeneration) -> None:
-        handle.deadlines.pop((kind, of), None)
-        if (kind, of) not in handle.status.pending or handle.process is None:
-            return
-        reason = f"{handle.name} did not answer the order {kind} within {ANSWER_TIMEOUT_S[kind]:g} s"
-        log.error("order_overdue", worker=handle.name, order=kind, job=of.job, generation=of.generation)
-        self._condemn(handle, reason)
+    def _wrote(self, handle: WorkerHandle, wrote: control_pb2.Wrote) -> None:
+        of = JobGeneration(wrote.job, wrote.generation)
+        refused = self._listener.worker_wrote(wrote)
+        if not wrote.is_snapshot:
+            handle.status = handle.status.answered(OrderKind.WRITE, of)
+            if refused:
+                handle.status = handle.status.failed(Failure(refused), of=of)
+        elif refused:
+            missed = control_pb2.SnapshotMissed(
+                job=of.job, generation=of.generation, boundary=wrote.boundary, reason=refused
+            )
+            self._listener.worker_missed_snapshot(missed)
 
-    def _heard_of(self, handle: WorkerHandle) -> None:
-        if handle.silence is not None:
-            handle.silence.cancel()
-        reason = f"{handle.name} said nothing for {SILENCE_S:g} s"
-        handle.silence = asyncio.get_running_loop().call_later(SILENCE_S, self._condemn, handle, reason)
+    def _refused(self, handle: WorkerHandle, refused: control_pb2.Refused) -> None:
+        of = JobGeneration(refused.job, refused.generation)
+        log.warning("order_refused", worker=handle.name, job=of.job, reason=refused.reason)
+        if refused.damaged_path and handle.status.num_damaged < MAX_DAMAGED:
+            self._listener.worker_refused_file(refused.damaged_path)
+            handle.status = handle.status.refused_file(of)
+            return
+        batch = refused.batch or _last_batch(handle, of)
+        text = f"{handle.name}: {refused.reason}"
+        is_unanswered_release = (OrderKind.RELEASE, of) in handle.status.pending
+        handle.status = handle.status.failed(Failure(text, batch, refused.fault, refused.hopeless), of=of)
+        if is_unanswered_release:
+            self._condemn(handle, f"refused to be released: {refused.reason}")
+
+    # --- Watching over them -----------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Kill workers that are dead though their process is there. Judges from what was heard while it was awake."""
+        stalls = StallWatch(_now())
+        while True:
+            await asyncio.sleep(TICK_S)
+            if stalled_s := stalls.tick(_now()):
+                log.warning("daemon_was_stalled", seconds=round(stalled_s, 1))
+            for handle in list(self._roster.everybody):
+                if stalled_s:
+                    handle.liveness.overslept(stalled_s, _now())
+                elif complaint := handle.liveness.complaint(handle.status, _now()):
+                    self._condemn(handle, complaint)
 
     def _condemn(self, handle: WorkerHandle, reason: str) -> None:
-        if handle.process is not None:
+        if handle.process is not None and not handle.verdict:
             log.error("worker_killed", worker=handle.name, reason=reason)
-            handle.verdict = f"{reason}; it was killed\n"
+            handle.verdict = f"{handle.name} {reason}; it was killed\n"
             handle.process.kill()
 
-    # --- Processes --------------------------------------------------------------------------------------------------
-
-    def _spawn(self, handle: WorkerHandle) -> None:
-        settings = self._settings
-        arguments = [
-            "-m",
-            "headway.daemon.worker",
-            "--socket",
-            str(self.socket_path),
-            "--node",
-            settings.node,
-            "--host",
-            settings.host,
-        ]
-        arguments += ["--certificates", str(settings.certificates)]
-        arguments += ["--device-index", str(handle.index), "--device", handle.device.kind]
-        if settings.history_dir is not None:
-            arguments += ["--history-dir", str(settings.history_dir)]
-        handle.process = WorkerProcess(
-            handle.name.replace(" ", "-").replace(":", "-"),
-            arguments,
-            environment={},
-            output_dir=settings.output_dir,
-            on_exit=lambda process: self._exited(handle, process),
-        )
-        reason = f"{handle.name} did not say hello within {HELLO_TIMEOUT_S:g} s"
-        handle.silence = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._condemn, handle, reason)
-        log.info("worker_started", worker=handle.name, pid=handle.process.pid)
-
     def _exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:
-        for deadline in handle.deadlines.values():
-            deadline.cancel()
-        handle.deadlines.clear()
-        if handle.silence is not None:
-            handle.silence.cancel()
-        stream, handle.stream, handle.process = handle.stream, None, None
-        if stream is not None:
-            stream.close()
-        if self._is_stopping:
-            return
         log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
-        handle.status = handle.status.died(Failure(self._obituary(handle, process)))
-        lived_s = asyncio.get_running_loop().time() - process.started_at
-        handle.num_quick_deaths = 0 if lived_s > HEALTHY_AFTER_S else handle.num_quick_deaths + 1
-        backoff_s = (
-            min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (handle.num_quick_deaths - 1)) if handle.num_quick_deaths else 0
-        )
-        self._respawn_later(handle, backoff_s)
-        self._listener.worker_changed()
+        batch = _last_batch(handle, handle.status.started) if handle.status.started is not None else -1
+        handle.status = handle.status.died(Failure(self._obituary(handle, process), batch, process.fault))
+        asyncio.get_running_loop().call_soon(self._changed)  # once a spare has taken over, if there is one
 
     def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:
         """What ended it, and the last lines that it wrote to its job's log."""
@@ -333,22 +298,28 @@ class Supervisor:
             parts += last_lines(self.log_path(handle.status.job))
         return "\n".join(parts)[-MAX_ERROR_CHARACTERS:]
 
-    def log_path(self, job: str) -> Path:
-        """Where the workers of this node write what they say about a job."""
-        return self._settings.logs_dir / f"{job}.log"
-
-    def _respawn_later(self, handle: WorkerHandle, delay_s: float) -> None:
-        def respawn() -> None:
-            self._respawns.discard(timer)
-            if not self._is_stopping:
-                self._spawn(handle)
-
-        timer = asyncio.get_running_loop().call_later(delay_s, respawn)
-        self._respawns.add(timer)
+    def _changed(self) -> None:
+        self._on_change()
+        self._listener.worker_changed()
 
 
-def _failure(handle: WorkerHandle, refused: control_pb2.Refused) -> Failure:
-    return Failure(f"{handle.name}: {refused.reason}", refused.batch, refused.fault, refused.hopeless)
+def _beat(heartbeat: control_pb2.Heartbeat) -> Beat:
+    return Beat(
+        of=JobGeneration(heartbeat.job, heartbeat.generation),
+        num_operations=heartbeat.operations,
+        is_runnable=heartbeat.runnable,
+        typical_s=heartbeat.typical_s,
+        batch=heartbeat.batch,
+    )
+
+
+def _last_batch(handle: WorkerHandle, of: JobGeneration) -> int:
+    beat = handle.liveness.beat
+    return beat.batch if beat is not None and beat.of == of else -1
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _bracketed(host: str) -> str:

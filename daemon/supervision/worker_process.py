@@ -18,6 +18,7 @@ os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGUSR2"
 
 LAST_LINES = 200
 MAX_LINE_CHARACTERS = 2000
+MAX_FAULT_CHARACTERS = 300
 
 
 class WorkerProcess:
@@ -51,6 +52,10 @@ class WorkerProcess:
         self.exited = asyncio.Event()
         self.exit_reason = ""
         """What ended it, with its traceback, once it has exited."""
+        self.fault = ""
+        """The error in one line, if one of its own ended it."""
+        self.is_lowered = False
+        """Whether others go before it, for want of anything urgent to do."""
 
     def kill(self, signal_number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, unless it has exited."""
@@ -83,6 +88,7 @@ class WorkerProcess:
         lines = [f"{self.name} (pid {self.pid}) ended {how}"]
         message = failure.message
         if isinstance(message, dict):
+            self.fault = " ".join(str(message.get("message", "")).split())[:MAX_FAULT_CHARACTERS]
             lines.append(str(message.get("extraInfo", {}).get("py_callstack") or message.get("message", "")))
         elif os.path.exists(failure.error_file):  # noqa: PTH110 (elastic's own path, a string)
             lines.append(str(message))

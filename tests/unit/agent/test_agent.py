@@ -83,7 +83,7 @@ async def test_a_boundary_that_is_written_again_is_registered_again(tmp_path: Pa
         pending=frozenset((OrderKind.PREPARE, JobGeneration("j", later)) for later in (2, 3)),
     )  # fmt: skip
     around: dict[str, Any] = {"etcd": EtcdOfOneView(view), "library": None, "client": None, "checkpoint_root": tmp_path}
-    agent = Agent(Surroundings(node="a", incarnation="a-1", lease_id=1, view=view, store=store, **around))
+    agent = Agent(Surroundings(node="a", incarnation="a-1", lease_id=lambda: 1, view=view, store=store, **around))
 
     def write() -> None:
         for layer in ("head", "journal"):

@@ -1,0 +1,137 @@
+"""Daemons that keep each other company, so that the death of one is known at once and not only when its lease ends.
+
+The leader's daemon keeps a stream to every other one, and every other one to it. A stream that breaks is a hint, a
+refused connection the proof: where nobody listens any more, no process is. Whoever has the proof revokes the leases of
+the dead daemon, so that its records vanish. Silence proves nothing (the network may be cut): then the lease decides.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.errors import LeaseLostError, RecoveryError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.records import Keys, LeaderRecord, NodeRecord, decode
+from headway.stages.errors import PeerError
+
+log = structlog.get_logger()
+
+FIRST_WORD_S: Final = 5.0
+"""For a daemon to answer when its company is sought."""
+RETRY_PAUSE_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 1.0
+REFUSALS: Final = 2
+REFUSAL_PAUSE_S: Final = 0.05
+REVOKE_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """One life of one daemon."""
+
+    node: str
+    incarnation: str
+    address: str
+
+
+class Companions:
+    """One daemon's part in it. `run` until cancelled."""
+
+    def __init__(self, *, node: str, etcd: EtcdClient, cluster: ClusterWatch, client: NodeClient) -> None:
+        self._node = node
+        self._etcd = etcd
+        self._cluster = cluster
+        self._client = client
+        self._streams: dict[Companion, asyncio.Task[None]] = {}
+        self._met: set[Companion] = set()
+        """Those who answered once: an address that never led to them proves nothing."""
+
+    async def run(self) -> None:
+        """Keep a stream to each of those who are to be accompanied now."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    seen = self._cluster.version
+                    wanted = self._wanted()
+                    self._met &= wanted
+                    for companion in self._streams.keys() - wanted:
+                        self._streams.pop(companion).cancel()
+                    for companion in wanted - self._streams.keys():
+                        name = f"company of {companion.node}"
+                        self._streams[companion] = group.create_task(self._accompany(companion), name=name)
+                    await self._cluster.changed(seen)
+        finally:
+            self._streams.clear()
+
+    def _wanted(self) -> set[Companion]:
+        view = self._cluster.view
+        leader = view.leader.node if view.leader is not None else ""
+        return {
+            Companion(node.name, node.incarnation, node.address)
+            for node in view.nodes.values()
+            if node.name != self._node and leader in (self._node, node.name)
+        }
+
+    async def _accompany(self, companion: Companion) -> None:
+        """Until cancelled, because the daemon's record is gone or somebody else leads."""
+        while True:
+            try:
+                await self._follow(companion)
+            except (PeerError, RecoveryError, TimeoutError) as error:
+                log.debug("company_ended", node=companion.node, reason=str(error))
+            if companion in self._met and await is_refused(companion.address):
+                await self._bury(companion)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _follow(self, companion: Companion) -> None:
+        """Stay with a daemon until the stream ends. Raises TimeoutError, PeerError and RecoveryError."""
+        stream = self._client.accompany(companion.address, self._node)
+        first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
+        if first is not None and first.incarnation == companion.incarnation:
+            self._met.add(companion)
+            async for _ in stream:
+                pass
+
+    async def _bury(self, companion: Companion) -> None:
+        """Revoke what keeps the dead daemon's records in etcd, if they still are that daemon's."""
+        try:
+            async with asyncio.timeout(REVOKE_TIMEOUT_S):
+                for lease_id in await self._leases(companion):
+                    log.warning("dead_daemons_lease_revoked", node=companion.node, lease=f"{lease_id:x}")
+                    with suppress(LeaseLostError):  # somebody else was as quick
+                        await self._etcd.revoke_lease(lease_id)
+        except (StoreError, TimeoutError) as error:
+            log.warning("lease_not_revoked", node=companion.node, reason=str(error))
+
+    async def _leases(self, companion: Companion) -> list[int]:
+        node = await self._etcd.get(Keys.node(companion.node))
+        leader = await self._etcd.get(Keys.LEADER)
+        found: list[int] = []
+        if node is not None and decode(node.value, NodeRecord).incarnation == companion.incarnation:
+            found.append(node.lease_id)
+        if leader is not None and decode(leader.value, LeaderRecord).incarnation == companion.incarnation:
+            found.append(leader.lease_id)
+        return [lease_id for lease_id in found if lease_id]
+
+
+async def is_refused(address: str) -> bool:
+    """Whether the machine is there and says, each time it is asked, that nobody listens at host:port."""
+    host, _, port = address.rpartition(":")
+    for attempt in range(REFUSALS):
+        if attempt:
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+        try:
+            connecting = asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+        except ConnectionRefusedError:
+            continue
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+    return True

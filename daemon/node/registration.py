@@ -1,0 +1,162 @@
+"""A node's record in etcd and the lease it hangs on, both kept true for the life of the daemon.
+
+Level-triggered: whenever what etcd shows is not what it should be, the record is written again. A lease that is lost
+(etcd was away for long, or somebody thought us dead) is followed by another one. The incarnation stays the same, since
+the process, its workers and its files do.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError, StoreUnreachableError
+from headway.daemon.etcd.client import EtcdClient, KeyValue
+from headway.daemon.etcd.lease import Lease
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.records import Keys, LeaderRecord, NodeRecord, decode, encode
+
+log = structlog.get_logger()
+
+NAME_POLL_S: Final = 0.2
+RETRY_PAUSE_S: Final = 0.5
+
+
+class Registration:
+    """`join` once, then `run` until cancelled, then `leave`."""
+
+    def __init__(
+        self, record: NodeRecord, *, etcd: EtcdClient, cluster: ClusterWatch, ttl_s: int, predecessor: str
+    ) -> None:
+        """predecessor: the incarnation of the process that had this state folder before; empty for none."""
+        self._record = record
+        self._etcd = etcd
+        self._cluster = cluster
+        self._ttl_s = ttl_s
+        self._predecessor = predecessor
+        self._key = Keys.node(record.name)
+        self._lease: Lease | None = None
+        self._losing: asyncio.Task[None] | None = None
+        self._written_at = 0
+        """The revision of our last write."""
+        self._written_lease_id = 0
+        self._due = asyncio.Event()
+
+    @property
+    def record(self) -> NodeRecord:
+        """As it should be in etcd."""
+        return self._record
+
+    @property
+    def lease_id(self) -> int:
+        """Of the lease that our records hang on now."""
+        return self._lease.id if self._lease is not None else 0
+
+    def change(self, **fields: Any) -> None:
+        """Let fields of the record have other values from now on."""
+        self._record = replace(self._record, **fields)
+        self._due.set()
+
+    def look_again(self) -> None:
+        """The view has changed: is the record still there?"""
+        self._due.set()
+
+    async def join(self) -> None:
+        """Register for the first time.
+
+        Raises StoreUnreachableError, and ConfigError when another daemon has the name and keeps its lease alive.
+        """
+        await self._take_lease()
+        await self._write()
+        log.info("node_registered", incarnation=self._record.incarnation, address=self._record.address)
+
+    async def run(self) -> None:
+        """Keep the record true. Raises ConfigError when another daemon has taken the name."""
+        while True:
+            try:
+                await self._settle()
+                await self._due.wait()
+                self._due.clear()
+            except LeaseLostError as error:
+                log.warning("lease_lost", reason=error.reason)
+                await self._drop_lease()
+            except StoreUnreachableError as error:
+                log.warning("node_not_registered", reason=error.reason)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def leave(self) -> None:
+        """Revoke the lease: every record under it is gone at once."""
+        await self._drop_lease()
+        log.info("node_left", incarnation=self._record.incarnation)
+
+    async def _settle(self) -> None:
+        if self._lease is not None and self._lease.lost.is_set():
+            raise LeaseLostError(self._key, self._lease.reason)
+        if self._lease is None:
+            await self._take_lease()
+        if self._cluster.revision < self._written_at:
+            return  # our own write is on its way
+        shown = self._cluster.view.nodes.get(self._record.name)
+        if shown is not None and shown.incarnation == self._record.incarnation and shown.is_draining:
+            self._record = replace(self._record, is_draining=True)  # somebody has asked us to
+        if shown != self._record or self._written_lease_id != self.lease_id:
+            await self._write()
+            log.info("node_record_written", down_devices=self._record.down_devices, lease=f"{self.lease_id:x}")
+
+    async def _write(self) -> None:
+        deadline = time.monotonic() + 2 * self._ttl_s + 1
+        while True:
+            found = await self._etcd.get(self._key)
+            other = decode(found.value, NodeRecord) if found is not None else None
+            if found is not None and other is not None and other.incarnation != self._record.incarnation:
+                if other.incarnation == self._predecessor:
+                    await self._bury_predecessor(found)
+                elif time.monotonic() > deadline:
+                    await self._drop_lease()
+                    raise ConfigError(f"a node of this name is in the cluster, at {other.address}", self._record.name)
+                else:
+                    await asyncio.sleep(NAME_POLL_S)
+                continue
+            if other is not None and other.is_draining:
+                self._record = replace(self._record, is_draining=True)
+            condition = Compare.unchanged(self._key, found.mod_revision if found is not None else 0)
+            put = Put(self._key, encode(self._record), self.lease_id)
+            try:
+                self._written_at = await self._etcd.transaction([condition], [put])
+            except ConflictError:
+                continue
+            self._written_lease_id = self.lease_id
+            return
+
+    async def _bury_predecessor(self, found: KeyValue) -> None:
+        """Revoke the leases of the process before us, which is dead: we hold the lock of its state folder."""
+        leader = await self._etcd.get(Keys.LEADER)
+        leases = {found.lease_id}
+        if leader is not None and decode(leader.value, LeaderRecord).incarnation == self._predecessor:
+            leases.add(leader.lease_id)
+        for lease_id in leases - {0}:
+            try:
+                await self._etcd.revoke_lease(lease_id)
+            except LeaseLostError:
+                continue
+        if not found.lease_id:
+            await self._etcd.delete(self._key)
+
+    async def _take_lease(self) -> None:
+        lease = self._lease = await self._etcd.grant_lease(self._ttl_s)
+
+        async def wake() -> None:
+            await lease.lost.wait()
+            self._due.set()
+
+        self._losing = asyncio.create_task(wake(), name="lease of the node")
+
+    async def _drop_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if self._losing is not None:
+            self._losing.cancel()
+        if lease is not None:
+            await lease.revoke()

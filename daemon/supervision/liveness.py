@@ -1,0 +1,128 @@
+"""When a worker counts as dead though its process is there: it is silent, stands still, or owes an answer. Pure.
+
+All times are seconds of one clock that the caller reads. Who judges must have been awake: when the daemon itself was
+stopped for a while, every clock here starts anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, WorkerStatus
+
+TICK_S: Final = 0.5
+"""How often the daemon judges."""
+STALL_S: Final = 2.0
+"""A judge who comes later than this was stopped himself."""
+HELLO_TIMEOUT_S: Final = 120.0
+"""For a new process to import the model and to attach."""
+SERVING_SILENCE_S: Final = 5.0
+"""While it serves a generation; a worker says every second that it lives."""
+BUSY_SILENCE_S: Final = 15.0
+"""While it owes an answer that has a deadline of its own: reading and importing may keep its other thread waiting."""
+IDLE_SILENCE_S: Final = 30.0
+MIN_STANDSTILL_S: Final = 5.0
+STANDSTILL_FACTOR: Final = 20.0
+"""How many times the typical seconds of an operation one of them may take."""
+PREPARING_STANDSTILL_S: Final = 20.0
+"""While it also owes an answer to Prepare, which it obeys between two operations."""
+FIRST_OPERATION_S: Final = 120.0
+"""For the first operation of a generation, which may have to compile."""
+ANSWER_TIMEOUT_S: Final[Mapping[OrderKind, float]] = {
+    OrderKind.PREPARE: 120.0,
+    OrderKind.START: 300.0,
+    OrderKind.WRITE: 300.0,
+    OrderKind.RELEASE: 60.0,
+}
+"""A worker that has not answered by then is killed. A stop takes as long as its batch; the coordinator watches that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a heartbeat says of the run."""
+
+    of: JobGeneration
+    num_operations: int
+    """Done since the start of the generation."""
+    is_runnable: bool
+    """Whether an operation is running or could run."""
+    typical_s: float
+    """Median seconds of an operation; 0: none was done."""
+    batch: int = -1
+
+
+class StallWatch:
+    """Notices that its own process was stopped."""
+
+    def __init__(self, now: float) -> None:
+        self._ticked_at = now
+
+    def tick(self, now: float) -> float:
+        """For how long the process was stopped since the last tick; 0 when it was not."""
+        late_s = now - self._ticked_at - TICK_S
+        self._ticked_at = now
+        return late_s if late_s > STALL_S else 0.0
+
+
+class Liveness:
+    """One worker process, from its start to its end."""
+
+    def __init__(self, now: float) -> None:
+        self._heard_at = now
+        self._moved_at = now
+        self._deadlines: dict[tuple[OrderKind, JobGeneration], float] = {}
+        self.beat: Beat | None = None
+        """The newest, if it is from this process's present generation."""
+
+    def heard(self, now: float) -> None:
+        """A report arrived."""
+        self._heard_at = now
+
+    def felt(self, beat: Beat, now: float) -> None:
+        """A heartbeat arrived."""
+        self._heard_at = now
+        before = self.beat
+        is_same = before is not None and (before.of, before.num_operations) == (beat.of, beat.num_operations)
+        if not (is_same and before is not None and before.is_runnable and beat.is_runnable):
+            self._moved_at = now
+        self.beat = beat
+
+    def ordered(self, kind: OrderKind, of: JobGeneration, now: float) -> None:
+        """An order was given that has to be answered."""
+        if kind in ANSWER_TIMEOUT_S:
+            self._deadlines[kind, of] = now + ANSWER_TIMEOUT_S[kind]
+
+    def overslept(self, stalled_s: float, now: float) -> None:
+        """The judge was stopped: nothing that he has not heard meanwhile counts."""
+        self._heard_at = self._moved_at = now
+        self._deadlines = {entry: at + stalled_s for entry, at in self._deadlines.items()}
+
+    def complaint(self, status: WorkerStatus, now: float) -> str:
+        """Why the process is to be killed; nothing while it is well."""
+        owed = [entry for entry in self._deadlines if entry in status.pending]
+        self._deadlines = {entry: self._deadlines[entry] for entry in owed}
+        if not status.is_up:
+            return self._overdue(HELLO_TIMEOUT_S, now, "did not say hello within")
+        for kind, of in owed:
+            if now >= self._deadlines[kind, of]:
+                return f"did not answer the order {kind} within {ANSWER_TIMEOUT_S[kind]:g} s"
+        owed_kinds = {kind for kind, _ in owed}
+        if owed_kinds - {OrderKind.PREPARE}:
+            self._moved_at = now
+        silence_s = BUSY_SILENCE_S if owed else SERVING_SILENCE_S if status.job else IDLE_SILENCE_S
+        least_s = PREPARING_STANDSTILL_S if owed_kinds else MIN_STANDSTILL_S
+        return self._overdue(silence_s, now, "said nothing for") or self._stands_still(status, least_s, now)
+
+    def _overdue(self, limit_s: float, now: float, what: str) -> str:
+        return f"{what} {limit_s:g} s" if now - self._heard_at >= limit_s else ""
+
+    def _stands_still(self, status: WorkerStatus, least_s: float, now: float) -> str:
+        beat = self.beat
+        if beat is None or beat.of != status.started or not beat.is_runnable:
+            return ""
+        limit_s = max(least_s, STANDSTILL_FACTOR * beat.typical_s) if beat.typical_s else FIRST_OPERATION_S
+        if now - self._moved_at < limit_s:
+            return ""
+        return (
+            f"stood still for {limit_s:.3g} s in batch {beat.batch}, {beat.num_operations} operations after its start"
+        )

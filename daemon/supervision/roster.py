@@ -1,0 +1,214 @@
+"""Which worker process computes on which device, and the spares that wait to take over.
+
+A spare has imported everything and touched no device. When a worker dies, the spare is that device's worker at once,
+so that a death costs no start of Python; the next spare follows when the node had time to breathe.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.daemon.records import Device
+from headway.daemon.supervision.liveness import Liveness
+from headway.daemon.supervision.priority import lower_priority, restore_priority
+from headway.daemon.supervision.worker_process import WorkerProcess
+from headway.daemon.supervision.worker_service import WorkerStream
+from headway.daemon.supervision.worker_status import WorkerStatus
+from headway.proto import control_pb2
+
+log = structlog.get_logger()
+
+SPARE_INDEX: Final = 2**32 - 1
+"""What a spare says in its hello for want of a device."""
+FIRST_BACKOFF_S: Final = 0.5
+MAX_BACKOFF_S: Final = 30.0
+HEALTHY_AFTER_S: Final = 60.0
+"""A worker that lived so long is followed by another without delay."""
+SPARE_PAUSE_S: Final = 1.0
+"""How long a generation runs before the first spare takes CPU time from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What every worker of a node is started with."""
+
+    node: str
+    host: str
+    """Where it listens for its neighbours."""
+    certificates: Path
+    runtime_dir: Path
+    """Private folder for the socket."""
+    output_dir: Path
+    """What workers print goes here."""
+    logs_dir: Path
+    history_dir: Path | None = None
+    num_spares: int = 1
+
+    @property
+    def socket_path(self) -> Path:
+        """Where workers attach."""
+        return self.runtime_dir / "workers.sock"
+
+
+class WorkerHandle:
+    """One device's worker, or a spare: the process that is there now, its stream, and its status."""
+
+    def __init__(self, device: Device, index: int) -> None:
+        self.device = device
+        self.index = index
+        self.status = WorkerStatus(device_index=index)
+        self.process: WorkerProcess | None = None
+        self.stream: WorkerStream | None = None
+        self.liveness = Liveness(0.0)
+        self.heartbeat = control_pb2.Heartbeat()
+        """The newest of this process."""
+        self.num_quick_deaths = 0
+        self.verdict = ""
+        """Why we killed it, if we did."""
+
+    @property
+    def name(self) -> str:
+        """For people: `worker cpu:0`."""
+        return "spare worker" if self.index == SPARE_INDEX else f"worker {self.device.kind}:{self.index}"
+
+    @property
+    def process_name(self) -> str:
+        """The same for folders."""
+        return self.name.replace(" ", "-").replace(":", "-")
+
+
+class Roster:
+    """All processes of a node, by device. Lives in the event loop of the main thread."""
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        settings: WorkerSettings,
+        *,
+        on_exit: Callable[[WorkerHandle, WorkerProcess], None],
+    ) -> None:
+        """on_exit: told of every end, before another process takes the place."""
+        self.workers = [WorkerHandle(device, index) for index, device in enumerate(devices)]
+        self._spares = [WorkerHandle(devices[0], SPARE_INDEX) for _ in range(settings.num_spares)]
+        self._settings = settings
+        self._on_exit = on_exit
+        self._are_spares_wanted = False
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._is_stopping = False
+
+    @property
+    def everybody(self) -> Iterator[WorkerHandle]:
+        """Workers and spares that have a process."""
+        return (handle for handle in (*self.workers, *self._spares) if handle.process is not None)
+
+    def start(self) -> None:
+        """One process per device."""
+        for handle in self.workers:
+            self._spawn(handle)
+
+    def want_spares(self) -> None:
+        """From now on keep spares, the first of them after a pause: a generation has begun to run."""
+        if not self._are_spares_wanted:
+            self._are_spares_wanted = True
+            for handle in self._spares:
+                self._later(SPARE_PAUSE_S, handle)
+
+    def close(self) -> None:
+        """Start nothing any more."""
+        self._is_stopping = True
+        for timer in self._timers:
+            timer.cancel()
+
+    def of_stream(self, stream: WorkerStream) -> WorkerHandle | None:
+        """Whose stream it is; None when its process was given up."""
+        return next((handle for handle in self.everybody if handle.stream is stream), None)
+
+    def claimed_by(self, hello: control_pb2.WorkerHello) -> WorkerHandle | None:
+        """Whose process says hello; None when it is none of ours, or says another device than it was told."""
+        for handle in self.everybody:
+            assert handle.process is not None, "everybody has one"
+            if handle.process.pid == hello.pid:
+                return handle if hello.device_index in (handle.index, SPARE_INDEX) else None
+        return None
+
+    def did_attach(self, handle: WorkerHandle) -> None:
+        """Its process has imported everything."""
+        if handle.process is not None and handle.process.is_lowered:
+            restore_priority(handle.process.pid)
+            handle.process.is_lowered = False
+
+    def _exited(self, process: WorkerProcess) -> None:
+        handle = next((handle for handle in self.everybody if handle.process is process), None)
+        if handle is None:
+            return
+        stream, handle.stream, handle.process = handle.stream, None, None
+        if stream is not None:
+            stream.close()
+        if self._is_stopping:
+            return
+        self._on_exit(handle, process)
+        lived_s = asyncio.get_running_loop().time() - process.started_at
+        handle.num_quick_deaths = 0 if lived_s > HEALTHY_AFTER_S else handle.num_quick_deaths + 1
+        spare = self._best_spare() if handle.index != SPARE_INDEX else None
+        backoff_s = _backoff_s(handle.num_quick_deaths)
+        if spare is None:
+            self._later(backoff_s, handle)
+        else:
+            self._promote(spare, handle)
+            self._later(max(backoff_s, SPARE_PAUSE_S), spare)
+
+    def _best_spare(self) -> WorkerHandle | None:
+        """One that has attached, or one that at least has begun."""
+        begun = [spare for spare in self._spares if spare.process is not None]
+        return min(begun, key=lambda spare: spare.stream is None, default=None)
+
+    def _promote(self, spare: WorkerHandle, handle: WorkerHandle) -> None:
+        assert spare.process is not None, "only a spare with a process is promoted"
+        handle.process, spare.process = spare.process, None
+        handle.stream, spare.stream = spare.stream, None
+        handle.liveness, handle.heartbeat = spare.liveness, control_pb2.Heartbeat()
+        handle.process.name = handle.process_name
+        if spare.status.is_up:
+            took = spare.status
+            handle.status = handle.status.attached(took.incarnation, pid=took.pid, address=took.address)
+        spare.status = WorkerStatus(device_index=SPARE_INDEX)
+        self.did_attach(handle)  # whatever it still has to import is urgent now
+        log.info("spare_took_over", worker=handle.name, pid=handle.process.pid, is_ready=handle.status.is_up)
+
+    def _later(self, delay_s: float, handle: WorkerHandle) -> None:
+        def spawn() -> None:
+            self._timers.discard(timer)
+            if not self._is_stopping and handle.process is None:
+                self._spawn(handle)
+
+        timer = asyncio.get_running_loop().call_later(delay_s, spawn)
+        self._timers.add(timer)
+
+    def _spawn(self, handle: WorkerHandle) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        is_spare = handle.index == SPARE_INDEX
+        arguments = ["-m", "headway.daemon.worker", "--socket", str(settings.socket_path)]
+        arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
+        arguments += ["--device", handle.device.kind]
+        arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
+        if settings.history_dir is not None:
+            arguments += ["--history-dir", str(settings.history_dir)]
+        handle.process = WorkerProcess(
+            handle.process_name,
+            arguments,
+            environment={},
+            output_dir=settings.output_dir,
+            on_exit=self._exited,
+        )
+        if is_spare:
+            handle.process.is_lowered = lower_priority(handle.process.pid)
+        handle.liveness = Liveness(loop.time())
+        log.info("worker_started", worker=handle.name, pid=handle.process.pid)
+
+
+def _backoff_s(num_quick_deaths: int) -> float:
+    return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (num_quick_deaths - 1)) if num_quick_deaths else 0.0
