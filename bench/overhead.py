@@ -4,6 +4,9 @@ one_stage_ratio: tokens/s of a one-stage job through daemon and worker, over the
 two_stage_speedup: tokens/s of a two-stage job with one thread per worker, over the one-stage job's, corrected by what
 the machine gives two processes at once: 2 × (two stages / one stage) / (two independent loops / one loop).
 
+snapshot_ratio: tokens/s of the two-stage job with a snapshot every 10 batches and two copies of it, over the same job
+without any. Here whole runs count, not median batches: a snapshot falls into few of them.
+
 The sides run in turns in one run; each measures the median batch of a short job, its first batches left out.
 """
 
@@ -21,7 +24,7 @@ from measure import Figure, progress, report
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import remove, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.peer_client import NodeClient
@@ -99,11 +102,15 @@ class Pipeline:
 
     async def seconds(self, num_stages: int) -> float:
         """Train once: the median seconds of a batch, by the last stage's clock."""
+        return statistics.median(await self.batches(num_stages, self._job))
+
+    async def batches(self, num_stages: int, job: JobSpec) -> list[float]:
+        """Train once: the seconds of every batch but the first few, by the last stage's clock."""
         self._num_runs += 1
         name = f"overhead-{self._num_runs}"
         job = replace(
-            self._job,
-            job=replace(self._job.job, name=name),
+            job,
+            job=replace(job.job, name=name),
             placement=PlacementSpec(min_nodes=num_stages, max_nodes=num_stages),
         )
         await submit(self._session, job)
@@ -113,11 +120,15 @@ class Pipeline:
         node = next(iter((await self._session.view()).nodes.values()))
         entries = [entry.seconds async for entry in self._client.journal(node.address, name, from_batch=0)]
         await remove(self._session, name)
-        return statistics.median(entries[NUM_WARMUP_BATCHES:])
+        return entries[NUM_WARMUP_BATCHES:]
 
     async def close(self) -> None:
         await self._client.close()
 
+
+SNAPSHOT_EVERY = 10
+WITHOUT_SNAPSHOTS = FaultSpec(snapshot_every=0, copies=1, checkpoint_every=0)
+WITH_SNAPSHOTS = FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0)
 
 SMALL = ModelSpec(
     hidden_size=128, intermediate_size=344, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
@@ -130,6 +141,7 @@ def overhead_job(model: ModelSpec, batches: int) -> JobSpec:
         job=JobSection(name="overhead", seed=1),
         model=model,
         train=TrainSpec(batches=batches, microbatches=8, microbatch_size=2, sequence_length=128),
+        fault=WITHOUT_SNAPSHOTS,
     )
     return resolve_job(spec, job_file=Path("overhead.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
 
@@ -138,7 +150,8 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
     """All sides in turns; one pass gives one sample of each figure."""
     job = overhead_job(model, batches)
     loops = (Loop(job), Loop(job))
-    ratios, speedups, raw, machine = [], [], [], []
+    ratios, speedups, raw, machine, snapshots = [], [], [], [], []
+    long_job = replace(job, train=replace(job.train, batches=NUM_WARMUP_BATCHES + 2 * SNAPSHOT_EVERY))
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         async with (
             LocalCluster(Path(folder), num_nodes=2) as cluster,
@@ -175,10 +188,21 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
                     + "  ".join(f"{name} {1e3 * time:.0f} ms" for name, time in took.items())
                     + f"  ratio {ratios[-1]:.3f}  speed-up {speedups[-1]:.3f}"
                 )
+            for index in range(num_pairs):
+                sides_of_pair = [WITHOUT_SNAPSHOTS, WITH_SNAPSHOTS][:: 1 if index % 2 == 0 else -1]
+                spent = {
+                    fault: sum(await pipeline.batches(2, replace(long_job, fault=fault))) for fault in sides_of_pair
+                }
+                snapshots.append(spent[WITHOUT_SNAPSHOTS] / spent[WITH_SNAPSHOTS])
+                progress(f"snapshots {index + 1} of {num_pairs}: ratio {snapshots[-1]:.3f}")
             await pipeline.close()
     for loop in loops:
         loop.close()
-    figures = {"one_stage_ratio": Figure.of(ratios), "two_stage_speedup": Figure.of(speedups)}
+    figures = {
+        "one_stage_ratio": Figure.of(ratios),
+        "two_stage_speedup": Figure.of(speedups),
+        "snapshot_ratio": Figure.of(snapshots),
+    }
     beside: dict[str, object] = {
         "two_stages_over_one": round(statistics.median(raw), 4),
         "two_loops_over_one": round(statistics.median(machine), 4),
@@ -203,7 +227,7 @@ def main() -> int:
     return report(
         "Overhead of daemon, worker and links",
         figures,
-        bars={} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8},
+        bars={} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8, "snapshot_ratio": 0.97},
         extra=beside,
     )
 

@@ -1,0 +1,249 @@
+"""Quick recovery: what a kill costs, from the signal to the first work of the new generation and to new ground.
+
+worker_resume_*, daemon_resume_*: seconds from SIGKILL to the first microbatch forward of the new generation.
+new_batch_*: seconds from SIGKILL until the first batch beyond the point of death is done on the last stage.
+planned_pause_s: in a planned change (a drain), the longest interval in which no worker computes; recomputed must be 0.
+
+One job on three nodes of a local cluster is hit again and again, in the middle of whatever it does, workers and daemons
+in turns; each hit waits until the plan has all nodes again. All times are of the machine's one monotonic clock and come
+from the workers' own histories.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from measure import Figure, progress, report
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import cancel, job_of, submit
+from headway.daemon.coordination.boundaries import restorable
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.history.checker import Operation
+from headway.daemon.history.events import MONOTONIC
+from headway.daemon.history.read import read_events, read_history
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import Phase
+from headway.stages.spec import ModelSpec, TrainSpec
+
+NAME = "recovery"
+NUM_NODES = 3
+SNAPSHOT_EVERY = 5
+CALM_TIMEOUT_S = 90.0
+RESUME_TIMEOUT_S = 30.0
+MODEL = ModelSpec(
+    hidden_size=96, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Kill:
+    """One SIGKILL, and the generation that it ended."""
+
+    what: str
+    at: float
+    generation: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Costs:
+    """What kills of one kind cost, one entry each."""
+
+    resume_s: list[float] = field(default_factory=list)
+    new_batch_s: list[float] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)
+    moved_bytes: list[int] = field(default_factory=list)
+
+
+def recovery_job() -> JobSpec:
+    """Batches of less than 100 ms that never end by themselves."""
+    spec = JobSpec(
+        job=JobSection(name=NAME, seed=1),
+        model=MODEL,
+        train=TrainSpec(batches=1_000_000, microbatches=8, microbatch_size=1, sequence_length=64),
+        fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0),
+        placement=PlacementSpec(max_nodes=NUM_NODES),
+    )
+    return resolve_job(spec, job_file=Path("recovery.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+
+
+class Range:
+    """The cluster that is shot at."""
+
+    def __init__(self, cluster: LocalCluster, session: ClusterSession, *, seed: int) -> None:
+        self._cluster = cluster
+        self._session = session
+        self._random = random.Random(seed)
+
+    async def calm(self) -> JobView:
+        """Wait until all nodes train, two boundaries are restorable, and a moment more, at random."""
+        async with asyncio.timeout(CALM_TIMEOUT_S):
+            while True:
+                view = await self._session.view()
+                job = job_of(view, NAME)
+                if job.phase.phase is Phase.FAILED:
+                    raise RuntimeError(f"{job.phase.reason}\n{job.phase.error}")
+                if self._is_calm(view, job):
+                    break
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(self._random.uniform(1.0, 2.0))
+        return job_of(await self._session.view(), NAME)
+
+    def _is_calm(self, view: ClusterView, job: JobView) -> bool:
+        plan = job.plan
+        if job.phase.phase is not Phase.RUNNING or plan is None or job.next is not None:
+            return False
+        is_whole = len(plan.stages) == NUM_NODES and not any(node.down_devices for node in view.nodes.values())
+        own = [place for place in restorable(job, view.nodes) if place[1] > plan.boundary]
+        return is_whole and len(own) >= 2
+
+    async def kill(self, what: str) -> Kill:
+        """Shoot a worker, or a daemon, of the plan in force; returns when a new generation runs."""
+        job = await self.calm()
+        assert job.plan is not None
+        stage = self._random.randrange(NUM_NODES)
+        worker = job.workers_of(job.plan)[stage]
+        pid = worker.pid if what == "worker" else self._cluster.node_pids[worker.node]
+        at = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        generation = job.plan.generation
+        async with asyncio.timeout(RESUME_TIMEOUT_S):
+            while True:
+                job = job_of(await self._session.view(), NAME)
+                if job.plan is not None and job.plan.generation > generation and job.phase.phase is Phase.RUNNING:
+                    break
+                await asyncio.sleep(0.05)
+        return Kill(what=what, at=at, generation=generation)
+
+    async def drain(self) -> tuple[float, float]:
+        """Drain a node and let it come back; returns the time that the change took, from asking to a new plan."""
+        job = await self.calm()
+        assert job.plan is not None
+        generation, node = job.plan.generation, job.plan.stages[1].node
+        began = time.perf_counter()
+        os.kill(self._cluster.node_pids[node], signal.SIGTERM)
+        async with asyncio.timeout(CALM_TIMEOUT_S):
+            while True:
+                job = job_of(await self._session.view(), NAME)
+                if job.plan is not None and job.plan.generation > generation and job.phase.phase is Phase.RUNNING:
+                    break
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)
+        return began, time.perf_counter()
+
+
+def costs_of(kill: Kill, operations: list[Operation], moved: list[tuple[float, int]]) -> tuple[float, float, int, int]:
+    """(resume_s, new_batch_s, replayed, moved bytes) of one kill."""
+    after = [op for op in operations if op.generation > kill.generation and op.started > kill.at]
+    first = min(op.started for op in after if op.op == "forward")
+    before = [op for op in operations if op.generation <= kill.generation and op.started <= kill.at]
+    reached = max(op.batch for op in before if op.op == "backward")
+    new_ground = min(op.started for op in after if op.op == "update" and op.batch > reached)
+    again = reached + 1 - min(op.batch for op in after if op.op == "forward")
+    moved_bytes = sum(size for at, size in moved if kill.at <= at <= first)
+    return first - kill.at, new_ground - kill.at, max(again, 0), moved_bytes
+
+
+def longest_pause(operations: list[Operation], began: float, ended: float) -> float:
+    """The longest interval between `began` and `ended` in which no worker starts or runs an operation."""
+    starts = sorted(op.started for op in operations if began - 1 <= op.started <= ended)
+    index = bisect_left(starts, began)
+    window = starts[max(index - 1, 0) :]
+    return max((later - earlier for earlier, later in pairwise(window)), default=0.0)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """By linear interpolation."""
+    return (
+        statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
+        if len(values) > 1
+        else values[0]
+    )
+
+
+async def measure(*, num_kills: int, num_drains: int, seed: int) -> tuple[dict[str, Costs], list[float], int]:
+    """Shoot, then read the histories."""
+    kills: list[Kill] = []
+    drains: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+        settings = {"quarantine_after": 0}
+        async with (
+            LocalCluster(Path(folder), num_nodes=NUM_NODES, node_settings=settings) as cluster,
+            ClusterSession(cluster.address) as session,
+        ):
+            await submit(session, recovery_job())
+            target = Range(cluster, session, seed=seed)
+            histories = [cluster.state_dir / "nodes" / f"node-{index}" / "history" for index in range(1, NUM_NODES + 1)]
+            for number in range(num_kills):
+                for what in ("worker", "daemon"):
+                    kills.append(await target.kill(what))
+                    progress(f"kill {len(kills)} of {2 * num_kills}: a {what}")
+                if number < num_drains:
+                    drains.append(await target.drain())
+                    progress(f"drain {number + 1} of {num_drains}")
+            await target.calm()
+            await cancel(session, NAME)
+            operations = list(read_history(histories, NAME).operations)
+            fetched = [event for event in read_events(histories) if event["event"] == "state_fetched"]
+    moved = [(float(event[MONOTONIC]), int(event.get("size_bytes", 0))) for event in fetched]
+    costs = {"worker": Costs(), "daemon": Costs()}
+    for kill in kills:
+        resume_s, new_batch_s, replayed, moved_bytes = costs_of(kill, operations, moved)
+        entry = costs[kill.what]
+        entry.resume_s.append(resume_s)
+        entry.new_batch_s.append(new_batch_s)
+        entry.replayed.append(replayed)
+        entry.moved_bytes.append(moved_bytes)
+    return costs, [longest_pause(operations, *drain) for drain in drains], len(operations)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three kills of each kind, for a first look")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    num_kills, num_drains = (3, 1) if options.quick else (20, 5)
+    costs, pauses, num_operations = asyncio.run(measure(num_kills=num_kills, num_drains=num_drains, seed=options.seed))
+    both = costs["worker"].new_batch_s + costs["daemon"].new_batch_s
+    exact: dict[str, float] = {}
+    for what, entry in costs.items():
+        exact[f"{what}_resume_p50_s"] = percentile(entry.resume_s, 0.50)
+        exact[f"{what}_resume_p99_s"] = percentile(entry.resume_s, 0.99)
+    exact |= {"new_batch_p50_s": percentile(both, 0.50), "new_batch_p99_s": percentile(both, 0.99)}
+    exact["planned_pause_s"] = max(pauses)
+    bars = {
+        "worker_resume_p50_s": 1.5, "worker_resume_p99_s": 4.0, "daemon_resume_p50_s": 1.5, "daemon_resume_p99_s": 4.0,
+        "new_batch_p50_s": 3.0, "new_batch_p99_s": 6.0, "planned_pause_s": 1.0,
+    }  # fmt: skip
+    samples = {f"{what} resume_s": Figure.of(entry.resume_s) for what, entry in costs.items()}
+    samples |= {f"{what} new_batch_s": Figure.of(entry.new_batch_s) for what, entry in costs.items()}
+    samples |= {f"{what} replayed": Figure.of(entry.replayed) for what, entry in costs.items()}
+    samples |= {
+        f"{what} moved_mb": Figure.of([size / 1e6 for size in entry.moved_bytes]) for what, entry in costs.items()
+    }
+    samples["planned pause_s"] = Figure.of(pauses)
+    for name, figure in exact.items():
+        verdict = "holds" if figure <= bars[name] else "MISSED"
+        print(f"{name:22} {figure:8.3f} s   bar {bars[name]:g}: {verdict}")
+    extra: dict[str, object] = {name: round(figure, 4) for name, figure in exact.items()}
+    extra["replayed_max"] = max(costs["worker"].replayed + costs["daemon"].replayed)
+    extra["num_kills"] = {what: len(entry.resume_s) for what, entry in costs.items()}
+    extra["num_operations"] = num_operations
+    report("Recovery after SIGKILL", samples, extra=extra)
+    return 0 if options.quick else int(any(figure > bars[name] for name, figure in exact.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
