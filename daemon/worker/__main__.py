@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+SPARE_INDEX = 2**32 - 1
 EXIT_ORPHANED = 75
 """EX_TEMPFAIL: the daemon is gone."""
 
@@ -36,7 +37,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--node", default="", help="the node's name, for the log")
     parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
-    parser.add_argument("--device-index", type=int, required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--device-index", type=int, default=SPARE_INDEX)
+    which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--history-dir", type=Path, help="write what each stage did, for tests")
     return parser.parse_args(arguments)
@@ -46,12 +49,14 @@ def work(options: argparse.Namespace) -> None:
     """Everything from here on is recorded: an exception ends in the supervisor's error file."""
     # torch takes seconds to import: only after the kernel knows about our parent.
     import structlog
-    import torch
 
+    from headway.daemon.fault_points import arm
     from headway.daemon.node.logs import configure_logs
     from headway.daemon.records import PROTOCOL_VERSION
     from headway.daemon.worker.control import WorkerControl
+    from headway.daemon.worker.device import UNKNOWN_DEVICE, WorkerDevice
     from headway.daemon.worker.output import WorkerOutput
+    from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.proto.control_pb2 import WorkerHello
     from headway.stages.link_endpoint import LinkEndpoint
@@ -59,7 +64,8 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.tls_identity import TlsIdentity
 
     configure_logs("info", "auto", node=options.node)
-    structlog.contextvars.bind_contextvars(worker=f"{options.device}:{options.device_index}", pid=os.getpid())
+    arm()
+    structlog.contextvars.bind_contextvars(worker=f"{options.device}:spare", pid=os.getpid())
     log = structlog.get_logger()
 
     def end(reason: str) -> None:
@@ -69,10 +75,9 @@ def work(options: argparse.Namespace) -> None:
         finally:
             os._exit(EXIT_ORPHANED)
 
-    device = torch.device("cuda", options.device_index) if options.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+    device = WorkerDevice(options.device)
+    if not options.spare:
+        device.claim(options.device_index)
     incarnation = uuid.uuid4().hex
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
@@ -86,7 +91,8 @@ def work(options: argparse.Namespace) -> None:
     )
     endpoint.start()
     output = WorkerOutput()
-    worker = StageWorker(inbox=inbox, endpoint=endpoint, device=device, output=output, history_dir=options.history_dir)
+    records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
+    worker = StageWorker(inbox=inbox, endpoint=endpoint, device=device, output=output, records=records)
     control = WorkerControl(loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, on_end=end)
     control.attach(
         WorkerHello(
@@ -94,7 +100,7 @@ def work(options: argparse.Namespace) -> None:
             incarnation=incarnation,
             pid=os.getpid(),
             link_port=endpoint.port,
-            device_index=options.device_index,
+            device_index=UNKNOWN_DEVICE if options.spare else options.device_index,
         )
     )
     log.info("worker_attached", socket=str(options.socket), link_port=endpoint.port)
