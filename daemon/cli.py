@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from headway.daemon.command_line import chaos as cli_chaos
 from headway.daemon.command_line import cluster as cli_cluster
 from headway.daemon.command_line import data as cli_data
 from headway.daemon.command_line import jobs as cli_jobs
 from headway.daemon.command_line import local as cli_local
+from headway.daemon.command_line import submission as cli_submission
 from headway.daemon.errors import (
     EXIT_CONFIG,
     EXIT_JOB_FAILED,
@@ -62,7 +64,7 @@ def _root(
     """
 
 
-for module in (cli_local, cli_jobs, cli_cluster, cli_data):
+for module in (cli_local, cli_submission, cli_jobs, cli_cluster, cli_chaos, cli_data):
     module.register(app)
 
 

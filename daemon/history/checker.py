@@ -52,6 +52,18 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A layer that a worker took up when its generation began."""
+
+    generation: int
+    layer: str
+    boundary: int
+    source: str
+    """`live`, `initial` or `path`."""
+    source_timeline: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
     """Something that was done to the cluster, in monotonic seconds."""
 
@@ -91,6 +103,7 @@ class History:
 
     plans: Sequence[PlanSeen]
     operations: Sequence[Operation]
+    loads: Sequence[Load] = ()
     faults: Sequence[FaultSeen] = ()
     samples: Sequence[Sample] = ()
     is_finished: bool = False
@@ -155,6 +168,21 @@ def _rollbacks_stay_in_the_past(history: History, _train: TrainSpec, _bounds: Bo
                         f"but its ancestry ends with {plan.ancestry[-1:] or 'nothing'}"
                     )
         before = plan
+
+
+def _boundaries_are_of_one_timeline(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    plans = _by_generation(history)
+    for load in history.loads:
+        plan = plans.get(load.generation)
+        if plan is None or load.source == "initial":
+            continue
+        name = f"generation {load.generation}, {load.layer}"
+        if load.boundary != plan.boundary:
+            yield f"{name}: loaded at boundary {load.boundary}, its plan begins at {plan.boundary}"
+        if load.source == "path" and load.source_timeline != plan.source_timeline:
+            yield f"{name}: loaded of timeline {load.source_timeline}, its plan's source is {plan.source_timeline}"
+        if load.source == "live" and plan.source_timeline != plan.timeline:
+            yield f"{name}: went on live, though its plan rolled back to timeline {plan.source_timeline}"
 
 
 def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
@@ -274,6 +302,7 @@ def _amounts_are_bounded(history: History, _train: TrainSpec, bounds: Bounds) ->
 RULES: Final[tuple[Callable[[History, TrainSpec, Bounds], Iterator[str]], ...]] = (
     _plans_are_known,
     _rollbacks_stay_in_the_past,
+    _boundaries_are_of_one_timeline,
     _versions_are_made_once,
     _versions_are_late_by_the_delay,
     _both_ways_on_one_version,

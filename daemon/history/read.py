@@ -1,18 +1,20 @@
 """Reads a run's history back from its folders: the workers' operations, the daemons' events."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.history.checker import History, Operation, PlanSeen
+from headway.daemon.history.checker import History, Load, Operation, PlanSeen
 from headway.daemon.history.events import DAEMONS_FOLDER, MONOTONIC
 from headway.daemon.records import Phase, PlanRecord
 
 OPERATIONS = frozenset({"forward", "backward", "update"})
+
+LineT = TypeVar("LineT")
 
 
 def read_history(folders: Path | Iterable[Path], job: str) -> History:
@@ -23,10 +25,15 @@ def read_history(folders: Path | Iterable[Path], job: str) -> History:
     folders = [folders] if isinstance(folders, Path) else list(folders)
     torn: list[Path] = []
     operations: list[Operation] = []
+    loads: list[Load] = []
     for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
-        if _job_of(path) == job:
-            lines = (line for line in _lines(path, torn) if line.get("op") in OPERATIONS)
-            operations += [_operation(line, path) for line in lines]
+        for line in _lines(path, torn):
+            if line.get("job") != job:
+                continue
+            if line.get("op") in OPERATIONS:
+                operations.append(_read(line, _operation, path))
+            elif line.get("event") == "loaded":
+                loads.append(_read(line, _load, path))
     events = [event for event in read_events(folders, torn) if event.get("job") == job]
     plans = {plan.generation: plan for event in events if (plan := _plan(event)) is not None}
     phases = [event for event in events if event["event"] == "phase_seen"]
@@ -34,6 +41,7 @@ def read_history(folders: Path | Iterable[Path], job: str) -> History:
     return History(
         plans=[plans[generation] for generation in sorted(plans)],
         operations=operations,
+        loads=loads,
         is_finished=bool(finished),
         ended_at=min(finished, default=None),
         num_torn=len(torn),
@@ -70,12 +78,6 @@ def _plan(event: dict[str, Any]) -> PlanSeen | None:
         raise ConfigError(f"a plan that cannot be read: {error}", f"history of node {event.get('node')}") from error
 
 
-def _job_of(path: Path) -> str:
-    """`<job>-<generation>-<stage>.jsonl`; empty for a file of another name."""
-    job, *numbers = path.stem.rsplit("-", 2)
-    return job if len(numbers) == 2 and all(number.isdigit() for number in numbers) else ""
-
-
 def _lines(path: Path, torn: list[Path]) -> Iterator[dict[str, Any]]:
     texts = path.read_bytes().split(b"\n")
     for number, text in enumerate(texts, start=1):
@@ -92,18 +94,32 @@ def _lines(path: Path, torn: list[Path]) -> Iterator[dict[str, Any]]:
             yield line
 
 
-def _operation(line: dict[str, Any], path: Path) -> Operation:
+def _read(line: dict[str, Any], kind: Callable[[dict[str, Any]], LineT], path: Path) -> LineT:
     try:
-        return Operation(
-            generation=line["generation"],
-            stage=line["stage"],
-            op=line["op"],
-            batch=line["batch"],
-            microbatch=line.get("microbatch"),
-            version=line["version"],
-            versions_live=line["versions_live"],
-            started=line["started"],
-            process=f"worker {line['pid']}" if "pid" in line else "",
-        )
+        return kind(line)
     except KeyError as error:
-        raise ConfigError(f"an operation without {error}", str(path)) from error
+        raise ConfigError(f"a line without {error}: {json.dumps(line)[:200]}", str(path)) from error
+
+
+def _operation(line: dict[str, Any]) -> Operation:
+    return Operation(
+        generation=line["generation"],
+        stage=line["stage"],
+        op=line["op"],
+        batch=line["batch"],
+        microbatch=line["microbatch"],
+        version=line["version"],
+        versions_live=line["versions_live"],
+        started=line["started"],
+        process=f"worker {line['pid']} of {line['node']}",
+    )
+
+
+def _load(line: dict[str, Any]) -> Load:
+    return Load(
+        generation=line["generation"],
+        layer=line["layer"],
+        boundary=line["boundary"],
+        source=line["source"],
+        source_timeline=line["source_timeline"],
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from headway.daemon.history.checker import FaultSeen, History, Operation, PlanSeen, Sample
+from headway.daemon.history.checker import FaultSeen, History, Load, Operation, PlanSeen, Sample
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.stages.spec import TrainSpec
 
@@ -47,7 +47,27 @@ def sound_history() -> History:
         Sample(at=float(at), subject="daemon node-1", amounts={"fds": 40 + at % 3, "threads": 9, "files": 12})
         for at in range(10, 50)
     ]
-    return History(plans=PLANS, operations=operations, faults=[fault], samples=samples, is_finished=True, ended_at=46.0)
+    loads = [
+        Load(
+            generation=plan.generation,
+            layer=layer,
+            boundary=plan.boundary,
+            source="live" if plan.timeline == plan.source_timeline else "path" if plan.boundary else "initial",
+            source_timeline=plan.source_timeline,
+        )
+        for plan in PLANS
+        for layers in plan.stages
+        for layer in layers
+    ]
+    return History(
+        plans=PLANS,
+        operations=operations,
+        loads=loads,
+        faults=[fault],
+        samples=samples,
+        is_finished=True,
+        ended_at=46.0,
+    )
 
 
 def changed(history: History, wanted: tuple[int, int, str, int, int | None], change: Change) -> History:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.history.checker import RULES, Bounds, FaultSeen, History, Operation, Sample, check, owners
+from headway.daemon.history.checker import RULES, Bounds, FaultSeen, History, Load, Operation, Sample, check, owners
 from tests.unit.history.histories import JOB, PLANS, changed, sound_history
 
 
@@ -67,7 +67,17 @@ def _faults(*faults: tuple[float, float]) -> Callable[[History], History]:
     return lambda history: replace(history, faults=seen)
 
 
+def _loaded(source: str, **fields: int) -> Callable[[History], History]:
+    """Generation 3 went back to boundary 2 of timeline 1."""
+    load = Load(generation=3, layer="embed", boundary=2, source="path", source_timeline=1)
+    wrong = replace(load, source=source, **fields)  # type: ignore[arg-type]
+    return lambda history: replace(history, loads=[wrong])
+
+
 BREACHES = {
+    "a layer of another boundary": (_loaded("path", boundary=3), "loaded at boundary 3"),
+    "a layer of another timeline": (_loaded("path", source_timeline=3), "loaded of timeline 3"),
+    "a live layer after a rollback": (_loaded("live"), "went on live"),
     "a plan that was never in force": (_unknown_plan, "no such plan"),
     "a stage that the plan does not have": (_operation(4, 1, "update", 5, None, stage=7), "does not have"),
     "a batch before the plan's boundary": (_operation(3, 0, "update", 2, None, batch=1, version=1), "began at bound"),

@@ -16,8 +16,7 @@ from headway.daemon.history.writer import HistoryWriter
 from headway.daemon.node.logs import configure_logs
 from headway.daemon.records import Keys, Phase, PhaseRecord, PlanRecord, StagePlan, encode, to_builtins
 from headway.stages.history import HistoryFile
-from headway.stages.ids import Generation, StageIndex
-from headway.stages.schedule import Backward, Forward
+from headway.stages.schedule import Forward
 
 PLAN = PlanRecord(
     generation=3,
@@ -28,6 +27,14 @@ PLAN = PlanRecord(
     source_timeline=1,
     stages=(StagePlan(node="a", node_incarnation="x", device_index=0, layers=("embed", "head"), depth=2),),
 )
+
+
+def recorded(folder: Path, job: str) -> HistoryFile:
+    """A worker's history with one operation of a job's generation 3."""
+    history = HistoryFile(folder, f"{job}-x", node="n", incarnation="x")
+    history.begin(job=job, timeline=3, generation=3, stage=1)
+    history.record(Forward(7, 1), version=6, num_versions_live=2, started=1.5, ended=2.0)
+    return history
 
 
 def test_chosen_log_lines_are_copied_and_others_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,9 +88,9 @@ def test_a_history_that_cannot_be_written_ends_with_a_word(tmp_path: Path) -> No
 def test_plans_and_operations_of_one_job_are_read(tmp_path: Path) -> None:
     """A worker's file of job `a-b`, one of another job, a daemon's plan: the job's operation and its plan."""
     for job in ("a-b", "other"):
-        path = tmp_path / f"{job}-00000003-0001.jsonl"
-        with HistoryFile(path, generation=Generation(3), stage_index=StageIndex(1)) as history:
-            history.record(Forward(7, 1), version=6, num_versions_live=2, started=1.5, ended=2.0)
+        history = recorded(tmp_path, job)
+        history.event("loaded", layer="embed", boundary=20, source="path", source_timeline=1)
+        history.close()
     writer = HistoryWriter(tmp_path, node="n")
     for job, plan in (("a-b", PLAN), ("other", replace(PLAN, generation=4))):
         writer(None, "info", {"event": "plan_seen", "job": job, "plan": to_builtins(plan)})
@@ -96,15 +103,16 @@ def test_plans_and_operations_of_one_job_are_read(tmp_path: Path) -> None:
     (seen,) = found.plans
     assert (seen.boundary, seen.ancestry, seen.source_timeline) == (20, ((1, 20),), 1)
     assert seen.stages == (("embed", "head"),)
+    (load,) = found.loads
+    assert (load.generation, load.layer, load.source_timeline) == (3, "embed", 1)
     assert found.is_finished
     assert found.ended_at is not None
 
 
 def test_a_torn_last_line_is_counted_and_a_broken_one_is_told(tmp_path: Path) -> None:
     """A writer killed in the middle of a line is no error; rubbish in the middle of a file is."""
-    path = tmp_path / "job-00000001-0000.jsonl"
-    with HistoryFile(path, generation=Generation(1), stage_index=StageIndex(0)) as history:
-        history.record(Backward(0, 0), version=0, num_versions_live=1, started=1.0, ended=2.0)
+    path = tmp_path / "job-x-0000.jsonl"
+    recorded(tmp_path, "job").close()
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"op": "back')
     found = read_history(tmp_path, "job")

@@ -1,0 +1,296 @@
+"""Carries out strikes, and undoes what can be undone.
+
+What it stops it also lets go on: when the strike's time is over, when it is closed, and, by the healer, when its own
+process is killed.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from headway.daemon.chaos.fault_schedule import REMOTE, FaultKind, Strike
+from headway.daemon.chaos.healer import Healer
+from headway.daemon.chaos.targets import LocalTargets, Process
+from headway.daemon.chaos.verdict import Blow
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.node_drain import drain
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import ConfigError, StoreError
+from headway.daemon.records import Keys
+
+SLOW_STOPPED_S: Final = 0.08
+SLOW_RUNNING_S: Final = 0.02
+NUM_FLAPS: Final = 3
+ETCD_TIMEOUT_S: Final = 10.0
+
+TargetT = TypeVar("TargetT")
+
+
+class Injector:
+    """Strikes at one cluster. An async context manager: leaving it heals."""
+
+    def __init__(
+        self,
+        session: ClusterSession,
+        *,
+        targets: LocalTargets | None,
+        job: str | None = None,
+        nodes: Sequence[str] = (),
+        restart_etcd: Callable[[], Awaitable[None]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """targets None: not a cluster of this machine. job: whose workers are struck at; None: any. nodes: the only
+        ones that are struck at; none: all. restart_etcd: after `etcd-kill`, which is refused without it.
+        """
+        self._session = session
+        self._targets = targets
+        self._job = job
+        self._nodes = frozenset(nodes)
+        self._restart_etcd = restart_etcd
+        self._clock = clock
+        self._began = clock()
+        self._healer = Healer()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Injector":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since it was made: the clock of blows."""
+        return self._clock() - self._began
+
+    def refuse(self, kinds: Sequence[FaultKind]) -> None:
+        """Raise ConfigError for the first kind that cannot be done to this cluster."""
+        for kind in kinds:
+            if self._targets is None and kind not in REMOTE:
+                possible = ", ".join(sorted(REMOTE))
+                raise ConfigError(
+                    f"needs a cluster of this machine (`headway up`); to others can be done: {possible}",
+                    f"--faults {kind}",
+                )
+            if kind is FaultKind.ETCD_KILL and self._restart_etcd is None:
+                raise ConfigError("nobody would start this etcd again; `etcd-stop` freezes it", f"--faults {kind}")
+            if kind is FaultKind.LINK_CUT and (shutil.which("ss") is None or os.geteuid() != 0):
+                raise ConfigError("needs the program `ss` and root", f"--faults {kind}")
+
+    async def strike(self, strike: Strike, view: ClusterView) -> Blow | None:
+        """Do it; returns what was hit, or None when there is nothing to hit now. Lasting faults go on meanwhile."""
+        match strike.kind:
+            case FaultKind.KILL:
+                return self._kill_worker(strike, view)
+            case FaultKind.DAEMON_KILL | FaultKind.LEADER_KILL:
+                return self._kill_daemon(strike, view)
+            case FaultKind.WORKER_PAUSE | FaultKind.PAUSE | FaultKind.FLAP | FaultKind.SLOW | FaultKind.ETCD_STOP:
+                return self._stop_for_a_while(strike, view)
+            case FaultKind.CORRUPT | FaultKind.TRUNCATE:
+                return self._damage(strike)
+            case FaultKind.ETCD_KILL:
+                return self._kill_etcd(strike)
+            case FaultKind.LEASE_LOSS | FaultKind.LEADER_LOSS | FaultKind.DRAIN:
+                return await self._by_etcd(strike, view)
+            case FaultKind.LINK_CUT:
+                return await self._cut_links(strike, view)
+
+    async def close(self) -> None:
+        """End what goes on, and let everything stopped go on. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._healer.close()
+
+    async def finish(self) -> None:
+        """Wait for the end of everything that goes on; the longest strike bounds it."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # --- Kills --------------------------------------------------------------------------------------------------------
+
+    def _kill_worker(self, strike: Strike, view: ClusterView) -> Blow | None:
+        victim = _pick(self._plan_workers(view), strike)
+        if victim is None:
+            return None
+        blow = self._blow(strike, f"{victim.name} (pid {victim.pid})", is_over=True, takes_worker=True)
+        _send(victim.pid, signal.SIGKILL)
+        return blow
+
+    def _kill_daemon(self, strike: Strike, view: ClusterView) -> Blow | None:
+        daemons = self._daemons()
+        if strike.kind is FaultKind.LEADER_KILL:
+            leader = view.leader.node if view.leader is not None else ""
+            daemons = [daemon for daemon in daemons if daemon.name == leader]
+        victim = _pick(daemons, strike)
+        if victim is None:
+            return None
+        in_plan = any(worker.name == f"worker of {victim.name}" for worker in self._plan_workers(view))
+        blow = self._blow(strike, f"{victim.name} (pid {victim.pid})", is_over=True, takes_worker=in_plan)
+        _send(victim.pid, signal.SIGKILL)
+        return blow
+
+    def _kill_etcd(self, strike: Strike) -> Blow | None:
+        etcd = self._targets.etcd() if self._targets is not None else None
+        if etcd is None or self._restart_etcd is None:
+            return None
+        blow = self._blow(strike, f"etcd (pid {etcd.pid})")
+        _send(etcd.pid, signal.SIGKILL)
+        self._begin(self._until(blow, self._restart_etcd()))
+        return blow
+
+    # --- What lasts ---------------------------------------------------------------------------------------------------
+
+    def _stop_for_a_while(self, strike: Strike, view: ClusterView) -> Blow | None:
+        assert self._targets is not None, "refused before"
+        if strike.kind is FaultKind.ETCD_STOP:
+            etcd = self._targets.etcd()
+            victim, pids = etcd, [etcd.pid] if etcd is not None else []
+        elif strike.kind in (FaultKind.WORKER_PAUSE, FaultKind.SLOW):
+            victim = _pick(self._plan_workers(view), strike)
+            pids = [victim.pid] if victim is not None else []
+        else:
+            victim = _pick(self._daemons(), strike)
+            pids = [victim.pid, *(w.pid for w in self._targets.workers(victim.name))] if victim is not None else []
+        if victim is None:
+            return None
+        blow = self._blow(strike, f"{victim.name} for {strike.seconds:.1f} s")
+        lasting = {FaultKind.FLAP: self._flap, FaultKind.SLOW: self._slow}.get(strike.kind, self._pause)
+        self._begin(self._until(blow, lasting(pids, strike.seconds)))
+        return blow
+
+    async def _pause(self, pids: Sequence[int], seconds: float) -> None:
+        try:
+            for pid in pids:
+                self._healer.stop(pid)
+            await asyncio.sleep(seconds)
+        finally:
+            for pid in reversed(pids):
+                self._healer.go_on(pid)
+
+    async def _flap(self, pids: Sequence[int], seconds: float) -> None:
+        for _ in range(NUM_FLAPS):
+            await self._pause(pids, seconds / (2 * NUM_FLAPS))
+            await asyncio.sleep(seconds / (2 * NUM_FLAPS))
+
+    async def _slow(self, pids: Sequence[int], seconds: float) -> None:
+        deadline = self._clock() + seconds
+        while self._clock() < deadline:
+            await self._pause(pids, SLOW_STOPPED_S)
+            await asyncio.sleep(SLOW_RUNNING_S)
+
+    # --- Files, connections, records ----------------------------------------------------------------------------------
+
+    def _damage(self, strike: Strike) -> Blow | None:
+        assert self._targets is not None, "refused before"
+        path = _pick(self._targets.layer_files(), strike)
+        if path is None:
+            return None
+        try:
+            with path.open("r+b") as file:
+                offset = int(strike.share * file.seek(0, os.SEEK_END))
+                if strike.kind is FaultKind.TRUNCATE:
+                    file.truncate(offset)
+                else:
+                    file.seek(offset)
+                    byte = file.read(1)
+                    file.seek(offset)
+                    file.write(bytes([byte[0] ^ (1 << strike.ordinal % 8)]) if byte else b"")
+        except FileNotFoundError:
+            return None  # superseded since it was listed
+        return self._blow(strike, f"{'/'.join(path.parts[-5:])} at byte {offset}", is_over=True)
+
+    async def _cut_links(self, strike: Strike, view: ClusterView) -> Blow | None:
+        victim = _pick(self._plan_workers(view), strike)
+        if victim is None:
+            return None
+        ports = await asyncio.to_thread(_connections, victim.pid)
+        for local, remote in ports:
+            await asyncio.to_thread(_destroy, local, remote)
+        return self._blow(strike, f"{len(ports)} connections of {victim.name}", is_over=True)
+
+    async def _by_etcd(self, strike: Strike, view: ClusterView) -> Blow | None:
+        names = sorted(name for name in view.nodes if not self._nodes or name in self._nodes)
+        name = _pick(names, strike)
+        if name is None:
+            return None
+        try:
+            async with asyncio.timeout(ETCD_TIMEOUT_S):
+                if strike.kind is FaultKind.DRAIN:
+                    await drain(self._session, name)
+                    return self._blow(strike, name, is_over=True)
+                is_leader = strike.kind is FaultKind.LEADER_LOSS
+                entry = await self._session.client.get(Keys.LEADER if is_leader else Keys.node(name))
+                if entry is None or not entry.lease_id:
+                    return None
+                await self._session.client.revoke_lease(entry.lease_id)
+        except (StoreError, ConfigError, TimeoutError):
+            return None  # etcd is away, or the node went meanwhile
+        return self._blow(strike, "the leader's lease" if is_leader else f"the lease of {name}", is_over=True)
+
+    # --- Finding ------------------------------------------------------------------------------------------------------
+
+    def _daemons(self) -> list[Process]:
+        assert self._targets is not None, "refused before"
+        return [d for name, d in self._targets.daemons().items() if not self._nodes or name in self._nodes]
+
+    def _plan_workers(self, view: ClusterView) -> list[Process]:
+        """The workers that compute a stage now, as far as they are processes below their daemons."""
+        assert self._targets is not None, "refused before"
+        running = {
+            (record.node, record.pid)
+            for job in view.jobs.values()
+            if job.plan is not None and (self._job is None or job.name == self._job)
+            for record in job.workers_of(job.plan).values()
+        }
+        nodes = sorted({node for node, _ in running if not self._nodes or node in self._nodes})
+        return [process for node in nodes for process in self._targets.workers(node) if (node, process.pid) in running]
+
+    def _blow(self, strike: Strike, target: str, *, is_over: bool = False, takes_worker: bool = False) -> Blow:
+        now_s = self.now_s
+        return Blow(
+            number=strike.number,
+            kind=strike.kind.value,
+            target=target,
+            at_s=now_s,
+            until_s=now_s if is_over else None,
+            takes_worker=takes_worker,
+        )
+
+    def _begin(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _until(self, blow: Blow, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            blow.until_s = self.now_s
+
+
+def _pick(targets: Sequence[TargetT], strike: Strike) -> TargetT | None:
+    return targets[strike.ordinal % len(targets)] if targets else None
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _connections(pid: int) -> list[tuple[str, str]]:
+    """(local, remote) of a process's established TCP connections, as `ss` tells them."""
+    listed = subprocess.run(["ss", "-Htnp", "state", "established"], capture_output=True, text=True, timeout=10)
+    rows = [line.split() for line in listed.stdout.splitlines() if f"pid={pid}," in line]
+    return [(row[2], row[3]) for row in rows if len(row) > 3]
+
+
+def _destroy(local: str, remote: str) -> None:
+    subprocess.run(["ss", "-K", "src", local, "dst", remote], capture_output=True, timeout=10)

@@ -1,0 +1,122 @@
+"""What there is to break on this machine: the processes of a local cluster, found below the one that started it.
+
+Nothing is signalled that was not found there just before: a daemon is a child of the cluster's process, a worker a
+child of a daemon. A number of a process that is gone, taken by a stranger, is neither.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterFile
+from headway.daemon.errors import ConfigError
+
+PROC = Path("/proc")
+LAYER_FILES = "*.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the cluster."""
+
+    name: str
+    """`node-2` for its daemon, `worker of node-2`, `etcd`."""
+    pid: int
+    arguments: tuple[str, ...] = ()
+
+    def flag(self, name: str) -> str | None:
+        """The value of `--name=value` among its arguments."""
+        start = f"--{name}="
+        return next((word.removeprefix(start) for word in self.arguments if word.startswith(start)), None)
+
+    def variable(self, name: str) -> str | None:
+        """A variable of the environment that it was started with; None when it is gone or not ours."""
+        try:
+            entries = (PROC / str(self.pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        start = f"{name}=".encode()
+        return next((entry.removeprefix(start).decode() for entry in entries if entry.startswith(start)), None)
+
+
+class LocalTargets:
+    """The processes and files of the cluster that a process of this machine runs."""
+
+    def __init__(self, cluster_pid: int) -> None:
+        """cluster_pid: as `cluster.json` says. Raises ConfigError when this user may not signal its processes."""
+        self._cluster_pid = cluster_pid
+        if not self.daemons():
+            raise ConfigError("has no daemon that this user could strike at", f"the cluster of process {cluster_pid}")
+
+    @classmethod
+    def of(cls, state_dir: Path) -> Self:
+        """Those of the cluster that runs on a state folder. Raises ConfigError."""
+        path = state_dir / CLUSTER_FILE
+        try:
+            return cls(msgspec.json.decode(path.read_bytes(), type=ClusterFile).pid)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"cannot be read: {error}", str(path)) from error
+
+    def daemons(self) -> dict[str, Process]:
+        """Node name to daemon."""
+        found = {}
+        for pid in _children(self._cluster_pid):
+            arguments = _arguments(pid)
+            process = Process("", pid, arguments)
+            name = process.flag("name")
+            if name is not None and "daemon" in arguments:
+                found[name] = Process(name, pid, arguments)
+        return dict(sorted(found.items()))
+
+    def etcd(self) -> Process | None:
+        """The cluster's etcd."""
+        for pid in _children(self._cluster_pid):
+            process = Process("etcd", pid, _arguments(pid))
+            if process.flag("listen-client-urls") is not None:
+                return process
+        return None
+
+    def workers(self, node: str) -> list[Process]:
+        """The workers of a node, spares among them, oldest first."""
+        daemon = self.daemons().get(node)
+        if daemon is None:
+            return []
+        found = [Process(f"worker of {node}", pid, _arguments(pid)) for pid in sorted(_children(daemon.pid))]
+        return [process for process in found if any("headway.daemon.worker" in word for word in process.arguments)]
+
+    def layer_files(self) -> list[Path]:
+        """The finished layer files of all nodes' stores, in order of their names."""
+        found = []
+        for daemon in self.daemons().values():
+            if (folder := daemon.flag("store-dir")) is not None:
+                found += sorted(Path(folder).rglob(LAYER_FILES))
+        return found
+
+    def history_folders(self) -> list[Path]:
+        """Where daemons record what happens, if they do."""
+        found = [
+            daemon.flag("history-dir") or daemon.variable("HEADWAY_HISTORY_DIR") for daemon in self.daemons().values()
+        ]
+        return [Path(folder) for folder in dict.fromkeys(found) if folder]
+
+
+def _children(parent: int) -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit() and _parent(entry) == parent]
+
+
+def _parent(entry: Path) -> int | None:
+    """The parent of a process; None when it is gone, or dead and not yet waited for."""
+    try:
+        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return int(parent) if state not in "ZX" else None
+
+
+def _arguments(pid: int) -> tuple[str, ...]:
+    try:
+        return tuple((PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+    except OSError:
+        return ()

@@ -1,0 +1,136 @@
+"""Whether a cluster got over what was done to it, judged by what etcd said meanwhile. Pure.
+
+A fault is overcome when the job is seen to progress again: in a new generation if it took one of the plan's workers,
+otherwise in the generation that went on.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.records import TERMINAL_PHASES, Phase
+
+
+@dataclass(slots=True, kw_only=True)
+class Blow:
+    """A strike that was carried out, and what came of it. Times: seconds since the beginning."""
+
+    number: int
+    kind: str
+    target: str
+    at_s: float
+    until_s: float | None = None
+    """When it was over, or undone; None: it goes on."""
+    takes_worker: bool = False
+    """Whether a worker of the plan is gone by it: progress without a new generation is an echo."""
+    generation: int = 0
+    """Of the progress that was seen last before it."""
+    batch: int = -1
+    recovered_s: float | None = None
+    new_generation: int | None = None
+    """None: the generation went on."""
+    recomputed: int = 0
+    """Batches that were begun before and computed again."""
+
+    @property
+    def recovery_s(self) -> float | None:
+        """From the blow to the first progress after it."""
+        return None if self.recovered_s is None else self.recovered_s - self.at_s
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Sees the job's records go by."""
+
+    blows: list[Blow] = field(default_factory=list)
+    generation: int = 0
+    batch: int = -1
+    furthest_progress_s: float = 0.0
+    """When the job was last seen to get on."""
+    phase: Phase | None = None
+    reason: str = ""
+
+    def struck(self, blow: Blow) -> None:
+        """A fault was carried out just now."""
+        blow.generation, blow.batch = self.generation, self.batch
+        self.blows.append(blow)
+
+    def see(self, job: JobView, *, now_s: float) -> list[Blow]:
+        """Take notice of the job; returns the blows that are overcome by now."""
+        self.phase, self.reason = job.phase.phase, job.phase.reason
+        if job.progress is not None and (job.progress.generation, job.progress.batch) > (self.generation, self.batch):
+            self.generation, self.batch = job.progress.generation, job.progress.batch
+            self.furthest_progress_s = now_s
+        overcome = [blow for blow in self.blows if blow.recovered_s is None and self._is_overcome(blow, now_s)]
+        for blow in overcome:
+            blow.recovered_s = now_s
+            if self.generation > blow.generation:
+                blow.new_generation = self.generation
+                if job.plan is not None and job.plan.generation == self.generation:
+                    blow.recomputed = max(0, job.plan.furthest - job.plan.boundary)
+        return overcome
+
+    def _is_overcome(self, blow: Blow, now_s: float) -> bool:
+        if self.phase is Phase.FINISHED or self.generation > blow.generation:
+            return True
+        is_over = blow.until_s is not None and self.furthest_progress_s > blow.until_s
+        return is_over and not blow.takes_worker and self.batch > blow.batch and now_s > blow.at_s
+
+    @property
+    def open_blows(self) -> list[Blow]:
+        """Those that are not overcome yet."""
+        return [blow for blow in self.blows if blow.recovered_s is None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be said in the end."""
+
+    is_passed: bool
+    reasons: tuple[str, ...]
+    """Why not; or what was found, if it is."""
+
+
+def judge(watcher: Watcher, *, breaches: Sequence[str] | None) -> Verdict:
+    """breaches: of the history's rules; None: no history was recorded."""
+    reasons = list(_failures(watcher, breaches or ()))
+    if reasons:
+        return Verdict(is_passed=False, reasons=tuple(reasons))
+    checked = (
+        "the history was not checked: daemons record one when HEADWAY_HISTORY_DIR names a folder"
+        if breaches is None
+        else "every rule of the history holds"
+    )
+    phase = watcher.phase.value if watcher.phase is not None else "unknown"
+    return Verdict(
+        is_passed=True, reasons=(f"all {len(watcher.blows)} faults were overcome; the job is {phase}", checked)
+    )
+
+
+def _failures(watcher: Watcher, breaches: Sequence[str]) -> Iterator[str]:
+    if watcher.phase is None:
+        yield "the job was never seen"
+    elif watcher.phase in TERMINAL_PHASES - {Phase.FINISHED}:
+        yield f"the job is {watcher.phase.value}: {watcher.reason}"
+    for blow in watcher.open_blows:
+        yield f"fault {blow.number} ({blow.kind}, {blow.target}): no progress was seen after it"
+    yield from breaches
+
+
+def table(blows: Sequence[Blow]) -> list[str]:
+    """A head and one line per blow, in columns."""
+    rows = [("no", "fault", "target", "at", "recovered", "generation", "recomputed")]
+    for blow in blows:
+        rows.append(
+            (
+                str(blow.number),
+                blow.kind,
+                blow.target,
+                f"{blow.at_s:.1f} s",
+                "no" if blow.recovery_s is None else f"{blow.recovery_s:.2f} s",
+                "same" if blow.new_generation is None else str(blow.new_generation),
+                str(blow.recomputed),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
