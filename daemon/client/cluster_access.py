@@ -39,6 +39,8 @@ class ClusterAddress:
     password: str = ""
     state_dir: Path | None = None
     """The folder of a local cluster."""
+    daemons: tuple[str, ...] = ()
+    """host:port of daemons, to ask while etcd is away."""
 
     def identity(self) -> TlsIdentity | None:
         """This client's certificate. Raises ConfigError, naming the file that is missing."""
@@ -60,6 +62,8 @@ class ClusterFile:
     pid: int
     etcd: tuple[str, ...]
     certificates: str
+    daemons: tuple[str, ...] = ()
+    """host:port of each daemon that was up when this was written."""
 
 
 def find_cluster(
@@ -90,7 +94,9 @@ def find_cluster(
         raise StoreUnreachableError(
             str(folder), "no cluster runs here; start one with `headway up`, or name one with --etcd HOST:PORT"
         )
-    return ClusterAddress(etcd=found.etcd, certificates=Path(found.certificates), state_dir=folder)
+    return ClusterAddress(
+        etcd=found.etcd, certificates=Path(found.certificates), state_dir=folder, daemons=found.daemons
+    )
 
 
 def _read_cluster_file(folder: Path) -> ClusterFile | None:

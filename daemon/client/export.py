@@ -1,24 +1,25 @@
 """Writes a job's newest boundary as a model folder: layer by layer through any daemon, each file verified."""
 
-import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.coordination.boundaries import holders, newest_complete
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
 from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.records import NodeRecord
 from headway.daemon.results.model_folder import ModelFolderWriter
 from headway.daemon.storage.state_key import StateKey
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.state_file import check_header, read_state
+from headway.stages.state_file import check_header, content_sha256, read_state
 from headway.stages.tokens import read_index
 
 
@@ -32,24 +33,26 @@ class Boundary:
     """Of each layer's file."""
 
 
-def newest_boundary(job: JobView) -> Boundary:
-    """The newest boundary whose every layer is held or checkpointed. Raises ConfigError when there is none yet."""
-    spec = job.spec
-    assert spec is not None
+def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
+    """The newest boundary of the job's own past whose every layer is held or checkpointed.
+
+    Raises ConfigError when there is none yet.
+    """
+    assert job.spec is not None
     found: list[Boundary] = []
     if job.checkpoint is not None:
         hashes = {layer: file.sha256 for layer, file in job.checkpoint.files.items()}
         found.append(Boundary(timeline=job.checkpoint.timeline, number=job.checkpoint.boundary, sha256=hashes))
-    for timeline, number in {(key[0], key[1]) for key in job.state}:
-        holders = {layer: job.holders(timeline, number, layer) for layer in spec.layers}
-        if all(holders.values()):
-            hashes = {layer: next(iter(records.values())).sha256 for layer, records in holders.items()}
-            found.append(Boundary(timeline=timeline, number=number, sha256=hashes))
+    place = newest_complete(job, nodes)
+    if place is not None:
+        living = holders(job, place, nodes)
+        hashes = {layer: job.holders(*place, layer)[min(living[layer])].sha256 for layer in job.spec.layers}
+        found.append(Boundary(timeline=place[0], number=place[1], sha256=hashes))
     if not found:
         raise ConfigError(
             f"nothing to export yet: no boundary was written; `headway pause {job.name}` writes one", f"job {job.name}"
         )
-    return max(found, key=lambda boundary: (boundary.timeline, boundary.number))
+    return max(found, key=lambda boundary: (boundary.number, boundary.timeline))
 
 
 async def export(
@@ -66,7 +69,7 @@ async def export(
     found = job_of(view, job)
     spec = found.spec
     assert spec is not None
-    boundary = newest_boundary(found)
+    boundary = newest_boundary(found, view.nodes)
     if session.identity is None:
         raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
     client = NodeClient(session.identity)
@@ -104,18 +107,17 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
         raise UnavailableError("the cluster", "no node is up; start one, or wait for it")
     reasons: list[str] = []
     for node in nodes:
-        digest = hashlib.sha256()
         try:
             with path.open("wb") as file:
                 async for chunk in client.fetch_state(node.address, key, forward=True):
-                    digest.update(chunk.data)
                     file.write(chunk.data)
-        except (PeerError, RecoveryError) as error:
+            found = content_sha256(path)
+        except (PeerError, RecoveryError, DamagedFileError) as error:
             reasons.append(str(error))
             continue
-        if digest.hexdigest() == sha256:
+        if found == sha256:
             return
-        reasons.append(f"{node.name} sent SHA-256 {digest.hexdigest()[:12]}…, not {sha256[:12]}…")
+        reasons.append(f"{node.name} sent SHA-256 {found[:12]}…, not {sha256[:12]}…")
     raise RecoveryError(str(key), "; ".join(reasons))
 
 

@@ -1,6 +1,7 @@
 """What people ask of jobs, as transactions: submit, pause, resume, cancel, remove. Answers in one sentence."""
 
 import getpass
+import secrets
 import socket
 import time
 
@@ -10,6 +11,7 @@ from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records import (
     TERMINAL_PHASES,
+    CheckpointRecord,
     Desired,
     DesiredRecord,
     Keys,
@@ -24,21 +26,32 @@ REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
 MAX_ATTEMPTS = 5
 
 
-async def submit(session: ClusterSession, spec: JobSpec) -> None:
-    """Put a resolved job in the queue. Raises ConfigError when its name is in use."""
+async def submit(
+    session: ClusterSession, spec: JobSpec, *, checkpoint: CheckpointRecord | None = None, generation: int = 0
+) -> None:
+    """Put a resolved job in the queue. Raises ConfigError when its name is in use.
+
+    checkpoint: what it begins with; generation: the highest that was handed out before that was written.
+    """
     from headway.daemon.etcd.transaction import Compare, Put
 
     name = spec.job.name
-    record = SpecRecord(spec=spec, submitted_at=time.time(), submitted_by=f"{getpass.getuser()}@{socket.gethostname()}")
+    record = SpecRecord(
+        spec=spec,
+        uid=secrets.token_hex(8),
+        submitted_at=time.time(),
+        submitted_by=f"{getpass.getuser()}@{socket.gethostname()}",
+    )
+    phase = PhaseRecord(reason="submitted", generation=generation, since=time.time())
+    changes = [
+        Put(Keys.of(name, "spec"), encode(record)),
+        Put(Keys.of(name, "desired"), encode(DesiredRecord())),
+        Put(Keys.of(name, "phase"), encode(phase)),
+    ]
+    if checkpoint is not None:
+        changes.append(Put(Keys.of(name, "checkpoint"), encode(checkpoint)))
     try:
-        await session.client.transaction(
-            [Compare.absent(Keys.of(name, "spec"))],
-            [
-                Put(Keys.of(name, "spec"), encode(record)),
-                Put(Keys.of(name, "desired"), encode(DesiredRecord())),
-                Put(Keys.of(name, "phase"), encode(PhaseRecord(reason="submitted", since=time.time()))),
-            ],
-        )
+        await session.client.transaction([Compare.absent(Keys.of(name, "spec"))], changes)
     except ConflictError as error:
         job = (await session.view()).jobs.get(name)
         phase = f" ({job.phase.phase})" if job else ""
@@ -75,7 +88,8 @@ async def resume(session: ClusterSession, name: str) -> str:
     if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
         return f"{name}: goes on; it is {job.phase.phase} now"
     start = f"batch {job.checkpoint.boundary}" if job.checkpoint else "the beginning"
-    return f"{name}: goes on from {start}"
+    newer = ", or from a newer boundary that nodes hold" if job.phase.lineage is not None else ""
+    return f"{name}: goes on from {start}{newer}"
 
 
 async def cancel(session: ClusterSession, name: str) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.coordination.boundaries import JOURNAL, lineage_of, restorable
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.node.peer_client import NodeClient
@@ -28,7 +29,9 @@ class JournalCopy:
 
     async def on_view(self, view: ClusterView, job: JobView) -> None:
         """Copy what is new if a journal was written since the last call. A node that does not answer is asked later."""
-        written = {key[:2] for key in job.state if key[2] == "journal"}
+        written = set(restorable(job, view.nodes)) if job.spec is not None else set()
+        if lineage_of(job) is None:
+            written |= {place for place in job.state if job.holders(*place, JOURNAL)}
         if job.checkpoint is not None:
             written.add((job.checkpoint.timeline, job.checkpoint.boundary))
         if not written <= self._written:

@@ -1,11 +1,11 @@
-"""Draining a node from outside: its record is marked, and the coordinator plans without it."""
+"""What people ask of nodes: drain one (the coordinator plans without it), take that back, or trust it again."""
 
 from dataclasses import replace
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import node_of
 from headway.daemon.errors import ConflictError
-from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.records import Keys, NodeRecord, decode, encode
 
 MAX_ATTEMPTS = 5
@@ -13,20 +13,43 @@ MAX_ATTEMPTS = 5
 
 async def drain(session: ClusterSession, name: str) -> str:
     """Mark a node as draining, under its own lease, so that the mark goes with it. Raises ConfigError."""
+    if not await _mark(session, name, is_draining=True):
+        return f"{name}: is draining already"
+    return f"{name}: its layers are being moved; `headway events JOB` tells how"
+
+
+async def release(session: ClusterSession, name: str) -> str:
+    """Forget a node's failures and its drain mark, so that plans may use it again. Raises ConfigError."""
+    view = await session.view()
+    failures = view.failures.get(name, {})
+    if name not in view.nodes and not failures:
+        node_of(view, name)  # raises, with the names that exist
+    if failures:
+        await session.client.transaction([], [Delete(f"{Keys.FAILURES}{name}/", is_prefix=True)])
+    was_draining = name in view.nodes and await _mark(session, name, is_draining=False)
+    if not failures and not was_draining:
+        return f"{name}: is not held back"
+    what = [f"{len(failures)} failure{'s' * (len(failures) != 1)} forgotten"] if failures else []
+    what += ["drains no more"] if was_draining else []
+    return f"{name}: {', '.join(what)}; plans may use it again"
+
+
+async def _mark(session: ClusterSession, name: str, *, is_draining: bool) -> bool:
+    """Set or take the drain mark; returns whether it was another. Raises ConfigError."""
     for _ in range(MAX_ATTEMPTS):
         entry = await session.client.get(Keys.node(name))
         if entry is None:
             node_of(await session.view(), name)  # raises, with the names that exist
             continue
         record = decode(entry.value, NodeRecord)
-        if record.is_draining:
-            return f"{name}: is draining already"
+        if record.is_draining is is_draining:
+            return False
         try:
             await session.client.transaction(
                 [Compare.unchanged(entry.key, entry.mod_revision)],
-                [Put(entry.key, encode(replace(record, is_draining=True)), lease_id=entry.lease_id)],
+                [Put(entry.key, encode(replace(record, is_draining=is_draining)), lease_id=entry.lease_id)],
             )
         except ConflictError:
             continue
-        return f"{name}: its layers are being moved; `headway events JOB` tells how"
+        return True
     raise ConflictError(f"node {name}", "its record keeps changing; try again")

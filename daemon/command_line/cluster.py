@@ -10,13 +10,20 @@ from headway.daemon.command_line.options import AsJson, Certs, Cluster, Etcd, Et
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
 
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's settings in TOML.", show_default=False)]
+
+DEFAULT_DAYS = 3650
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (daemon, nodes, drain, doctor, certs):
+    for command in (daemon, drain, doctor, certs):
         app.command()(command)
+    nodes_app = typer.Typer(invoke_without_command=True)
+    nodes_app.callback()(nodes)
+    nodes_app.command("release")(release)
+    app.add_typer(nodes_app, name="nodes")
     config_app = typer.Typer(help="A node's settings.", no_args_is_help=True)
     config_app.callback()(_config)
     config_app.command("show")(config_show)
@@ -66,38 +73,47 @@ def daemon(
     return run(read_node_config(path, flags=flags)) or 0
 
 
-def nodes(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """List the nodes that are up.
+def nodes(
+    context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+) -> None:
+    """List the nodes that are up, and those that plans leave out because they failed; `nodes release NODE` ends that.
 
     \b
     headway nodes --json
     """
-    from headway.daemon.client.watch_view import node_notes
+    if context.invoked_subcommand is not None:
+        return
+    from headway.daemon.client.node_list import node_lines, report_nodes
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
-        found = [view.nodes[name] for name in sorted(view.nodes)]
         if as_json:
-            say_json(found)
+            say_json(report_nodes(view))
             return
-        if not found:
-            say("no node is up; start one with `headway daemon`")
-        leader = view.leader.node if view.leader else ""
-        for node in found:
-            devices = ", ".join(f"{device.kind} {device.model}".strip() for device in node.devices)
-            notes = node_notes(node, leader)
-            say(f"{node.name}  {node.address}  site {node.site}  {devices}" + (f"  ({notes})" if notes else ""))
+        for line in node_lines(view) or ["no node is up; start one with `headway daemon`"]:
+            say(line)
 
     with_cluster(etcd, certs, cluster, work)
 
 
-def drain(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
-) -> None:
-    """Move a node's layers elsewhere, without losing a batch. The node takes no work until its daemon is restarted.
+def release(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Forget a node's failures, and that it was drained: plans may use it again.
+
+    \b
+    headway nodes release node-2
+    """
+    from headway.daemon.client.node_drain import release as release_node
+
+    async def work(session: "ClusterSession") -> None:
+        say(await release_node(session, node))
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def drain(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Move a node's layers elsewhere, without losing a batch.
+
+    The node takes no work until `headway nodes release NODE`, or until its daemon is restarted.
 
     \b
     headway drain node-2
@@ -139,8 +155,9 @@ def certs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and people.")] = None,
     days: Annotated[
-        int, typer.Option(min=1, max=36500, help="How long a new authority and its certificates last.")
-    ] = 3650,
+        int | None,
+        typer.Option(min=1, max=36500, help="How long a new authority and its certificates last; 3650 if not given."),
+    ] = None,
 ) -> None:
     """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
 
@@ -152,11 +169,15 @@ def certs(
     from datetime import timedelta
 
     from headway.daemon.certificates import CA_KEY_FILE, CertificateAuthority
+    from headway.daemon.errors import ConfigError
 
     if (directory / CA_KEY_FILE).exists():
         authority = CertificateAuthority.open(directory)
+        if days is not None:
+            what = "has an authority already, whose certificates last as long as it does"
+            raise ConfigError(f"{what}: leave --days out, or name a new folder", str(directory))
     else:
-        authority = CertificateAuthority.create(directory, validity=timedelta(days=days))
+        authority = CertificateAuthority.create(directory, validity=timedelta(days=days or DEFAULT_DAYS))
         say(f"{directory}: a new authority; whoever has {CA_KEY_FILE} can join the cluster")
     for told in names or []:
         name, _, hosts = told.partition("=")

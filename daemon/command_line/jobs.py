@@ -31,41 +31,12 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when it has happened.
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(submit)
     jobs_app = typer.Typer(invoke_without_command=True)
     jobs_app.callback()(jobs)
     jobs_app.command("rm")(remove)
     app.add_typer(jobs_app, name="jobs")
     for command in (status, watch, events, logs, pause, resume, cancel, export, plan):
         app.command()(command)
-
-
-def submit(
-    job: JobFile, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
-) -> None:
-    """Put a job in the queue.
-
-    \b
-    headway submit my-job.toml
-    """
-    from headway.daemon.client.job_requests import submit as submit_job
-    from headway.daemon.jobs.job_file import read_job
-    from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
-
-    spec = read_job(job)
-
-    async def work(session: "ClusterSession") -> None:
-        view = await session.view()
-        kinds = {device.kind for node in view.nodes.values() for device in node.devices}
-        resolved = resolve_job(spec, job_file=job, device_kinds=kinds, cache_dir=default_cache_dir())
-        check_checkpoint_dir(resolved, job_file=job, root=session.address.state_dir)
-        await submit_job(session, resolved)
-        if as_json:
-            say_json({"job": spec.job.name})
-        else:
-            say(f"{spec.job.name}: submitted; `headway watch {spec.job.name}` shows it")
-
-    with_cluster(etcd, certs, cluster, work)
 
 
 def jobs(
@@ -116,40 +87,41 @@ def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
 
 
 def status(
-    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; not given: every job.")] = "",
+    daemon: Annotated[
+        str, typer.Option("--daemon", metavar="HOST:PORT", help="Ask this daemon, not etcd.", show_default=False)
+    ] = "",
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Where a job stands: phase, who holds which layers, loss, and why.
+    """Where a job stands: phase, who holds which layers, loss, what a failure would cost, and why it is slow.
+
+    While etcd is away, the daemons of a local cluster are asked instead; elsewhere name one with --daemon.
+
+    \b
+    boundary    the state after so many batches; the number of batches that it contains
+    generation  number of the plan in force; every change of plan takes the next
+    timeline    the generation that began with the last rollback; state of two timelines is never mixed
+    depth       how many microbatches a stage may have begun and not ended
+    restorable  every layer of the boundary lies on as many nodes as the job wants copies
 
     \b
     headway status my-job --json
     """
-    from headway.daemon.client.job_report import report_job
-    from headway.daemon.client.job_requests import job_of
+    from headway.daemon.command_line.job_status import show_status
 
-    async def work(session: "ClusterSession") -> None:
-        view = await session.view()
-        found = job_of(view, job)
-        if as_json:
-            say_json(report_job(found, view.nodes))
-            return
-        from rich.console import Console
-
-        from headway.daemon.client.watch_view import LossHistory, render, snapshot
-
-        shown = snapshot(view, job, LossHistory())
-        assert shown is not None
-        console = Console()
-        console.print(render(shown, width=min(console.width, 120)))
-        if found.phase.error:
-            say(found.phase.error)
-
-    with_cluster(etcd, certs, cluster, work)
+    show_status(job, daemon=daemon, etcd=etcd, certs=certs, cluster=cluster, as_json=as_json)
 
 
 def watch(
     job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
 ) -> None:
-    """Show a job until it is over. Losses since the last written boundary are provisional.
+    """Show a job until it is over.
+
+    Batches since the newest restorable boundary are provisional: after a failure they are computed again, to the same
+    bits, and replace what was shown.
 
     \b
     headway watch my-job

@@ -26,8 +26,11 @@ def read_job(path: Path) -> JobSpec:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError("no such job file", str(path)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read this job file: {_reason(error)}", str(path)) from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"line {line} is not UTF-8; save this job file in that encoding", str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read this job file: {error.strerror or error}", str(path)) from error
     return parse_job(text, str(path))
 
 
@@ -130,7 +133,3 @@ def _type_name(raw: object) -> str:
     return {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "an array"}.get(
         type(raw), type(raw).__name__
     )
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -58,6 +58,11 @@ AT_MOST: dict[str, int] = {
     "train.threads": 1024,
     "train.batches": 2**31 - 1,
     "train.microbatches": 2**16 - 1,
+    "fault.copies": 16,
+    "fault.checkpoints_kept": 1000,
+    "fault.snapshot_every": 10**6,
+    "fault.checkpoint_every": 10**6,
+    "fault.link_timeout_s": 3600,
 }
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {

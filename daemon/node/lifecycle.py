@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -133,6 +134,7 @@ class Daemon:
             logs_dir=config.logs_dir,
             checkpoint_root=config.checkpoint_root,
             is_etcd_reachable=lambda: cluster.is_reachable,
+            etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
         await _start_service(server, desk)
         stack.callback(desk.ending.set)

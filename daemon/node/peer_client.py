@@ -51,6 +51,17 @@ class NodeClient:
             raise _translated(address, error) from error
         return reply
 
+    async def status(
+        self, address: str, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> control_pb2.StatusReply:
+        """What the daemon there knows of a job, or of all, also while etcd is away. Raises PeerError."""
+        try:
+            request = control_pb2.StatusRequest(job=job)
+            reply: control_pb2.StatusReply = await self._stub(address).Status(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(address, error) from error
+        return reply
+
     def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
         """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
         return _read(address, self._stub(address).Accompany(control_pb2.AccompanyRequest(node=node)))

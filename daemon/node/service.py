@@ -13,15 +13,18 @@ import structlog
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.fault_points import fault_point
 from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.log_files import read_log
 from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
+from headway.daemon.node.status_report import status_reply
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
-from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore, hash_file, read_chunks
 from headway.proto import control_pb2, control_pb2_grpc
-from headway.stages.errors import DataError, PeerError, UnavailableError
+from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.state_file import content_sha256
 from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
@@ -40,6 +43,8 @@ class NodeDesk:
     logs_dir: Path
     checkpoint_root: Path | None
     is_etcd_reachable: Callable[[], bool]
+    etcd_away_s: Callable[[], float | None] = lambda: None
+    """How long etcd has been away; None: it is there."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the daemon goes."""
 
@@ -67,6 +72,11 @@ class NodeService(control_pb2_grpc.NodeServicer):
             etcd_reachable=self._desk.is_etcd_reachable(),
             leader=leader.node if leader is not None else "",
         )
+
+    async def Status(self, request: control_pb2.StatusRequest, context: Any) -> control_pb2.StatusReply:  # noqa: ARG002, N802
+        """What this daemon knows, also while etcd is away."""
+        desk = self._desk
+        return status_reply(desk.view, node=desk.node, away_s=desk.etcd_away_s(), job=request.job)
 
     async def Accompany(  # noqa: N802
         self,
@@ -123,8 +133,13 @@ class NodeService(control_pb2_grpc.NodeServicer):
     ) -> AsyncIterator[control_pb2.Chunk]:
         desk, offset = self._desk, request.offset
         if (file := desk.store.get(key)) is not None:
+            if offset >= file.size_bytes:
+                await self._check(key, file)
             chunks = desk.store.read(key, offset=offset)
             async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, sha256=file.sha256):
+                fault_point(
+                    "transfer.chunk", layer=key.layer, offset=chunk.offset, boundary=key.boundary, node=desk.node
+                )
                 yield chunk
             return
         if not request.forward:
@@ -145,6 +160,20 @@ class NodeService(control_pb2_grpc.NodeServicer):
             return
         async for chunk in self._checkpointed(job, key, offset):
             yield chunk
+
+    async def _check(self, key: StateKey, file: StoredFile) -> None:
+        """Somebody has every byte and asks for more: what we gave may not be what was registered.
+
+        Raises RecoveryError, and lets the file go, when it is not.
+        """
+        try:
+            is_good = await asyncio.to_thread(content_sha256, file.path) == file.sha256
+        except (DamagedFileError, OSError):
+            is_good = False
+        if not is_good:
+            log.error("damaged_file_dropped", key=str(key))
+            self._desk.store.delete(key)
+            raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has let it go")
 
     async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[control_pb2.Chunk]:
         checkpoint = job.checkpoint

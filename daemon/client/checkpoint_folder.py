@@ -1,0 +1,170 @@
+"""Checkpoints as they lie in a folder or below a URL: what there is, and how a new job begins with one.
+
+A manifest says which job wrote a checkpoint, with its whole spec, so that a cluster can be set up anew from nothing
+but the checkpoint. All functions that read block.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records import CheckpointRecord
+
+MANIFEST: Final = "manifest.json"
+MAX_DEPTH: Final = 3
+"""A checkpoint folder holds jobs, a job's folder submissions, a submission's boundaries."""
+
+_BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
+
+SAME: Final = ("train.dtype", "train.schedule", "train.microbatches", "optim.matrices.name", "optim.rest.name")
+"""Beside all of [model]: what decides which tensors a state file has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    job: str
+    generation: int
+    spec: JobSpec
+    checkpoint: CheckpointRecord
+    """`url` is where it was found, wherever it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCheckpoint:
+    """One boundary's folder."""
+
+    url: str
+    timeline: int
+    boundary: int
+    is_complete: bool
+    """Whether its manifest is there; without it, the checkpoint does not exist."""
+    written_at: float
+    """Seconds since the epoch; 0: the file system does not say."""
+    size_bytes: int
+
+
+def read_checkpoint(url: str) -> Manifest:
+    """The checkpoint of a boundary's folder, or the newest below a job's. Raises ConfigError, naming what is wrong."""
+    url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
+    found = [entry for entry in list_checkpoints(url) if entry.is_complete]
+    if not found:
+        raise ConfigError("no checkpoint is here: no folder with a manifest.json", url)
+    manifests = [read_manifest(entry.url) for entry in found]
+    if len(jobs := sorted({manifest.job for manifest in manifests})) > 1:
+        raise ConfigError(f"holds checkpoints of several jobs: {', '.join(jobs)}; name the folder of one", url)
+    newest = max(range(len(found)), key=lambda index: _age(found[index]))
+    return manifests[newest]
+
+
+def read_manifest(url: str) -> Manifest:
+    """The manifest of one boundary's folder. Raises ConfigError."""
+    target = f"{url}/{MANIFEST}"
+    file_system, path = _open(target)
+    try:
+        raw = msgspec.json.decode(file_system.cat_file(path))
+        checkpoint = msgspec.convert(raw, CheckpointRecord)
+        spec = msgspec.convert(raw["spec"], JobSpec)
+        return Manifest(
+            job=raw["job"], generation=raw["generation"], spec=spec, checkpoint=replace(checkpoint, url=url)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", target) from error
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise ConfigError(f"is no manifest of a checkpoint: {error}", target) from error
+
+
+def list_checkpoints(url: str) -> list[FoundCheckpoint]:
+    """Every boundary's folder at or below a URL, oldest first, the unfinished too. Raises ConfigError."""
+    file_system, path = _open(url)
+    try:
+        if not file_system.isdir(path):
+            raise ConfigError("there is no such folder", url)
+        return sorted(_walk(file_system, path, url, MAX_DEPTH), key=_age)
+    except OSError as error:
+        raise ConfigError(f"cannot be listed: {error.strerror or error}", url) from error
+
+
+def begin_with(manifest: Manifest, name: str) -> CheckpointRecord:
+    """The first `checkpoint` record of a job of that name. What is older belongs to the job that wrote it."""
+    parent = manifest.job if manifest.job != name else ""
+    return replace(manifest.checkpoint, origin_job=parent, earlier=(), dropped=())
+
+
+def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:
+    """Raise ConfigError at `source:section.key` for the first key in which a job cannot take over a checkpoint."""
+    keys = [f"model.{item.name}" for item in fields(spec.model)] + list(SAME)
+    for key in keys:
+        ours, theirs = _value(spec, key), _value(manifest.spec, key)
+        if ours != theirs:
+            raise ConfigError(f"is {ours}, but the checkpoint of {manifest.job} has {theirs}", f"{source}:{key}")
+    if bool(spec.optim.error_feedback) != bool(manifest.spec.optim.error_feedback):
+        raise ConfigError(
+            f"is {spec.optim.error_feedback:g}, but the checkpoint of {manifest.job} was made with "
+            f"{manifest.spec.optim.error_feedback:g}; error feedback has a state of its own",
+            f"{source}:optim.error_feedback",
+        )
+    boundary = manifest.checkpoint.boundary
+    if boundary >= spec.train.batches:
+        raise ConfigError(
+            f"{spec.train.batches} batches are done at boundary {boundary} of the checkpoint; ask for more",
+            f"{source}:train.batches",
+        )
+
+
+def _walk(file_system: Any, path: str, url: str, depth: int) -> Iterator[FoundCheckpoint]:
+    file_system.invalidate_cache(path)  # object stores remember listings
+    entries = file_system.ls(path, detail=True)
+    name = path.rstrip("/").rsplit("/", 1)[-1]
+    manifest = next((entry for entry in entries if entry["name"].rsplit("/", 1)[-1] == MANIFEST), None)
+    if (parts := _BOUNDARY_FOLDER.fullmatch(name)) or manifest is not None:
+        timeline, boundary = (int(part) for part in parts.groups()) if parts else (0, 0)
+        yield FoundCheckpoint(
+            url=url,
+            timeline=timeline,
+            boundary=boundary,
+            is_complete=manifest is not None,
+            written_at=_written_at(manifest),
+            size_bytes=sum(int(entry.get("size") or 0) for entry in entries),
+        )
+        return
+    for entry in entries:
+        if depth and entry["type"] == "directory":
+            inner = entry["name"].rstrip("/")
+            yield from _walk(file_system, inner, f"{url.rstrip('/')}/{inner.rsplit('/', 1)[-1]}", depth - 1)
+
+
+def _written_at(entry: dict[str, Any] | None) -> float:
+    """When a file was written, by whichever name its file system has for that."""
+    if entry is None:
+        return 0.0
+    told = next((entry[key] for key in ("mtime", "LastModified", "created", "updated") if entry.get(key)), 0.0)
+    return float(told.timestamp()) if hasattr(told, "timestamp") else float(told) if not isinstance(told, str) else 0.0
+
+
+def _age(found: FoundCheckpoint) -> tuple[float, int, int]:
+    return (found.written_at, found.timeline, found.boundary)
+
+
+def _open(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        file_system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(str(error), url) from error
+    return file_system, path
+
+
+def _value(spec: JobSpec, key: str) -> object:
+    value: object = spec
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,70 @@
+"""Asks daemons themselves how jobs stand: what is left to ask while etcd is away."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headway.daemon.client.job_report import JobReport, duration
+from headway.daemon.errors import ConfigError
+from headway.daemon.node.peer_client import NodeClient
+from headway.stages.errors import PeerError, ProtocolError, UnavailableError
+from headway.stages.tls_identity import TlsIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonStatus:
+    """What one daemon said."""
+
+    node: str
+    etcd_reachable: bool
+    etcd_away_s: float
+    waits_for: str
+    jobs: dict[str, Any]
+    """Job to its report, as plain values."""
+
+    def report(self, job: str) -> JobReport:
+        """The report of one job. Raises ConfigError, with the names that the daemon knows."""
+        if job not in self.jobs:
+            known = ", ".join(self.jobs) or "none"
+            raise ConfigError(f"no such job; node {self.node} knows {known}", f"job {job}")
+        return msgspec.convert(self.jobs[job], JobReport)
+
+    @property
+    def line(self) -> str:
+        """Whether etcd is there, and what waits for it."""
+        if self.etcd_reachable:
+            return f"node {self.node} reaches etcd"
+        return (
+            f"etcd is away since {duration(self.etcd_away_s)}, says node {self.node}; training goes on; "
+            f"what waits for it: {self.waits_for}"
+        )
+
+
+async def ask_daemons(
+    addresses: Sequence[str], identity: TlsIdentity | None, *, job: str = "", timeout_s: float = 5.0
+) -> DaemonStatus:
+    """What the first daemon says that answers. Raises UnavailableError, naming all, when none does."""
+    if identity is None:
+        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
+    client = NodeClient(identity)
+    reasons = []
+    try:
+        for address in addresses:
+            try:
+                reply = await client.status(address, job, timeout_s=timeout_s)
+                return DaemonStatus(
+                    node=reply.node,
+                    etcd_reachable=reply.etcd_reachable,
+                    etcd_away_s=reply.etcd_away_s,
+                    waits_for=reply.waits_for,
+                    jobs=msgspec.json.decode(reply.jobs),
+                )
+            except msgspec.DecodeError as error:
+                raise ProtocolError(f"node at {address}", f"sent what is no status: {error}") from error
+            except PeerError as error:
+                reasons.append(str(error))
+    finally:
+        await client.close()
+    raise UnavailableError(", ".join(addresses), "; ".join(reasons))

@@ -1,0 +1,37 @@
+"""Nodes as people see them: those that are up, and those that failed so often that plans leave them out. Pure."""
+
+import time
+from typing import Any
+
+from headway.daemon.client.watch_view import node_notes
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.records import to_builtins
+
+
+def report_nodes(view: ClusterView) -> list[dict[str, Any]]:
+    """Each node's record with its `failures` of the last minutes; one that failed and is gone has only these."""
+    return [
+        (to_builtins(view.nodes[name]) if name in view.nodes else {"name": name})
+        | {"failures": [to_builtins(found) for _, found in sorted(view.failures.get(name, {}).items())]}
+        for name in sorted({*view.nodes, *view.failures})
+    ]
+
+
+def node_lines(view: ClusterView) -> list[str]:
+    """A line for each node, and below it each of its failures."""
+    lines = []
+    leader = view.leader.node if view.leader else ""
+    for name in sorted({*view.nodes, *view.failures}):
+        failures = view.failures.get(name, {})
+        if (node := view.nodes.get(name)) is not None:
+            devices = ", ".join(f"{device.kind} {device.model}".strip() for device in node.devices)
+            notes = node_notes(node, leader, num_failures=len(failures))
+            lines.append(f"{name}  {node.address}  site {node.site}  {devices}" + (f"  ({notes})" if notes else ""))
+        else:
+            lines.append(f"{name}  is not up")
+        for _, failure in sorted(failures.items()):
+            moment = time.strftime("%H:%M:%S", time.localtime(failure.at))
+            lines.append(f"    {moment}  {failure.text}")
+        if failures:
+            lines.append(f"    counted for 10 minutes each; `headway nodes release {name}` forgets them")
+    return lines

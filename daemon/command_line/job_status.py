@@ -1,0 +1,96 @@
+"""How `headway status` finds its answer: in etcd, or, while that is away, from a daemon."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.daemon.command_line.options import say, say_json, with_cluster
+from headway.daemon.errors import StoreUnreachableError
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.client.job_report import JobReport
+    from headway.daemon.client.watch_view import Snapshot
+
+
+def show_status(
+    job: str, *, daemon: str, etcd: str | None, certs: Path | None, cluster: Path | None, as_json: bool
+) -> None:
+    """Print where a job stands, or a line for every job. daemon: ask this one, not etcd."""
+    from headway.daemon.client import cluster_access
+
+    if daemon:
+        import os
+
+        told = certs or (Path(os.environ["HEADWAY_CERTS"]) if os.environ.get("HEADWAY_CERTS") else None)
+        if told is None:
+            told = cluster_access.find_cluster(etcd=etcd, certs=certs, cluster=cluster).certificates
+        address = cluster_access.ClusterAddress(etcd=(), certificates=told, daemons=(daemon,))
+        _show_daemons(address, job, as_json=as_json)
+        return
+
+    async def work(session: "ClusterSession") -> None:
+        from headway.daemon.client.job_report import report_job
+        from headway.daemon.client.job_requests import job_of
+        from headway.daemon.client.watch_view import LossHistory, snapshot
+
+        view = await session.view()
+        if not job:
+            _show_all([report_job(found, view.nodes) for found in view.jobs_in_order()], as_json=as_json)
+            return
+        found = job_of(view, job)
+        if as_json:
+            say_json(report_job(found, view.nodes))
+            return
+        shown = snapshot(view, job, LossHistory())
+        assert shown is not None
+        _draw(shown)
+
+    try:
+        with_cluster(etcd, certs, cluster, work)
+    except StoreUnreachableError:
+        address = cluster_access.find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+        if not address.daemons:
+            raise
+        _show_daemons(address, job, as_json=as_json)
+
+
+def _show_daemons(address: object, job: str, *, as_json: bool) -> None:
+    import asyncio
+
+    from headway.daemon.client.cluster_access import ClusterAddress
+    from headway.daemon.client.daemon_status import ask_daemons
+    from headway.daemon.client.watch_view import Snapshot
+
+    assert isinstance(address, ClusterAddress)
+    told = asyncio.run(ask_daemons(address.daemons, address.identity()))
+    reports = [told.report(job)] if job else [told.report(name) for name in told.jobs]
+    if as_json:
+        etcd = {"reachable": told.etcd_reachable, "away_s": told.etcd_away_s, "waits_for": told.waits_for}
+        say_json({"asked": told.node, "etcd": etcd, "jobs": reports})
+        return
+    say(told.line)
+    if job:
+        _draw(Snapshot(report=reports[0]))
+    else:
+        _show_all(reports, as_json=False)
+
+
+def _show_all(reports: "list[JobReport]", *, as_json: bool) -> None:
+    from headway.daemon.client.job_report import report_line
+
+    if as_json:
+        say_json(reports)
+        return
+    for line in [report_line(report) for report in reports] or ["no jobs; `headway submit JOB.toml` makes one"]:
+        say(line)
+
+
+def _draw(shown: "Snapshot") -> None:
+    from rich.console import Console
+
+    from headway.daemon.client.watch_view import render
+
+    console = Console()
+    console.print(render(shown, width=min(console.width, 120)))
+    if shown.report.error:
+        say(shown.report.error)
