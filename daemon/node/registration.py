@@ -43,6 +43,7 @@ class Registration:
         self._written_at = 0
         """The revision of our last write."""
         self._written_lease_id = 0
+        self._epoch = cluster.view.epoch
         self._due = asyncio.Event()
 
     @property
@@ -97,6 +98,8 @@ class Registration:
             raise LeaseLostError(self._key, self._lease.reason)
         if self._lease is None:
             await self._take_lease()
+        if self._cluster.view.epoch != self._epoch:
+            self._epoch, self._written_at = self._cluster.view.epoch, 0  # etcd forgot what we wrote
         if self._cluster.revision < self._written_at:
             return  # our own write is on its way
         shown = self._cluster.view.nodes.get(self._record.name)

@@ -69,6 +69,7 @@ class Liveness:
 
     def __init__(self, now: float) -> None:
         self._heard_at = now
+        self._felt_at = now
         self._moved_at = now
         self._deadlines: dict[tuple[OrderKind, JobGeneration], float] = {}
         self.beat: Beat | None = None
@@ -80,7 +81,7 @@ class Liveness:
 
     def felt(self, beat: Beat, now: float) -> None:
         """A heartbeat arrived."""
-        self._heard_at = now
+        self._heard_at = self._felt_at = now
         before = self.beat
         is_same = before is not None and (before.of, before.num_operations) == (beat.of, beat.num_operations)
         if not (is_same and before is not None and before.is_runnable and beat.is_runnable):
@@ -94,7 +95,7 @@ class Liveness:
 
     def overslept(self, stalled_s: float, now: float) -> None:
         """The judge was stopped: nothing that he has not heard meanwhile counts."""
-        self._heard_at = self._moved_at = now
+        self._heard_at = self._felt_at = self._moved_at = now
         self._deadlines = {entry: at + stalled_s for entry, at in self._deadlines.items()}
 
     def complaint(self, status: WorkerStatus, now: float) -> str:
@@ -111,17 +112,18 @@ class Liveness:
             self._moved_at = now
         silence_s = BUSY_SILENCE_S if owed else SERVING_SILENCE_S if status.job else IDLE_SILENCE_S
         least_s = PREPARING_STANDSTILL_S if owed_kinds else MIN_STANDSTILL_S
-        return self._overdue(silence_s, now, "said nothing for") or self._stands_still(status, least_s, now)
+        return self._overdue(silence_s, now, "said nothing for") or self._stands_still(status, least_s)
 
     def _overdue(self, limit_s: float, now: float, what: str) -> str:
         return f"{what} {limit_s:g} s" if now - self._heard_at >= limit_s else ""
 
-    def _stands_still(self, status: WorkerStatus, least_s: float, now: float) -> str:
+    def _stands_still(self, status: WorkerStatus, least_s: float) -> str:
+        """As far as its heartbeats say: nothing follows from those that have not come."""
         beat = self.beat
         if beat is None or beat.of != status.started or not beat.is_runnable:
             return ""
         limit_s = max(least_s, STANDSTILL_FACTOR * beat.typical_s) if beat.typical_s else FIRST_OPERATION_S
-        if now - self._moved_at < limit_s:
+        if self._felt_at - self._moved_at < limit_s:
             return ""
         return (
             f"stood still for {limit_s:.3g} s in batch {beat.batch}, {beat.num_operations} operations after its start"

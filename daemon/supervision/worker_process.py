@@ -10,7 +10,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    RunProcsResult,
+    Std,
+    SubprocessContext,
+    start_processes,
+)
 
 # start_processes installs handlers that raise an exception for each signal of this variable, over the daemon's own.
 # Nobody sends this one.
@@ -38,7 +44,7 @@ class WorkerProcess:
         self._on_exit = on_exit
         # An empty NOTIFY_SOCKET: a worker has nothing to say to the service manager.
         own = {"PYTHONSAFEPATH": "1", "NOTIFY_SOCKET": "", "TORCHELASTIC_RUN_ID": name, **environment}
-        self._context: PContext = start_processes(
+        self._context = start_processes(
             name,
             sys.executable,
             args={0: tuple(arguments)},
@@ -76,6 +82,12 @@ class WorkerProcess:
         os.close(self._pidfd)
         result = self._context.wait(timeout=0)
         self._context.close()
+        assert isinstance(self._context, SubprocessContext), "a command, not a function, was started"
+        for handler in self._context.subprocess_handlers.values():
+            # Elastic closes these only for processes that it has ended itself.
+            for output in (handler._stdout, handler._stderr):
+                if output is not None:
+                    output.close()
         self.exit_reason = self._describe(result)
         self.exited.set()
         self._on_exit(self)
