@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.determinism import configure
+from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
 from headway.stages.initial_weights import initial_parameters
 from headway.stages.model import build_layer, token_loss
@@ -52,6 +53,8 @@ def reference(
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, whatever the job's dtype. `on_batch` is told of each batch.
 
+    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to go on.
+
     optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
     """
     train, m = job.train, job.train.microbatches
@@ -83,6 +86,10 @@ def reference(
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
             losses.append(loss.detach())
+        microbatch_losses = torch.stack(losses).tolist()
+        for i, value in enumerate(microbatch_losses):
+            if job.fault.non_finite == "stop" and not math.isfinite(value):
+                raise NonFiniteLossError(b, i, value)
 
         with torch.no_grad():
             summed = group_sums[0]
@@ -102,7 +109,7 @@ def reference(
                     for parameter, tensor in master[name].items():
                         sets[(b + 1) % 2][name][parameter].copy_(tensor)
 
-        loss_sum = _fold(torch.stack(losses).tolist())
+        loss_sum = _fold(microbatch_losses)
         on_batch(
             BatchResult(batch=b, loss=loss_sum / m, tokens=train.tokens_per_batch, seconds=perf_counter() - started)
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 from headway.stages.clipping import SquaresRelay, clip_coefficient, fold, layer_square
 from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
 from headway.stages.frame_contract import FrameContract
+from headway.stages.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.gradient_sums import GradientSums
 from headway.stages.history import Recorder
 from headway.stages.ids import Batch, Boundary, Microbatch
@@ -34,6 +35,9 @@ from headway.stages.schedule import (
     awaited,
     next_op,
 )
+from headway.stages.snapshot_writer import SnapshotEnded
+from headway.stages.snapshots import PATIENCE_S as SNAPSHOT_PATIENCE_S
+from headway.stages.snapshots import Snapshots
 from headway.stages.spec import layer_names, weight_version
 from headway.stages.stage_context import MicrobatchSource, StageContext
 from headway.stages.stage_graph import StageGraph
@@ -65,14 +69,18 @@ class Executor:
         handle: Callable[[object], None],
         on_batch: Callable[[JournalRow], None] | None = None,
         recorder: Recorder | None = None,
+        snapshots: Snapshots | None = None,
+        goodput: Goodput | None = None,
+        on_operation: Callable[[Op], None] | None = None,
+        stops_at_non_finite: bool = True,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """layers: live, at the context's boundary; the stage is the only one to touch them until `run` returns.
 
         tokens: on the first stage only. journal: on the last only; rows from the boundary on are cut off. upstream,
         downstream: the neighbours, None at the ends. handle: is called in the thread of `run` with everything in the
-        inbox that no link put there. on_batch: on the last stage, once per batch. patience_s: how long nothing at all
-        may arrive while the stage waits.
+        inbox that no link put there. on_batch: on the last stage, once per batch. on_operation: after each operation,
+        with its frames handed to the links. patience_s: how long nothing at all may arrive while the stage waits.
         """
         is_first, is_last = context.stage_index == 0, context.stage_index == context.num_stages - 1
         assert (tokens is not None) == is_first == (upstream is None)
@@ -90,6 +98,10 @@ class Executor:
         self._handle = handle
         self._on_batch = on_batch
         self._recorder = recorder
+        self._snapshots = snapshots
+        self._goodput = goodput or Goodput()
+        self._on_operation = on_operation
+        self._stops_at_non_finite = stops_at_non_finite
         self._patience_s = patience_s
         self._schedule = StageSchedule.of(
             train,
@@ -155,6 +167,8 @@ class Executor:
         if self._journal is not None:
             self._journal.truncate(self._context.boundary)
         self._batch_ended = perf_counter()
+        if self._snapshots is not None:
+            self._tell(self._snapshots.started(self._layers))
         self.is_runnable = True
         try:
             while True:
@@ -181,19 +195,42 @@ class Executor:
             raise AbortedError(self._abort_reason)
 
     def _wait(self) -> None:
-        peer = self._awaited_peer()
-        self.waiting_for, self.is_runnable = peer, False
+        what = awaited(self._state)
+        if what is Awaited.SNAPSHOT:
+            self._wait_for_snapshot()
+            return
+        peer = self._awaited_peer(what)
+        is_inherent = self._schedule.delay == 0 and self._state.forwards.num_done == 0
+        self._goodput.waits(BUBBLE if is_inherent else waiting_for(peer), perf_counter())
         try:
-            item = self._inbox.get(timeout=self._patience_s)
+            item = self._next_item(peer, self._patience_s)
         except Empty:
-            what = awaited(self._state).value
-            raise UnavailableError(peer, f"no {what} arrived for {self._patience_s:g} s") from None
-        finally:
-            self.waiting_for, self.is_runnable = "", True
+            raise UnavailableError(peer, f"no {what.value} arrived for {self._patience_s:g} s") from None
         self._accept(item)
 
-    def _awaited_peer(self) -> str:
-        what = awaited(self._state)
+    def _wait_for_snapshot(self) -> None:
+        """Only the writer keeps the next update from running. It is given up rather than waited for in vain."""
+        assert self._snapshots is not None
+        began = perf_counter()
+        self._goodput.waits(SNAPSHOT, began)
+        item: object = None
+        try:
+            item = self._next_item("the snapshot writer", SNAPSHOT_PATIENCE_S)
+        except Empty:
+            item = self._snapshots.give_up()
+            self._state.updates_held = False
+        self._snapshots.waited(perf_counter() - began)
+        if item is not None:
+            self._accept(item)
+
+    def _next_item(self, peer: str, patience_s: float) -> object:
+        self.waiting_for, self.is_runnable = peer, False
+        try:
+            return self._inbox.get(timeout=patience_s)
+        finally:
+            self.waiting_for, self.is_runnable = "", True
+
+    def _awaited_peer(self, what: Awaited) -> str:
         comes_from_above = what is Awaited.INPUT or (what is Awaited.CLIP_TOTAL and not self._schedule.is_first)
         link = self._upstream if comes_from_above else self._downstream
         return link.peer if link is not None else "the coordinator"
@@ -203,7 +240,17 @@ class Executor:
             self._accept_frame(item)
         elif isinstance(item, LinkLost):
             raise UnavailableError(item.peer, item.reason)
+        elif isinstance(item, SnapshotEnded) and self._snapshots is not None:
+            self._snapshots.ended(item)
+            self._tell(item)
         else:
+            self._handle(item)
+
+    def _tell(self, item: SnapshotEnded | None) -> None:
+        """Hold the updates as long as a snapshot is read; pass on what became of one."""
+        assert self._snapshots is not None
+        self._state.updates_held = self._snapshots.is_reading
+        if item is not None:
             self._handle(item)
 
     def _accept_frame(self, frame: Frame) -> None:
@@ -256,6 +303,7 @@ class Executor:
     def _execute(self, op: Op) -> None:
         num_versions_live = self._state.num_versions_live
         started = perf_counter()
+        self._goodput.operates(op.batch, started)
         match op:
             case Forward(batch, microbatch):
                 version = self._forward(batch, microbatch)
@@ -267,11 +315,14 @@ class Executor:
         times = self.op_times[type(op)]
         times.num_done += 1
         times.seconds += ended - started
+        self._goodput.operated(ended - started)
         self.num_ops_done += 1
         if self._recorder is not None:
             self._recorder.record(
                 op, version=version, num_versions_live=num_versions_live, started=started, ended=ended
             )
+        if self._on_operation is not None:
+            self._on_operation(op)
 
     def _forward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)
@@ -328,7 +379,7 @@ class Executor:
         by_microbatch = self._losses.pop(batch)
         losses = torch.stack([by_microbatch[i] for i in sorted(by_microbatch)]).tolist()  # waits for the device
         for microbatch, loss in enumerate(losses):
-            if not math.isfinite(loss):
+            if self._stops_at_non_finite and not math.isfinite(loss):
                 raise NonFiniteLossError(batch, microbatch, loss)
         now = perf_counter()
         row = JournalRow(
@@ -350,6 +401,9 @@ class Executor:
             torch._foreach_mul_(gradients, coefficient)
         self._graph.update(batch, gradients)
         self._state.updated(batch)
+        self._goodput.updated(batch)
+        if self._snapshots is not None and self.boundary < self._state.stop:
+            self._tell(self._snapshots.reached(self.boundary, self._layers, self._journal))
         return batch
 
     # --- The norm of the gradient ---

@@ -1,12 +1,35 @@
-"""What a stage did and when: the trace from which the delay, the versions and the counts can be checked."""
+"""What the workers did and when: the lines from which delay, versions, counts and rollbacks can be checked.
+
+A line is one JSON object. All have these fields:
+
+`node`, `pid`, `incarnation`  whose line it is: the worker process's
+`job`, `timeline`, `generation`, `stage`  of the Start in force
+
+A line about an operation has `op` (`forward`, `backward`, `update`), `batch`, `microbatch` (null for an update),
+`version` (the weight version that it read), `versions_live`, `started` and `ended` (seconds of CLOCK_MONOTONIC).
+
+A line about anything else has `event` and `at` (seconds of CLOCK_MONOTONIC), and
+
+`loaded`  `layer`, `boundary`, `source` (`live`, `initial`, `path`), `source_timeline`: what is about to be loaded
+`started`  `boundary`, `furthest`, `layers`
+`stopped`  `boundary`
+`aborted`  `batch`, `reason`: also when a neighbour was lost or the loss was not finite
+`snapshot_written`  `boundary`, `layers`, `sha256` (a list, in the order of the layers)
+`snapshot_missed`  `boundary`, `reason`, `factor`
+"""
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from time import perf_counter
+from typing import Protocol
 
-from headway.stages.ids import Generation, StageIndex
-from headway.stages.schedule import Backward, Forward, Op
+from headway.stages.schedule import Op, Update
+
+MAX_FILE_BYTES = 8 << 20
+MAX_FOLDER_BYTES = 512 << 20
+SUFFIX = ".jsonl"
 
 
 class Recorder(Protocol):
@@ -18,37 +41,98 @@ class Recorder(Protocol):
 
 
 class HistoryFile:
-    """A recorder that appends one JSON line per operation: generation, stage, op, batch, microbatch, version, times."""
+    """A recorder that appends lines to one process's own file, `<name>-0000.jsonl`, then `-0001`, and so on.
 
-    def __init__(self, path: Path, *, generation: Generation, stage_index: StageIndex) -> None:
-        """Raises OSError when the file cannot be opened."""
-        self._file = path.open("a", buffering=1 << 16)
-        self._generation = generation
-        self._stage_index = stage_index
+    Each line is one write to the kernel, so that a killed process loses none. The oldest files of the folder go when
+    it has grown too large. A history that cannot be written any more ends; the computation goes on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        node: str = "",
+        incarnation: str = "",
+        max_file_bytes: int = MAX_FILE_BYTES,
+        max_folder_bytes: int = MAX_FOLDER_BYTES,
+    ) -> None:
+        """Raises OSError when the folder or the file cannot be made."""
+        self.trouble = ""
+        """Why the history has ended."""
+        self._folder = folder
+        self._name = name
+        self._max_file_bytes = max_file_bytes
+        self._max_folder_bytes = max_folder_bytes
+        self._process = {"node": node, "pid": os.getpid(), "incarnation": incarnation}
+        self._common = _inside(self._process)
+        self._number = -1
+        self._descriptor = -1
+        self._size = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open_next()
+
+    def begin(self, *, job: str, timeline: int, generation: int, stage: int) -> None:
+        """What the lines from now on are about."""
+        about = {"job": job, "timeline": timeline, "generation": generation, "stage": stage}
+        self._common = _inside(self._process | about)
 
     def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
-        """Buffer a line."""
-        line = {
-            "generation": self._generation,
-            "stage": self._stage_index,
-            "op": type(op).__name__.lower(),
-            "batch": op.batch,
-            "microbatch": op.microbatch if isinstance(op, Forward | Backward) else None,
-            "version": version,
-            "versions_live": num_versions_live,
-            "started": started,
-            "ended": ended,
-        }
-        self._file.write(json.dumps(line) + "\n")
+        """Write an operation's line."""
+        kind = type(op)
+        microbatch = "null" if kind is Update else op.microbatch  # type: ignore[union-attr]
+        self._write(
+            f'{{{self._common}, "op": "{kind.__name__.lower()}", "batch": {op.batch}, "microbatch": {microbatch}, '
+            f'"version": {version}, "versions_live": {num_versions_live}, '
+            f'"started": {started:.6f}, "ended": {ended:.6f}}}\n'
+        )
+
+    def event(self, name: str, **fields: object) -> None:
+        """Write the line of something that is no operation."""
+        self._write(f"{{{self._common}, {_inside({'event': name, 'at': perf_counter()} | fields)}}}\n")
 
     def close(self) -> None:
-        """Write out what is buffered. Idempotent."""
-        self._file.close()
+        """Nothing is written from now on. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
-    def __enter__(self) -> Self:
-        return self
+    def _write(self, line: str) -> None:
+        if self._descriptor < 0:
+            return
+        data = line.encode()
+        try:
+            if self._size + len(data) > self._max_file_bytes and self._size:
+                self.close()
+                self._open_next()
+            self._size += os.write(self._descriptor, data)
+        except OSError as error:
+            self.trouble = f"{self._folder}: {error.strerror}"
+            self.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def _open_next(self) -> None:
+        self._number += 1
+        path = self._folder / f"{self._name}-{self._number:04d}{SUFFIX}"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = 0
+        self._prune(path)
+
+    def _prune(self, ours: Path) -> None:
+        """Delete the oldest files, whoever wrote them. Another process may be doing the same."""
+        found = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        size = sum(num_bytes for _, num_bytes, _ in found)
+        for _, num_bytes, path in sorted(found):
+            if size <= self._max_folder_bytes:
+                return
+            if path != ours:
+                path.unlink(missing_ok=True)
+                size -= num_bytes
+
+
+def _inside(fields: dict[str, object]) -> str:
+    """The members of a JSON object, without its braces."""
+    return json.dumps(fields)[1:-1]

@@ -77,6 +77,7 @@ class Awaited(Enum):
     INPUT = "input"  # an activation, from upstream
     GRADIENT = "gradient"  # from downstream
     REDUCTION = "reduction"  # of the groups that other replicas hold
+    SNAPSHOT = "snapshot"  # the writer that still reads what the next update would change
     CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
 
 
@@ -200,6 +201,7 @@ class ScheduleState:
         "schedule",
         "stop",
         "totals_below",
+        "updates_held",
         "version",
         "warmup",
     )
@@ -224,6 +226,8 @@ class ScheduleState:
         """The sums of all groups are added up for the batches below."""
         self.totals_below = schedule.first_batch
         """The clip totals of the batches below are known."""
+        self.updates_held = False
+        """Somebody reads the boundary's content: no update may run, all else may."""
 
     # --- What may be asked ---
 
@@ -321,6 +325,7 @@ class ScheduleState:
         """W_{b+1} is applied."""
         assert batch == self.version, f"update {batch} on version {self.version}"
         assert self.is_update_ready, f"update {batch} was not ready"
+        assert not self.updates_held, f"update {batch} would change what is being read"
         self.version = batch + 1
 
     def choose_stop(self) -> int:
@@ -360,7 +365,7 @@ def next_op(state: ScheduleState) -> Op | Wait:
         microbatch = min(cursor.next_of_group) if schedule.is_first else _first_of(cursor, state.inputs)
         if microbatch >= 0:
             return Forward(batch, microbatch)
-    if state.is_update_ready:
+    if state.is_update_ready and not state.updates_held:
         return Update(state.version)
     return WAIT
 
@@ -369,6 +374,8 @@ def awaited(state: ScheduleState) -> Awaited:
     """What a stage that `next_op` told to wait is waiting for."""
     if state.is_done or next_op(state) is not WAIT:
         return Awaited.NOTHING
+    if state.is_update_ready:
+        return Awaited.SNAPSHOT
     schedule = state.schedule
     batch = state.forwards.batch
     if batch < state.stop and batch - schedule.delay <= state.version and state.in_flight < schedule.depth:

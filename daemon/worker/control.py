@@ -6,6 +6,7 @@ may be called from any. A worker without its daemon has no purpose: when the str
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from headway.proto.control_pb2_grpc import WorkerStub
 from headway.stages.loop_thread import LoopThread
 
 CONNECT_TIMEOUT = timedelta(seconds=10)
+FLUSH_TIMEOUT = timedelta(seconds=3)
 HEARTBEAT_EVERY_S = 1.0
 PROGRESS_EVERY_S = 0.2
 
@@ -64,6 +66,11 @@ class WorkerControl:
         """Send a batch's entry, together with others if several come within PROGRESS_EVERY_S."""
         self._loop.call_soon(self._add_progress, job, generation, entry)
 
+    def flush(self) -> None:
+        """Wait until all reports have been handed to the kernel, as far as that can be: the process is about to end."""
+        with suppress(TimeoutError, RuntimeError):
+            self._loop.run(self._drain(), timeout=FLUSH_TIMEOUT, what="handing over the last reports")
+
     # --- in the loop's thread ---------------------------------------------------------------------------------------
 
     async def _connect(self, hello: WorkerHello) -> Any:
@@ -95,6 +102,7 @@ class WorkerControl:
         try:
             while True:
                 await call.write(await self._reports.get())
+                self._reports.task_done()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reading side sees the same end and tells of it
 
@@ -102,6 +110,10 @@ class WorkerControl:
         while True:
             await asyncio.sleep(HEARTBEAT_EVERY_S)
             self._reports.put_nowait(Report(heartbeat=self._heartbeat()))
+
+    async def _drain(self) -> None:
+        await asyncio.sleep(0)  # reports that were given before are enqueued before
+        await self._reports.join()
 
     def _enqueue(self, report: Report) -> None:
         self._flush_progress()

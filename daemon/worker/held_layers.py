@@ -1,5 +1,6 @@
 """Where a stage's layers come from when it starts, and the files they become when a Write asks for them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,22 +19,48 @@ HeldSession = WorkerSession[LayerState, Journal, TokenShards]
 """A session that holds the real things."""
 
 
+def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
+    """What the start takes from this process. Nothing is read or dropped yet.
+
+    Raises OrderRefusedError when a layer has no source, one that cannot be, or is not held as the start says.
+    """
+    sources = {source.layer: source.WhichOneof("source") for source in start.sources}
+    needed = [*start.stage.layers]
+    if start.stage.index + 1 == start.stage.num_stages and (start.boundary or JOURNAL in sources):
+        needed.append(JOURNAL)
+    missing = [layer for layer in needed if sources.get(layer) is None]
+    if missing:
+        raise OrderRefusedError(f"no source is named for {', '.join(missing)}")
+    if start.boundary and (early := [layer for layer in needed if sources[layer] == "initial"]):
+        raise OrderRefusedError(f"{', '.join(early)} cannot begin at boundary {start.boundary}")
+    live = [LayerName(layer) for layer in needed if sources[layer] == "live"]
+    session.admit_live(live, timeline=start.timeline, boundary=start.boundary)
+    return live
+
+
 def load_stage(
-    start: Start, spec: JobSpec, *, session: HeldSession, device: torch.device
+    start: Start,
+    spec: JobSpec,
+    *,
+    session: HeldSession,
+    device: torch.device,
+    on_layer: Callable[[LayerSource], None] = lambda _: None,
 ) -> tuple[dict[str, LayerState], Journal | None]:
     """The stage's layers at the start's boundary, each from its source, and the journal on the last stage.
 
-    Raises OrderRefusedError for a source that is missing or does not fit, DamagedFileError and OSError for its file.
+    on_layer: is told of each source, before it is used. Raises DamagedFileError and OSError for a file that is not what
+    it should be; `live_sources` has admitted the start.
     """
     sources = {source.layer: source for source in start.sources}
-    missing = [layer for layer in start.stage.layers if layer not in sources]
-    if missing:
-        raise OrderRefusedError(f"no source is named for {', '.join(missing)}")
-    layers = {
-        layer: _load_layer(sources[layer], start, spec, session=session, device=device) for layer in start.stage.layers
-    }
-    is_last = start.stage.index + 1 == start.stage.num_stages
-    return layers, _load_journal(sources.get(JOURNAL), start, session) if is_last else None
+    layers = {}
+    for layer in start.stage.layers:
+        on_layer(sources[layer])
+        layers[layer] = _load_layer(sources[layer], start, spec, session=session, device=device)
+    if start.stage.index + 1 < start.stage.num_stages:
+        return layers, None
+    if JOURNAL in sources:
+        on_layer(sources[JOURNAL])
+    return layers, _load_journal(sources.get(JOURNAL), start, session)
 
 
 def write_layers(order: Write, session: HeldSession) -> Wrote:
@@ -44,7 +71,7 @@ def write_layers(order: Write, session: HeldSession) -> Wrote:
     train = session.spec.train
     directory = Path(order.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    wrote = Wrote(job=job, generation=order.generation, boundary=boundary)
+    wrote = Wrote(job=job, generation=order.generation, boundary=boundary, timeline=timeline)
     for name in order.layers:
         path = directory / f"{name}{SUFFIX}"
         if name == JOURNAL:
@@ -57,41 +84,43 @@ def write_layers(order: Write, session: HeldSession) -> Wrote:
     return wrote
 
 
+def _source_timeline(start: Start) -> Timeline | None:
+    """Of the files among the sources; None when the start does not say."""
+    return Timeline(start.source_timeline) if start.source_timeline else None
+
+
 def _load_layer(
     source: LayerSource, start: Start, spec: JobSpec, *, session: HeldSession, device: torch.device
 ) -> LayerState:
     name = LayerName(source.layer)
+    kind = source.WhichOneof("source")
+    if kind == "live":
+        return session.live_layer(name, start.boundary)
     make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
-    match source.WhichOneof("source"):
-        case "live":
-            return session.live_layer(name, start.boundary)
-        case "initial":
-            if start.boundary != 0:
-                raise OrderRefusedError(f"layer {name} cannot begin at boundary {start.boundary}")
-            return LayerState.initial(
-                name, spec.model, spec.train, seed=spec.job.seed, device=device, optimizer_factory=make_optimizer
-            )
-        case "path":
-            return read_layer(
-                Path(source.path),
-                name,
-                job=start.job_name,
-                boundary=Boundary(start.boundary),
-                model=spec.model,
-                train=spec.train,
-                device=device,
-                optimizer_factory=make_optimizer,
-            )
-        case _:
-            raise OrderRefusedError(f"layer {name} has an empty source")
+    if kind == "initial":
+        return LayerState.initial(
+            name, spec.model, spec.train, seed=spec.job.seed, device=device, optimizer_factory=make_optimizer
+        )
+    return read_layer(
+        Path(source.path),
+        name,
+        job=start.job_name,
+        boundary=Boundary(start.boundary),
+        model=spec.model,
+        train=spec.train,
+        device=device,
+        optimizer_factory=make_optimizer,
+        timeline=_source_timeline(start),
+    )
 
 
 def _load_journal(source: LayerSource | None, start: Start, session: HeldSession) -> Journal:
     kind = None if source is None else source.WhichOneof("source")
     if source is not None and kind == "path":
-        return read_journal(Path(source.path), job=start.job_name, boundary=Boundary(start.boundary))
-    if kind == "live":
-        return session.live_journal(start.boundary)
-    if start.boundary != 0:
-        raise OrderRefusedError(f"no journal is named for boundary {start.boundary}")
-    return Journal()
+        return read_journal(
+            Path(source.path),
+            job=start.job_name,
+            boundary=Boundary(start.boundary),
+            timeline=_source_timeline(start),
+        )
+    return session.live_journal(start.boundary) if kind == "live" else Journal()

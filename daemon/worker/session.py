@@ -40,6 +40,10 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
     """The newest generation that Prepare was obeyed for."""
     generation: int = NO_GENERATION
     """The generation in force here: that of the last Start."""
+    timeline: int = NO_GENERATION
+    """Of the last Start: that of the live layers."""
+    stage: int = 0
+    """Of the last Start."""
     is_running: bool = False
     boundary: int | None = None
     """Where the live layers stand; None while they are between boundaries."""
@@ -71,6 +75,22 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
             raise OrderRefusedError(f"generation {generation} of job {job} was not prepared")
         return self.spec
 
+    def admit_live(self, layers: Iterable[str], *, timeline: int, boundary: int) -> None:
+        """Raises OrderRefusedError unless all of these are held, on this timeline and at this boundary."""
+        for layer in layers:
+            if layer == "journal":
+                self.live_journal(boundary)
+            else:
+                self.live_layer(layer, boundary)
+            if timeline != self.timeline:
+                raise OrderRefusedError(f"layer {layer} is held on timeline {self.timeline}, not on {timeline}")
+
+    def keep(self, layers: Iterable[str]) -> None:
+        """Drop all layers, and the journal, but these: a start is about to load the others."""
+        kept = frozenset(layers)
+        self.layers = {name: layer for name, layer in self.layers.items() if name in kept}
+        self.journal = self.journal if "journal" in kept else None
+
     def live_layer(self, layer: str, boundary: int) -> LayerT:
         """A layer that is held at this boundary. Raises OrderRefusedError when it is not."""
         if layer not in self.layers:
@@ -91,9 +111,19 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
             where = "between boundaries" if self.boundary is None else f"at boundary {self.boundary}"
             raise OrderRefusedError(f"the live layers are {where}, not at {boundary}")
 
-    def did_start(self, generation: int, boundary: int, *, layers: dict[str, LayerT], journal: JournalT | None) -> None:
+    def did_start(
+        self,
+        generation: int,
+        boundary: int,
+        *,
+        timeline: int,
+        stage: int,
+        layers: dict[str, LayerT],
+        journal: JournalT | None,
+    ) -> None:
         """A generation is in force: its layers are held, all others are dropped."""
         self.generation, self.boundary = generation, boundary
+        self.timeline, self.stage = timeline, stage
         self.layers, self.journal = layers, journal
 
     def did_run(self) -> None:

@@ -5,45 +5,43 @@ What is held and what may be ordered is worker/session.py's knowledge; this modu
 
 import gc
 import queue
-import time
 from collections import deque
-from contextlib import ExitStack
-from datetime import timedelta
+from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 import structlog
-import torch
 
+from headway.daemon.fault_points import is_armed
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records import decode
 from headway.daemon.worker.control import WorkerControl
-from headway.daemon.worker.held_layers import HeldSession, load_stage, write_layers
+from headway.daemon.worker.device import WorkerDevice
+from headway.daemon.worker.fault_line import fault_line
+from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
+from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
+from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.determinism import configure
 from headway.stages.errors import AbortedError, DamagedFileError, DataError, NonFiniteLossError, PeerError
 from headway.stages.executor import Executor
-from headway.stages.frame_contract import FrameContract
-from headway.stages.history import HistoryFile
+from headway.stages.goodput import IDLE, REPLAN, Goodput
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.journal import JournalRow
-from headway.stages.link import Frame, Link, LinkLost
+from headway.stages.link import Frame, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.model import build_layer
+from headway.stages.snapshot_interval import SnapshotInterval
+from headway.stages.snapshot_writer import SnapshotEnded, SnapshotWriter
+from headway.stages.snapshots import LETTING_GO_S, Snapshots
 from headway.stages.stage_context import StageContext
 from headway.stages.tokens import TokenShards
 
 log = structlog.get_logger()
-
-ROOT_CAUSE_GRACE = timedelta(seconds=3)
-"""How long a broken link is kept to ourselves: a neighbour that died is reported by its own daemon, with the cause."""
-
-FIRST_CONTACT = timedelta(minutes=10)
-"""How long a neighbour may load its layers before it answers or dials; the coordinator's own deadline is the sharper.
-Only a link that was there once breaks after the job's `link_timeout_s`."""
 
 _BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, OSError)
 """What makes an order impossible and leaves the worker usable."""
@@ -57,38 +55,47 @@ class StageWorker:
         *,
         inbox: "queue.SimpleQueue[object]",
         endpoint: LinkEndpoint,
-        device: torch.device,
+        device: WorkerDevice,
         output: WorkerOutput,
-        history_dir: Path | None,
+        records: StageRecords,
     ) -> None:
         self._inbox = inbox
-        self._endpoint = endpoint
+        self._neighbours = Neighbours(endpoint, inbox)
         self._device = device
         self._output = output
-        self._history_dir = history_dir
+        self._records = records
         self._session: HeldSession = WorkerSession()
         self._control: WorkerControl | None = None
         self._executor: Executor | None = None
-        self._links: list[Link] = []
+        self._batch = -1
+        """Where the last run ended."""
+        self._goodput = Goodput()
+        self._snapshots: Snapshots | None = None
+        self._told_factor = 1
+        self._writer = SnapshotWriter(inbox, on_file=records.file_written, on_done=records.snapshot_done)
         self._deferred: deque[Order] = deque()
-        self._failure: tuple[float, Report] | None = None
-        """When to report a run that ended because of a neighbour, and what."""
         self._is_quitting = False
 
     def serve(self, control: WorkerControl) -> None:
-        """Obey orders until Quit. Raises whatever is neither a bad order's nor a neighbour's fault."""
+        """Obey orders until Quit. Reports, and raises, whatever is neither a bad order's nor a neighbour's fault."""
         self._control = control
-        while not self._is_quitting:
-            try:
-                self._take(self._deferred.popleft() if self._deferred else self._inbox.get(timeout=self._patience_s()))
-            except queue.Empty:
-                self._report_failure()
+        try:
+            while not self._is_quitting:
+                self._take(self._deferred.popleft() if self._deferred else self._inbox.get())
+        except Exception as error:
+            self._report(self._failed(error, fault=fault_line(error)))
+            control.flush()
+            raise
+        self._writer.cancel(timeout_s=LETTING_GO_S)
 
     def heartbeat(self) -> Heartbeat:
         """What this worker is doing now."""
         self._output.rotate()
-        session, executor = self._session, self._executor
+        session, executor, goodput = self._session, self._executor, self._goodput
         beat = Heartbeat(job=session.job, generation=session.generation)
+        if session.job:
+            beat.typical_s, beat.num_replayed = goodput.typical_s, goodput.num_replayed
+            beat.seconds.update(goodput.seconds(perf_counter()))
         if executor is not None:
             beat.operations = executor.num_ops_done
             beat.runnable = executor.is_runnable
@@ -106,6 +113,8 @@ class StageWorker:
             raise item  # the loop thread's
         elif isinstance(item, LinkLost):
             log.info("idle_link_lost", peer=item.peer, reason=item.reason)
+        elif isinstance(item, SnapshotEnded):
+            self._tell_snapshot(item)
         else:
             assert isinstance(item, Frame), f"an unknown item in the inbox: {item!r}"
             log.warning("idle_frame_dropped", kind=item.kind.name, generation=item.generation)
@@ -131,10 +140,14 @@ class StageWorker:
                     self._write(order.write)
                 case "release":
                     self._release(order)
+                case "space_snapshots":
+                    self._space_snapshots(order.space_snapshots)
         except _BAD_ORDERS as error:
             reason = " ".join(str(error).split())
             log.warning("order_refused", order=kind, job=about.job_name, generation=generation, reason=reason)
-            refused = control_pb2.Refused(job=about.job_name, generation=generation, reason=f"{kind}: {reason}")
+            refused = control_pb2.Refused(
+                job=about.job_name, generation=generation, reason=f"{kind}: {reason}", damaged_path=_damaged_path(error)
+            )
             self._report(Report(refused=refused))
 
     def _quit(self, order: Order) -> None:
@@ -148,7 +161,7 @@ class StageWorker:
             spec = decode(order.job, JobSpec)
         except msgspec.DecodeError as error:
             raise OrderRefusedError(f"the job's spec cannot be read: {error}") from error
-        configure(spec.train, self._device)
+        configure(spec.train, self._device.claim(order.device_index))
         for layer in order.stage.layers:
             _check_layer(layer, spec)
         tokens = session.tokens
@@ -157,6 +170,8 @@ class StageWorker:
             tokens = TokenShards.open(Path(order.data_path), expected_sha256=spec.data.sha256)
         if order.log_path and order.job_name != session.job:
             self._output.redirect(Path(order.log_path))
+        if not session.job:
+            self._goodput = Goodput()
         session.did_prepare(order.job_name, order.generation, spec=spec, tokens=tokens)
         log.info("stage_prepared", job=order.job_name, generation=order.generation, stage=order.stage.index)
         self._report(Report(prepared=control_pb2.Prepared(job=order.job_name, generation=order.generation)))
@@ -187,6 +202,7 @@ class StageWorker:
             raise OrderRefusedError(str(error)) from error
 
     def _write(self, order: control_pb2.Write) -> None:
+        self._writer.cancel(timeout_s=LETTING_GO_S)  # of the same boundary, perhaps into the same folder
         wrote = write_layers(order, self._session)
         log.info("layers_written", job=order.job_name, boundary=order.boundary, layers=list(order.layers))
         self._report(Report(wrote=wrote))
@@ -197,15 +213,23 @@ class StageWorker:
             raise OrderRefusedError(f"job {job}: this worker serves job {self._session.job}")
         if self._is_deferred(order):
             return
-        self._failure = None
-        self._close_links()
+        self._drop_all_but(())
         self._session.release()
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._records.release()
         log.info("job_released", job=job)
         self._output.restore()
         self._report(Report(released=control_pb2.Released(job=job)))
+
+    def _space_snapshots(self, order: control_pb2.SpaceSnapshots) -> None:
+        self._session.admit(order.job_name, order.generation)
+        if self._snapshots is None:
+            return
+        try:
+            self._snapshots.interval.space(order.factor)
+        except ValueError as error:
+            raise OrderRefusedError(str(error)) from error
+        self._told_factor = order.factor
+        log.info("snapshots_spaced", job=order.job_name, generation=order.generation, factor=order.factor)
 
     # --- Running ----------------------------------------------------------------------------------------------------
 
@@ -214,69 +238,117 @@ class StageWorker:
         spec = session.admit_start(start.job_name, start.generation)
         if self._is_deferred(order):
             return
-        layers, journal = load_stage(start, spec, session=session, device=self._device)
         tokens = session.tokens if start.stage.index == 0 else None
         if start.stage.index == 0 and tokens is None:
             raise OrderRefusedError("the first stage was prepared without data")
-        session.did_start(start.generation, start.boundary, layers=layers, journal=journal)
-        self._failure = None
-        with ExitStack() as stack:
-            recorder = None
-            if self._history_dir is not None:
-                self._history_dir.mkdir(parents=True, exist_ok=True)
-                path = self._history_dir / f"{start.job_name}-{start.generation:08d}-{start.stage.index:04d}.jsonl"
-                recorder = stack.enter_context(
-                    HistoryFile(
-                        path, generation=Generation(start.generation), stage_index=StageIndex(start.stage.index)
-                    )
-                )
-            upstream, downstream = self._open_links(start, spec)
-            self._executor = Executor(
-                self._context(start, spec),
-                list(layers.values()),
-                tokens=tokens,
-                journal=journal,
-                upstream=upstream,
-                downstream=downstream,
-                inbox=self._inbox,
-                handle=self._take,
-                on_batch=self._on_batch,
-                recorder=recorder,
-            )
-            log.info(
-                "stage_started",
-                job=start.job_name,
-                generation=start.generation,
-                stage=start.stage.index,
-                boundary=start.boundary,
-                layers=list(start.stage.layers),
-            )
-            self._report(Report(started=control_pb2.Started(job=start.job_name, generation=start.generation)))
-            self._run(self._executor)
+        live = live_sources(start, session=session)
+        if start.boundary < start.furthest or session.timeline not in (0, start.timeline):
+            self._goodput.recovers(perf_counter())
+        else:
+            self._goodput.waits(REPLAN, perf_counter())
+        self._records.begin(start)
+        self._drop_all_but(live)
+        layers, journal = load_stage(
+            start, spec, session=session, device=self._device.device, on_layer=self._records.loading
+        )
+        session.did_start(
+            start.generation,
+            start.boundary,
+            timeline=start.timeline,
+            stage=start.stage.index,
+            layers=layers,
+            journal=journal,
+        )
+        self._goodput.begin_generation(furthest=start.furthest)
+        context = self._context(start, spec)
+        self._snapshots = self._open_snapshots(start, spec, context, live)
+        upstream, downstream = self._neighbours.open(start, spec)
+        self._executor = Executor(
+            context,
+            list(layers.values()),
+            tokens=tokens,
+            journal=journal,
+            upstream=upstream,
+            downstream=downstream,
+            inbox=self._inbox,
+            handle=self._take,
+            on_batch=self._on_batch,
+            recorder=self._records.history,
+            snapshots=self._snapshots,
+            goodput=self._goodput,
+            on_operation=self._records.operated if is_armed() else None,
+            stops_at_non_finite=spec.fault.non_finite == "stop",
+        )
+        log.info(
+            "stage_started",
+            job=start.job_name,
+            generation=start.generation,
+            stage=start.stage.index,
+            boundary=start.boundary,
+            layers=list(start.stage.layers),
+        )
+        self._records.event("started", boundary=start.boundary, furthest=start.furthest, layers=[*start.stage.layers])
+        self._report(Report(started=control_pb2.Started(job=start.job_name, generation=start.generation)))
+        self._run(self._executor)
 
     def _run(self, executor: Executor) -> None:
         """To the next boundary, unless an order or a neighbour's end comes first."""
         session = self._session
         session.did_run()
         boundary: Boundary | None = None
+        reason = ""
         try:
             boundary = executor.run()
         except AbortedError as error:
-            log.warning("run_aborted", job=session.job, generation=session.generation, reason=error.reason)
+            reason = error.reason
+            log.warning("run_aborted", job=session.job, generation=session.generation, reason=reason)
         except PeerError as error:
+            reason = str(error)
             log.warning(
                 "neighbour_lost", job=session.job, generation=session.generation, peer=error.peer, reason=error.reason
             )
-            self._failure = (time.monotonic() + ROOT_CAUSE_GRACE.total_seconds(), self._failed(error))
-        except NonFiniteLossError as error:
-            log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
             self._report(self._failed(error))
+        except NonFiniteLossError as error:
+            reason = str(error)
+            log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
+            self._report(self._failed(error, fault=fault_line(error), is_hopeless=True))
         finally:
-            self._executor = None
+            self._executor, self._batch = None, executor.batch
             session.did_stop(boundary)
-        if boundary is not None:
-            log.info("boundary_reached", job=session.job, generation=session.generation, boundary=boundary)
-            self._report_at_boundary(boundary)
+        if boundary is None:
+            self._goodput.recovers(perf_counter())
+            self._records.event("aborted", batch=self._batch, reason=reason)
+            return
+        assert session.spec is not None
+        self._goodput.waits(IDLE if boundary == session.spec.train.batches else REPLAN, perf_counter())
+        self._records.event("stopped", boundary=boundary)
+        log.info("boundary_reached", job=session.job, generation=session.generation, boundary=boundary)
+        self._report_at_boundary(boundary)
+
+    def _drop_all_but(self, live: Sequence[LayerName]) -> None:
+        """Free what the last run held before anything else is loaded: a device may have no room for both."""
+        self._snapshots, self._told_factor = None, 1
+        if not self._writer.cancel(timeout_s=LETTING_GO_S):
+            log.warning("snapshot_writer_stuck", job=self._session.job)
+        self._neighbours.close()
+        self._session.keep(live)
+        gc.collect()
+        self._device.release_memory()
+
+    def _open_snapshots(
+        self, start: control_pb2.Start, spec: JobSpec, context: StageContext, live: Sequence[LayerName]
+    ) -> Snapshots | None:
+        if not start.snapshot_dir:
+            return None
+        interval = SnapshotInterval(spec.fault.snapshot_every, spec.fault.checkpoint_every)
+        is_over = start.boundary == spec.train.batches
+        return Snapshots(
+            self._writer,
+            interval,
+            context,
+            folder=Path(start.snapshot_dir),
+            live=live if start.snapshot_live and not is_over else (),
+        )
 
     def _is_deferred(self, order: Order) -> bool:
         """End the run first, if there is one; then the order comes again."""
@@ -299,52 +371,8 @@ class StageWorker:
             layers=tuple(LayerName(layer) for layer in start.stage.layers),
             depth=start.stage.depth,
             boundary=Boundary(start.boundary),
-            device=self._device,
+            device=self._device.device,
         )
-
-    def _open_links(self, start: control_pb2.Start, spec: JobSpec) -> tuple[Link | None, Link | None]:
-        """To the neighbours of this generation, after those of the one before are closed and forgotten."""
-        self._close_links()
-        stage, job, generation = StageIndex(start.stage.index), start.job_name, Generation(start.generation)
-        contract = FrameContract.of(spec.model, spec.train)
-        timeout = max(FIRST_CONTACT, timedelta(seconds=spec.fault.link_timeout_s))
-        upstream: Link | None = None
-        downstream: Link | None = None
-        if stage > 0:
-            upstream = self._endpoint.accept(
-                job,
-                generation,
-                stage=stage,
-                peer_incarnation=start.upstream.incarnation,
-                inbox=self._inbox,
-                contract=contract,
-                timeout=timeout,
-                address=start.upstream.address,
-            )
-            self._links.append(upstream)
-        if stage + 1 < start.stage.num_stages:
-            downstream = self._endpoint.dial(
-                start.downstream.address,
-                job,
-                generation,
-                stage=stage,
-                peer_incarnation=start.downstream.incarnation,
-                inbox=self._inbox,
-                contract=contract,
-                timeout=timeout,
-            )
-            self._links.append(downstream)
-        return upstream, downstream
-
-    def _close_links(self) -> None:
-        """Nothing arrives from a closed link; what has arrived from it before is of no use to anybody."""
-        for link in self._links:
-            link.close()
-        self._links.clear()
-        arrived = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
-        for item in arrived:
-            if not isinstance(item, Frame | LinkLost):
-                self._inbox.put(item)
 
     # --- Reports ----------------------------------------------------------------------------------------------------
 
@@ -369,17 +397,56 @@ class StageWorker:
         )
         self._control.progress(self._session.job, self._session.generation, entry)
 
-    def _failed(self, error: Exception) -> Report:
+    def _tell_snapshot(self, item: SnapshotEnded) -> None:
+        """A snapshot is in place, was not written, or was too late again."""
+        if item.job != self._session.job:
+            return
+        factor = self._snapshots.interval.factor if self._snapshots is not None else 1
+        trouble = item.trouble
+        if not trouble:
+            wrote = control_pb2.Wrote(
+                job=item.job,
+                generation=item.generation,
+                boundary=item.boundary,
+                timeline=item.timeline,
+                is_snapshot=True,
+            )
+            for layer, file in item.files.items():
+                wrote.files.add(layer=layer, path=str(file.path), size_bytes=file.size_bytes, sha256=file.sha256)
+            self._records.snapshot_written(item)
+            self._report(Report(wrote=wrote))
+            if factor == self._told_factor:
+                return
+            trouble = f"updates waited for it twice in a row: only every {factor}. snapshot is written from now on"
+        self._told_factor = factor
+        log.warning("snapshot_missed", job=item.job, boundary=item.boundary, reason=trouble, factor=factor)
+        self._records.event("snapshot_missed", boundary=item.boundary, reason=trouble, factor=factor)
+        missed = control_pb2.SnapshotMissed(
+            job=item.job, generation=item.generation, boundary=item.boundary, reason=trouble, factor=factor
+        )
+        self._report(Report(snapshot_missed=missed))
+
+    def _failed(self, error: Exception, *, fault: str = "", is_hopeless: bool = False) -> Report:
         session = self._session
-        return Report(refused=control_pb2.Refused(job=session.job, generation=session.generation, reason=str(error)))
+        batch = self._executor.batch if self._executor is not None else self._batch
+        if isinstance(error, NonFiniteLossError):
+            batch = error.batch
+        refused = control_pb2.Refused(
+            job=session.job,
+            generation=session.generation,
+            reason=str(error) if not fault or is_hopeless else f"{type(error).__name__}: {error}",
+            fault=fault,
+            hopeless=is_hopeless,
+            batch=batch,
+        )
+        return Report(refused=refused)
 
-    def _patience_s(self) -> float | None:
-        return None if self._failure is None else max(0.0, self._failure[0] - time.monotonic())
 
-    def _report_failure(self) -> None:
-        if self._failure is not None:
-            self._report(self._failure[1])
-            self._failure = None
+def _damaged_path(error: Exception) -> str:
+    """The file that is to be fetched again, if it is a file that made an order impossible."""
+    if isinstance(error, DamagedFileError):
+        return error.path
+    return str(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
 
 
 def _check_layer(layer: str, spec: JobSpec) -> None:

@@ -1,6 +1,5 @@
 """A worker process from its hello to its end, driven by orders over a real socket."""
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from headway.daemon.records import encode
 from headway.daemon.reference import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.proto import control_pb2
-from headway.stages.state_file import read_state
+from headway.stages.state_file import content_sha256, read_state
 from headway.stages.tokens import TokenShards
 from tests.integration.worker.conftest import MODEL, Case, CaseMaker, FakeDaemon, Worker, wait_for_death
 
@@ -33,8 +32,8 @@ def assert_equals_reference(case: Case, worker: Worker, wrote: list[control_pb2.
     files = {file.layer: file for file in wrote}
     assert files.keys() == {*case.spec.layers, "journal"}
     for file in files.values():
-        raw = Path(file.path).read_bytes()
-        assert (len(raw), hashlib.sha256(raw).hexdigest()) == (file.size_bytes, file.sha256)
+        path = Path(file.path)
+        assert (path.stat().st_size, content_sha256(path)) == (file.size_bytes, file.sha256)
     for layer, expected in weights.items():
         _, tensors = read_state(Path(files[layer].path))
         for name, tensor in expected.items():

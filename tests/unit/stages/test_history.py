@@ -2,23 +2,64 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from headway.stages.history import HistoryFile
-from headway.stages.ids import Generation, StageIndex
-from headway.stages.schedule import Backward, Update
+from headway.stages.schedule import Backward, Op, Update
+
+ABOUT = {"job": "a", "timeline": 2, "generation": 3, "stage": 1}
 
 
-def test_a_history_has_one_line_per_operation(tmp_path: Path) -> None:
-    """Two operations recorded, the file closed and opened again for a third → three lines that say what and on what."""
-    for ops in ((Backward(2, 1), Update(2)), (Update(3),)):
-        with HistoryFile(tmp_path / "x", generation=Generation(3), stage_index=StageIndex(1)) as history:
-            for op in ops:
-                history.record(op, version=1, num_versions_live=2, started=1.0, ended=1.5)
-    lines = [json.loads(line) for line in (tmp_path / "x").read_text().splitlines()]
-    assert [(line["op"], line["batch"], line["microbatch"]) for line in lines] == [
-        ("backward", 2, 1),
-        ("update", 2, None),
-        ("update", 3, None),
-    ]
-    common = {"generation": 3, "stage": 1, "version": 1, "versions_live": 2, "started": 1.0, "ended": 1.5}
+def record(history: HistoryFile, *ops: Op) -> None:
+    for op in ops:
+        history.record(op, version=1, num_versions_live=2, started=1.0, ended=1.5)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    paths = sorted(folder.glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_a_history_has_one_line_per_operation_and_event(tmp_path: Path) -> None:
+    """Two operations and an event, and nothing is closed: each line is there already, and says what and whose it is."""
+    history = HistoryFile(tmp_path / "history", "a-x", node="n", incarnation="x")
+    history.begin(**ABOUT)  # type: ignore[arg-type]
+    record(history, Backward(2, 1), Update(2))
+    history.event("stopped", boundary=3, layers=['the "head"'])
+    lines = lines_of(tmp_path / "history")
+    common = ABOUT | {"node": "n", "incarnation": "x"}
     assert all(common.items() <= line.items() for line in lines)
+    times = {"version": 1, "versions_live": 2, "started": 1.0, "ended": 1.5}
+    assert {"op": "backward", "batch": 2, "microbatch": 1, **times}.items() <= lines[0].items()
+    assert {"op": "update", "batch": 2, "microbatch": None, **times}.items() <= lines[1].items()
+    assert {"event": "stopped", "boundary": 3}.items() <= lines[2].items()
+    assert lines[2]["layers"] == ['the "head"']
+    assert lines[2]["at"] > 0
+
+
+def test_a_history_does_not_outgrow_its_bounds(tmp_path: Path) -> None:
+    """Files of 1 kB in a folder of 4 kB → whole lines, the newest of them all, in a few files."""
+    history = HistoryFile(tmp_path, "a", max_file_bytes=1000, max_folder_bytes=4000)
+    history.begin(**ABOUT)  # type: ignore[arg-type]
+    record(history, *(Update(batch) for batch in range(200)))
+    history.close()
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    batches = [line["batch"] for line in lines_of(tmp_path)]
+    assert batches == list(range(batches[0], 200))
+    assert batches[0] > 0
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5000
+
+
+def test_a_history_that_cannot_be_written_ends_quietly(tmp_path: Path) -> None:
+    """The folder vanishes under a full file → the reason is kept, and nothing is raised; no folder at all is told."""
+    history = HistoryFile(tmp_path / "gone", "a", max_file_bytes=10)
+    record(history, Update(0))
+    for path in (tmp_path / "gone").iterdir():
+        path.unlink()
+    (tmp_path / "gone").rmdir()
+    record(history, Update(1), Update(2))
+    assert "No such file" in history.trouble
+    with pytest.raises(OSError, match="Not a directory"):
+        HistoryFile(Path("/dev/null/history"), "a")

@@ -1,0 +1,45 @@
+"""The device that a worker computes on: named on the command line, or by the first Prepare that a spare obeys."""
+
+import structlog
+import torch
+
+from headway.daemon.worker.session import OrderRefusedError
+
+UNKNOWN_DEVICE = 2**32 - 1
+"""What a spare's hello says."""
+
+log = structlog.get_logger()
+
+
+class WorkerDevice:
+    """CUDA is not touched before the index is known: a context costs memory on the device."""
+
+    def __init__(self, kind: str) -> None:
+        """kind: `cpu` or `cuda`."""
+        self._kind = kind
+        self._index: int | None = None
+        self._device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors go; only valid after `claim` where there is a choice."""
+        return self._device
+
+    def claim(self, index: int) -> torch.device:
+        """This index, from now on. Raises OrderRefusedError when the process computes on another CUDA device."""
+        if self._index is None:
+            self._index = index
+            structlog.contextvars.bind_contextvars(worker=f"{self._kind}:{index}")
+            if self._kind == "cuda":
+                self._device = torch.device("cuda", index)
+                torch.cuda.set_device(self._device)
+                torch.cuda.init()  # type: ignore[no-untyped-call]
+            log.info("device_claimed", device=str(self._device), device_index=index)
+        elif index != self._index and self._kind == "cuda":
+            raise OrderRefusedError(f"this worker computes on device {self._index}, not on {index}")
+        return self._device
+
+    def release_memory(self) -> None:
+        """What was freed goes back to the device."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()

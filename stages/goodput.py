@@ -1,0 +1,109 @@
+"""Where a worker's seconds went: every second since it began to serve a job is in exactly one class.
+
+`useful`: from an operation's begin on, until the stage has to wait; of batches that had never got this far
+`replay`: the same, of batches that are computed again after a rollback
+`snapshot`: an update could run, but the snapshot writer still reads what it would change
+`waiting:<neighbour>`: nothing is runnable until a neighbour sends something; `waiting:stage 2`
+`bubble`: the same, where a schedule without delay cannot help it: no batch is half forwarded, so the stage fills
+(before a batch's first forward) or drains (after its last forward, until the update)
+`recovery`: from the last operation before a rollback to the first one after it
+`replan`: from the boundary of a planned change to the first operation after it
+`idle`: the job is served, and none of these is the case
+"""
+
+from threading import Lock
+from time import perf_counter
+
+USEFUL, REPLAY, SNAPSHOT, BUBBLE = "useful", "replay", "snapshot", "bubble"
+RECOVERY, REPLAN, IDLE = "recovery", "replan", "idle"
+_WORK = frozenset({USEFUL, REPLAY})
+_NUM_DURATIONS = 64
+
+
+def waiting_for(peer: str) -> str:
+    """The class of a wait for a neighbour, whatever its address is."""
+    return f"waiting:{peer.partition(' at ')[0]}"
+
+
+class Goodput:
+    """One job on one worker. Written by the main thread, read by any. Times are `perf_counter`'s."""
+
+    def __init__(self, *, now: float | None = None) -> None:
+        self._lock = Lock()
+        self._class = IDLE
+        self._since = perf_counter() if now is None else now
+        self._seconds: dict[str, float] = {}
+        self._since_work: dict[str, float] = {}
+        """What was accounted since the last operation: a rollback makes recovery of it."""
+        self._furthest = 0
+        self._durations: list[float] = []
+        self._num_durations = 0
+        self.num_replayed = 0
+        """Batches computed again."""
+
+    def begin_generation(self, *, furthest: int) -> None:
+        """furthest: operations of batches below are replay."""
+        self._furthest = furthest
+        self._durations, self._num_durations = [], 0
+
+    def operates(self, batch: int, now: float) -> None:
+        """An operation begins."""
+        what = USEFUL if batch >= self._furthest else REPLAY
+        if what is not self._class:
+            self._switch(what, now)
+
+    def operated(self, seconds: float) -> None:
+        """It has ended."""
+        if len(self._durations) < _NUM_DURATIONS:
+            self._durations.append(seconds)
+        else:
+            self._durations[self._num_durations % _NUM_DURATIONS] = seconds
+        self._num_durations += 1
+
+    def updated(self, batch: int) -> None:
+        """A batch is applied."""
+        if batch < self._furthest:
+            self.num_replayed += 1
+
+    def waits(self, what: str, now: float) -> None:
+        """No operation is running: the stage waits, changes its plan, recovers or has nothing to do."""
+        if what != self._class:
+            self._switch(what, now)
+
+    def recovers(self, now: float) -> None:
+        """A rollback has begun: all time since the last operation is its price."""
+        with self._lock:
+            self._account(now)
+            for what, seconds in self._since_work.items():
+                self._seconds[what] -= seconds
+            lost = sum(self._since_work.values())
+            self._seconds[RECOVERY] = self._seconds.get(RECOVERY, 0.0) + lost
+            self._since_work = {RECOVERY: lost}
+            self._class = RECOVERY
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Class to seconds so far."""
+        with self._lock:
+            seconds = dict(self._seconds)
+            seconds[self._class] = seconds.get(self._class, 0.0) + max(0.0, now - self._since)
+        return {what: spent for what, spent in seconds.items() if spent > 0.0}
+
+    @property
+    def typical_s(self) -> float:
+        """The median of the generation's last operations; 0 before the first."""
+        durations = sorted(self._durations.copy())
+        return durations[len(durations) // 2] if durations else 0.0
+
+    def _switch(self, what: str, now: float) -> None:
+        with self._lock:
+            self._account(now)
+            self._class = what
+            if what in _WORK:
+                self._since_work = {}
+
+    def _account(self, now: float) -> None:
+        spent = max(0.0, now - self._since)
+        self._since = max(now, self._since)
+        self._seconds[self._class] = self._seconds.get(self._class, 0.0) + spent
+        if self._class not in _WORK:
+            self._since_work[self._class] = self._since_work.get(self._class, 0.0) + spent

@@ -1,0 +1,35 @@
+"""Which boundaries a stage writes while it runs. Pure."""
+
+LATE_S = 0.1
+LATE_SHARE = 0.05
+"""A snapshot is late when an update waited for it longer than this share of the time since the one before, and LATE_S:
+so that doubling the interval helps, and ends."""
+
+
+class SnapshotInterval:
+    """Every n-th boundary, with n the job's number times a factor: 1, 2, 4 …, so that the stages' boundaries meet."""
+
+    def __init__(self, snapshot_every: int, checkpoint_every: int) -> None:
+        """Batches; 0: never."""
+        self._numbers = tuple(number for number in (snapshot_every, checkpoint_every) if number > 0)
+        self._was_late = False
+        self.factor = 1
+
+    def is_due(self, boundary: int) -> bool:
+        """Whether the boundary is one of those."""
+        return boundary > 0 and any(boundary % (number * self.factor) == 0 for number in self._numbers)
+
+    def space(self, factor: int) -> None:
+        """Take only every factor-th from now on. Raises ValueError unless it is a power of two."""
+        if factor < 1 or factor & (factor - 1):
+            raise ValueError(f"snapshots cannot be spaced by a factor of {factor}: it is no power of two")
+        self.factor = factor
+
+    def ended(self, *, waited_s: float, since_last_s: float) -> bool:
+        """A snapshot is done, and an update waited for it so long. Returns whether the interval has doubled."""
+        is_late = waited_s > max(LATE_S, LATE_SHARE * since_last_s)
+        has_doubled = is_late and self._was_late
+        self._was_late = is_late and not has_doubled
+        if has_doubled:
+            self.factor *= 2
+        return has_doubled
