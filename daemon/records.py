@@ -168,6 +168,10 @@ class PhaseRecord:
     """Of a plan that ran beyond the newest checkpoint and was dissolved: nodes keep its newest boundaries, and the next
     start rolls back to the best of them on a new timeline. None: the checkpoint has everything."""
     failures: FailureCount = field(default_factory=FailureCount)
+    furthest: int = 0
+    """As in PlanRecord, of the plan that was dissolved."""
+    arithmetic_classes: tuple[str, ...] = ()
+    """As in PlanRecord, of the plan that `lineage` belongs to."""
     since: float = 0.0
 
 

@@ -1,21 +1,36 @@
 """One job as the coordinator sees it at one moment: the facts that conditions and actions share. Pure."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
+from headway.daemon.coordination.boundaries import fewest_holders
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted, was_killed
+from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
-from headway.daemon.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records import (
+    FailureCount,
+    NodeRecord,
+    Phase,
+    PlanRecord,
+    Save,
+    StagePlan,
+    WorkerRecord,
+    WorkerState,
+)
 
 JOURNAL: Final = "journal"
 
 SETTLE_S: Final = 2.0
 """Nodes often come in groups: how long the set of nodes must be still before a job starts or grows."""
-ABSENCE_GRACE_S: Final = 3.0
-"""How long a node of a running plan may be gone from etcd: after an outage it registers again."""
+LEASE_TTL_S: Final = 5.0
+"""How long a daemon that lives may be gone from etcd after an outage of it: then it has registered again."""
+PATIENCE_SNAPSHOTS: Final = 2
+"""Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""
 PREPARE_DEADLINE_S: Final = 120.0
 """For every worker of `next` to import the model, open its data and say so."""
 START_DEADLINE_S: Final = 120.0
@@ -45,6 +60,37 @@ def place(stage: StagePlan) -> tuple[str, str, int]:
     return stage.node, stage.node_incarnation, stage.device_index
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A stage that a plan has lost: its worker failed or did not answer in time, or its node is gone."""
+
+    index: int
+    stage: StagePlan
+    worker: WorkerRecord | None = None
+    """The record of a worker that failed."""
+    is_late: bool = False
+
+    @property
+    def is_death(self) -> bool:
+        """Whether the worker is to blame, or whoever ended it: not its node's end, not a neighbour's."""
+        worker = self.worker
+        return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
+
+    @property
+    def death(self) -> Death:
+        """For the failure budget."""
+        worker = self.worker
+        if worker is None:
+            return Death(node=self.stage.node)
+        return Death(
+            node=worker.node,
+            batch=worker.batch,
+            fault=worker.fault,
+            error=worker.error,
+            is_hopeless=worker.is_hopeless,
+        )
+
+
 @dataclass(kw_only=True)
 class Case:
     """A job, the cluster, and the time; what is derived is computed once, when first asked for."""
@@ -58,6 +104,8 @@ class Case:
     """Devices that other jobs have."""
     blocker: str = ""
     """An earlier job that is still waiting for devices, if there is one."""
+    quarantine_after: int = QUARANTINE_AFTER
+    """Failures of a node within the quarantine's time, after which it is left out; 0: never."""
 
     @cached_property
     def spec(self) -> JobSpec:
@@ -69,29 +117,93 @@ class Case:
     @cached_property
     def history(self) -> tuple[str, ...]:
         """Arithmetic classes that the weights have seen."""
-        if self.job.plan is not None:
-            return self.job.plan.arithmetic_classes
-        return self.job.checkpoint.arithmetic_classes if self.job.checkpoint is not None else ()
+        job = self.job
+        if job.plan is not None:
+            return job.plan.arithmetic_classes
+        if job.phase.lineage is not None:
+            return job.phase.arithmetic_classes
+        return job.checkpoint.arithmetic_classes if job.checkpoint is not None else ()
+
+    @cached_property
+    def quarantined(self) -> frozenset[str]:
+        """Nodes that failed too often of late."""
+        after = self.quarantine_after
+        return frozenset(name for name, found in self.view.failures.items() if after and len(found) >= after)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """Where a plan that starts anew begins."""
+        return find_origin(self.job, self.view.nodes, generation=self.generation)
+
+    @cached_property
+    def furthest(self) -> int:
+        """Batches below were begun, as far as is known."""
+        job = self.job
+        begun = [job.phase.furthest]
+        begun += [job.plan.furthest] if job.plan is not None else []
+        begun += [job.progress.batch + 1] if job.progress is not None else []
+        return max([*begun, *(loss.worker.batch + 1 for loss in self.losses if loss.worker is not None)])
 
     @cached_property
     def best_plan(self) -> ClusterPlan | PlanRefused:
         """The best plan on the devices that no other job has."""
-        return make_plan(
-            self.spec, self.view.nodes.values(), previous=self.job.plan, busy=self.busy, history=self.history
-        )
+        return self._plan_on(self.view.nodes.values())
+
+    @cached_property
+    def recovery_plan(self) -> ClusterPlan | PlanRefused:
+        """The best plan after a failure: if it can be, without the workers that did not answer and draining nodes.
+
+        Where only draining nodes are left, the job goes back on them, so that it can be saved from there.
+        """
+        nodes = self.view.nodes.values()
+        is_again = self.job.phase.phase is Phase.RECOVERING
+        suspects = [loss.stage for loss in self.losses if loss.is_late or (is_again and loss.death.fault)]
+        without = frozenset((stage.node, stage.device_index) for stage in suspects)
+        plan = self._plan_on(nodes, without=without)
+        if isinstance(plan, PlanRefused) and without:
+            plan = self._plan_on(nodes)
+        if isinstance(plan, PlanRefused):
+            staying = self._plan_on(replace(node, is_draining=False) for node in nodes)
+            plan = staying if isinstance(staying, ClusterPlan) else plan
+        return plan
 
     @cached_property
     def plan_on_everything(self) -> ClusterPlan | PlanRefused:
         """The best plan if every device were free: whether the job could run at all just now."""
-        return make_plan(self.spec, self.view.nodes.values(), history=self.history)
+        return make_plan(self.spec, self.view.nodes.values(), history=self.history, quarantined=self.quarantined)
+
+    def _plan_on(
+        self, nodes: Iterable[NodeRecord], *, without: frozenset[DeviceKey] = frozenset()
+    ) -> ClusterPlan | PlanRefused:
+        return make_plan(
+            self.spec,
+            nodes,
+            previous=self.job.plan,
+            busy=self.busy | without,
+            history=self.history,
+            quarantined=self.quarantined,
+            held=self._held if self.job.plan is None or self.job.phase.phase is Phase.RECOVERING else None,
+        )
+
+    @cached_property
+    def _held(self) -> dict[str, tuple[str, ...]]:
+        """Node to the layers that it holds of where a start would begin."""
+        if self.origin.source != "nodes":
+            return {}
+        records = self.job.state.get((self.origin.source_timeline, self.origin.boundary), {})
+        return {name: tuple(record.files) for name, record in records.items()}
 
     @cached_property
     def generation(self) -> int:
         """The next number: above every one that anybody has seen of this job."""
         seen = [self.job.phase.generation]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
-        seen += [node.generations.get(self.job.name, 0) for node in self.view.nodes.values()]
-        return max(seen) + 1
+        return max(max(seen), self.known_generation) + 1
+
+    @cached_property
+    def known_generation(self) -> int:
+        """The highest that a node says it has seen."""
+        return max((node.generations.get(self.job.name, 0) for node in self.view.nodes.values()), default=0)
 
     @cached_property
     def batch_seconds(self) -> float:
@@ -128,6 +240,15 @@ class Case:
         return self.job.workers_changed_at + STOP_DEADLINE_S + STOP_BATCHES * self.batch_seconds
 
     @property
+    def recovery_allowed_at(self) -> float:
+        """At once, unless much would be lost that a node might still hold which is about to register again."""
+        num_lost, every = self.furthest - self.origin.boundary, self.spec.fault.snapshot_every
+        if self.origin.source == "nodes" or not every or num_lost <= PATIENCE_SNAPSHOTS * every:
+            return 0.0
+        is_in_it = self.job.phase.phase is Phase.RECOVERING
+        return (self.job.entered_at if is_in_it else self.now) + LEASE_TTL_S
+
+    @property
     def settled_at(self) -> float:
         """When the set of nodes has been still for long enough."""
         return self.view.nodes_changed_at + SETTLE_S
@@ -140,20 +261,104 @@ class Case:
         return self.job.entered_at + (CHANGE_RETRY_S if was_given_up else SETTLE_S)
 
     def lost_at(self, stage: StagePlan) -> float | None:
-        """When a stage's node counts as lost: at once if it was replaced, after a grace if it is absent; or None."""
+        """When a stage's node counts as lost, or None.
+
+        At once if it was replaced, or if it went while etcd was there all the time. Otherwise its absence may be no
+        more than that of its lease: it has one lease time to register again.
+        """
         node = self.view.nodes.get(stage.node)
         if node is None:
+            steady_since = self.view.steady_since
             since = self.view.absent_since.get(stage.node, self.view.started_at or 0.0)
-            return since + ABSENCE_GRACE_S
+            return max(since, steady_since + LEASE_TTL_S) if steady_since is not None else None
         return self.now if node.incarnation != stage.node_incarnation else None
+
+    def is_lost(self, stage: StagePlan) -> bool:
+        """Whether a stage's node counts as lost."""
+        lost_at = self.lost_at(stage)
+        return lost_at is not None and lost_at <= self.now
 
     def lost(self, plan: PlanRecord | None) -> StagePlan | None:
         """A stage whose node counts as lost."""
-        for stage in plan.stages if plan is not None else ():
-            lost_at = self.lost_at(stage)
-            if lost_at is not None and lost_at <= self.now:
-                return stage
-        return None
+        return next((stage for stage in (plan.stages if plan is not None else ()) if self.is_lost(stage)), None)
+
+    @cached_property
+    def losses(self) -> tuple[Loss, ...]:
+        """What the plan that the present phase is about has lost: `next` while one is prepared, else `plan`."""
+        is_next = self.job.phase.phase in (Phase.PREPARING, Phase.RECOVERING)
+        plan = self.job.next if is_next else self.job.plan
+        if plan is None:
+            return ()
+        workers, late = self._workers(plan), self.late_stages
+        found = []
+        for index, stage in enumerate(plan.stages):
+            worker = workers.get(index)
+            if worker is not None and worker.state is WorkerState.FAILED:
+                found.append(Loss(index=index, stage=stage, worker=worker))
+            elif self.is_lost(stage):
+                found.append(Loss(index=index, stage=stage))
+            elif index in late:
+                found.append(Loss(index=index, stage=stage, is_late=True))
+        return tuple(found)
+
+    @cached_property
+    def deaths(self) -> tuple[Death, ...]:
+        """What counts for the failure budget: who is to blame; or, if that is nobody, one of those that complain."""
+        to_blame = [loss.death for loss in self.losses if loss.is_death]
+        if not to_blame and all(loss.worker is not None for loss in self.losses):
+            to_blame = [loss.death for loss in self.losses[:1]]
+        return tuple(to_blame)
+
+    @cached_property
+    def failures(self) -> FailureCount:
+        """The failure budget's count with the present losses."""
+        if not self.losses:
+            return self.job.phase.failures
+        return counted(self.job.phase.failures, self.deaths, boundary=self.origin.boundary)
+
+    @cached_property
+    def broken_rule(self) -> str:
+        """Which rule of the failure budget the present losses break; empty: none."""
+        return broken_rule(self.failures, self.deaths) if self.deaths else ""
+
+    @cached_property
+    def late_stages(self) -> tuple[int, ...]:
+        """Stages whose workers the present phase has waited for in vain."""
+        job, now = self.job, self.now
+        plan, stop = job.plan, job.stop
+        match job.phase.phase:
+            case Phase.PREPARING | Phase.RECOVERING if job.next is not None and now >= self.prepare_deadline:
+                return self.unready_stages(job.next, WorkerState.READY)
+            case Phase.RUNNING if plan is not None:
+                started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
+                late = self.unready_stages(plan, *started) if now >= self.start_deadline else ()
+                return late or (self._late_at_the_end(plan) if now >= self.end_deadline else ())
+            case Phase.STOPPING if plan is not None and stop is not None and now >= self.stop_deadline:
+                if stop.boundary is None:
+                    return (0,)
+                if late := self.unready_stages(plan, WorkerState.STOPPED):
+                    return late
+                return self._late_to_write(plan, stop.boundary) if stop.save is Save.MOVES else ()
+        return ()
+
+    def _late_at_the_end(self, plan: PlanRecord) -> tuple[int, ...]:
+        """Those that train on, though others have reached the end."""
+        has_begun = any(worker.state is WorkerState.STOPPED for worker in self._workers(plan).values())
+        return self.unready_stages(plan, WorkerState.STOPPED) if has_begun else ()
+
+    def _late_to_write(self, plan: PlanRecord, boundary: int) -> tuple[int, ...]:
+        """Those whose layers move, and are not held by anybody yet."""
+        missing = [layer for layer in self.moving() if not self.job.holders(plan.timeline, boundary, layer)]
+        owners = (plan.stages[-1] if layer == JOURNAL else plan.holder(layer) for layer in missing)
+        return tuple(sorted({plan.stages.index(stage) for stage in owners}))
+
+    def can_load(self, plan: PlanRecord | None) -> bool:
+        """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load."""
+        if plan is None or plan.source != "nodes" or plan.source_timeline == plan.timeline:
+            return True
+        if not self.unready_stages(plan, WorkerState.RUNNING, WorkerState.STOPPED):
+            return True
+        return fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0
 
     def unusable(self, plan: PlanRecord | None) -> StagePlan | None:
         """A stage whose node is absent, replaced or draining just now."""
@@ -175,14 +380,18 @@ class Case:
                 return stage_index, worker
         return None
 
-    def unready(self, plan: PlanRecord | None, *states: WorkerState) -> tuple[str, ...]:
-        """`stage 1 on b` for every stage whose worker is in none of the states."""
+    def unready_stages(self, plan: PlanRecord, *states: WorkerState) -> tuple[int, ...]:
+        """The stages whose worker is in none of the states."""
         workers = self._workers(plan)
         return tuple(
-            f"stage {stage_index} on {stage.node}"
-            for stage_index, stage in enumerate(plan.stages if plan is not None else ())
-            if stage_index not in workers or workers[stage_index].state not in states
+            index for index in range(len(plan.stages)) if index not in workers or workers[index].state not in states
         )
+
+    def unready(self, plan: PlanRecord | None, *states: WorkerState) -> tuple[str, ...]:
+        """`stage 1 on b` for every stage whose worker is in none of the states."""
+        if plan is None:
+            return ()
+        return tuple(f"stage {index} on {plan.stages[index].node}" for index in self.unready_stages(plan, *states))
 
     def stopped_at(self, plan: PlanRecord | None, boundary: int | None) -> bool:
         """Whether every worker of a plan has stopped at a boundary."""

@@ -18,6 +18,8 @@ class Transaction:
     """Key to the revision of its last change; 0: the key must be absent."""
     puts: dict[str, bytes] = field(default_factory=dict)
     deletes: tuple[str, ...] = ()
+    leased: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    """Key to value and seconds that it lives: the shell puts each under a lease of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,19 @@ class WriteManifest:
     then: Transaction
 
 
-Command = Transaction | WriteManifest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteCheckpoints:
+    """Delete the folders of old checkpoints, each one's manifest first; only then run `then`.
+
+    `urls` are relative where the job's `checkpoint_dir` is.
+    """
+
+    job: str
+    urls: tuple[str, ...]
+    then: Transaction
+
+
+Command = Transaction | WriteManifest | DeleteCheckpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

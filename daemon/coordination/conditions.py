@@ -3,7 +3,10 @@
 A condition's name, with its underscores read as spaces, is its text in docs/coordinator.md.
 """
 
-from headway.daemon.coordination.case import JOURNAL, WORTH_A_CHANGE, Case
+from headway.daemon.coordination.boundaries import due_checkpoint, parts_of
+from headway.daemon.coordination.case import WORTH_A_CHANGE, Case
+from headway.daemon.coordination.cluster_view import Place
+from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.records import Desired, Phase, Save, WorkerState
 
@@ -27,7 +30,7 @@ def running_is_requested_anew(case: Case) -> bool:
 def its_records_are_missing(case: Case) -> bool:
     """Half a transaction (which then fails, as it compares what is missing), or somebody deleted keys by hand."""
     phase, job = case.job.phase.phase, case.job
-    needs_plan = phase in (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING)
+    needs_plan = phase in (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
     needs_next = phase in (Phase.PREPARING, Phase.CHANGING) or (
         phase is Phase.STOPPING and job.stop is not None and job.stop.save is Save.MOVES
     )
@@ -54,6 +57,12 @@ def a_worker_of_next_failed(case: Case) -> bool:
     return case.failed_worker(case.job.next) is not None
 
 
+def a_worker_of_next_told_an_error(case: Case) -> bool:
+    """It was not ended from outside, so it would do the same again."""
+    failed = case.failed_worker(case.job.next)
+    return failed is not None and not was_killed(failed[1])
+
+
 def workers_of_next_are_late(case: Case) -> bool:
     return case.now >= case.prepare_deadline
 
@@ -77,18 +86,23 @@ def a_node_is_lost(case: Case) -> bool:
     return case.lost(case.job.plan) is not None
 
 
-def workers_are_late_to_start(case: Case) -> bool:
-    return case.now >= case.start_deadline and bool(
-        case.unready(case.job.plan, WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-    )
+def its_failure_budget_is_spent(case: Case) -> bool:
+    """See failure_budget.py: going back once more would be of no use."""
+    return bool(case.broken_rule)
 
 
-def workers_are_late_at_the_end(case: Case) -> bool:
-    plan = case.job.plan
-    if plan is None or case.now < case.end_deadline:
-        return False
-    states = [worker.state for worker in case.job.workers_of(plan).values()]
-    return WorkerState.STOPPED in states and not all_stopped_at_the_end(case)
+def a_node_knows_a_later_plan(case: Case) -> bool:
+    """etcd was restored from an older copy of itself: nodes obey no plan of before."""
+    return case.known_generation > case.job.phase.generation
+
+
+def workers_are_late(case: Case) -> bool:
+    """To start, or at the end after others have reached it."""
+    return bool(case.late_stages)
+
+
+def what_it_loads_is_gone(case: Case) -> bool:
+    return not case.can_load(case.job.plan)
 
 
 def all_stopped_at_the_end(case: Case) -> bool:
@@ -127,7 +141,13 @@ def a_better_plan_exists(case: Case) -> bool:
 
 
 def workers_are_late_to_stop(case: Case) -> bool:
-    return case.now >= case.stop_deadline
+    """Or to write what moves."""
+    return bool(case.late_stages)
+
+
+def the_checkpoint_is_late(case: Case) -> bool:
+    """All have stopped, and durable storage does not take everything in time."""
+    return _saves(case, Save.CHECKPOINT) and case.now >= case.stop_deadline and not case.late_stages
 
 
 def it_moves_and_next_is_no_longer_possible(case: Case) -> bool:
@@ -168,14 +188,57 @@ def a_checkpoint_is_complete(case: Case) -> bool:
     stop, plan = case.job.stop, case.job.plan
     if stop is None or plan is None or stop.boundary is None or not _saves(case, Save.CHECKPOINT):
         return False
-    return case.stopped_at(plan, stop.boundary) and all(
-        any(record.is_durable for record in case.job.holders(plan.timeline, stop.boundary, layer).values())
-        for layer in (*case.spec.layers, JOURNAL)
-    )
+    return case.stopped_at(plan, stop.boundary) and is_durable(case, (plan.timeline, stop.boundary))
+
+
+def a_periodic_checkpoint_is_complete(case: Case) -> bool:
+    due = due_checkpoint(case.job)
+    return due is not None and is_durable(case, due)
+
+
+def old_checkpoints_are_left(case: Case) -> bool:
+    return case.job.checkpoint is not None and bool(case.job.checkpoint.dropped)
+
+
+def is_durable(case: Case, place: Place) -> bool:
+    """Whether every part of a boundary is in durable storage."""
+    return all(any(file.is_durable for file in case.job.holders(*place, part).values()) for part in parts_of(case.job))
 
 
 def _saves(case: Case, save: Save) -> bool:
     return case.job.stop is not None and case.job.stop.save is save
+
+
+# --- Recovering -----------------------------------------------------------------------------------------------------
+
+
+def pause_is_wanted_and_no_plan_exists(case: Case) -> bool:
+    return pause_is_wanted(case) and case.job.next is None and isinstance(case.recovery_plan, PlanRefused)
+
+
+def a_node_of_next_is_lost(case: Case) -> bool:
+    return case.lost(case.job.next) is not None
+
+
+def a_node_of_next_drains_and_others_are_left(case: Case) -> bool:
+    return bool(case.draining(case.job.next)) and isinstance(case.best_plan, ClusterPlan)
+
+
+def what_next_loads_is_gone(case: Case) -> bool:
+    return not case.can_load(case.job.next)
+
+
+def next_is_missing_and_a_plan_exists(case: Case) -> bool:
+    return case.job.next is None and recovery_is_possible(case)
+
+
+def recovery_is_possible(case: Case) -> bool:
+    """A plan exists, and nothing newer can be hoped for."""
+    return isinstance(case.recovery_plan, ClusterPlan) and case.now >= case.recovery_allowed_at
+
+
+def what_recovery_waits_for_is_another(case: Case) -> bool:
+    return case.job.next is None and case.job.phase.reason != waits_for(case)
 
 
 # --- Waiting --------------------------------------------------------------------------------------------------------
@@ -187,10 +250,13 @@ def what_it_waits_for_is_another(case: Case) -> bool:
 
 
 def waits_for(case: Case) -> str:
-    """Why a queued job does not start."""
-    if case.blocker:
+    """Why a queued job does not start, or a recovering one does not go on."""
+    is_recovering = case.job.plan is not None
+    best = case.recovery_plan if is_recovering else case.best_plan
+    if isinstance(best, ClusterPlan) and is_recovering:
+        return f"waits for nodes that may hold newer state than boundary {case.origin.boundary}"
+    if case.blocker and not is_recovering:
         return f"waits for its turn after job {case.blocker}"
-    best = case.best_plan
     if isinstance(best, ClusterPlan):
         return "waits for the nodes to settle"
     if isinstance(case.plan_on_everything, ClusterPlan):

@@ -16,13 +16,18 @@ from headway.daemon.coordination.actions import (
     fail,
     offer_change,
     offer_first_plan,
+    recover,
     requeue,
     retire,
     stop_for_checkpoint,
     stop_for_moves,
-    write_checkpoint,
 )
 from headway.daemon.coordination.case import Case, DeviceKey, devices
+from headway.daemon.coordination.checkpoint_actions import (
+    delete_checkpoints,
+    write_checkpoint,
+    write_periodic_checkpoint,
+)
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Command, Decision
 from headway.daemon.coordination.conditions import (
@@ -32,9 +37,14 @@ from headway.daemon.coordination.conditions import (
     a_checkpoint_is_complete_at_the_end,
     a_node_drains,
     a_node_is_lost,
+    a_node_knows_a_later_plan,
+    a_node_of_next_drains_and_others_are_left,
     a_node_of_next_is_gone_replaced_or_draining,
+    a_node_of_next_is_lost,
+    a_periodic_checkpoint_is_complete,
     a_worker_failed,
     a_worker_of_next_failed,
+    a_worker_of_next_told_an_error,
     all_stopped_at_the_end,
     all_workers_of_next_are_ready,
     cancel_is_wanted,
@@ -43,27 +53,36 @@ from headway.daemon.coordination.conditions import (
     it_moves_and_next_is_no_longer_possible,
     it_moves_and_pause_is_wanted,
     it_moves_and_the_boundary_is_the_end,
+    its_failure_budget_is_spent,
     its_records_are_missing,
     its_turn_has_come_nodes_are_settled_and_a_plan_exists,
+    next_is_missing_and_a_plan_exists,
     no_node_would_be_left,
+    old_checkpoints_are_left,
     pause_is_wanted,
+    pause_is_wanted_and_no_plan_exists,
     running_is_requested_anew,
     running_is_wanted,
+    the_checkpoint_is_late,
+    what_it_loads_is_gone,
     what_it_waits_for_is_another,
-    workers_are_late_at_the_end,
-    workers_are_late_to_start,
+    what_next_loads_is_gone,
+    what_recovery_waits_for_is_another,
+    workers_are_late,
     workers_are_late_to_stop,
     workers_of_next_are_late,
 )
+from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import Phase
 
-QUEUED, PREPARING, RUNNING, CHANGING, STOPPING = (
+QUEUED, PREPARING, RUNNING, CHANGING, STOPPING, RECOVERING = (
     Phase.QUEUED,
     Phase.PREPARING,
     Phase.RUNNING,
     Phase.CHANGING,
     Phase.STOPPING,
+    Phase.RECOVERING,
 )
 PAUSED, FINISHED, FAILED, CANCELLED = Phase.PAUSED, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED
 
@@ -84,42 +103,57 @@ TABLE: Final = (
     Row(QUEUED, it_contradicts_itself, fail, FAILED),
     Row(QUEUED, its_turn_has_come_nodes_are_settled_and_a_plan_exists, offer_first_plan, PREPARING),
     Row(QUEUED, what_it_waits_for_is_another, explain_wait, QUEUED),
+    Row(QUEUED, old_checkpoints_are_left, delete_checkpoints, QUEUED),
     #
     Row(PREPARING, its_records_are_missing, fail, FAILED),
     Row(PREPARING, cancel_is_wanted, retire, CANCELLED),
     Row(PREPARING, pause_is_wanted, retire, PAUSED),
+    Row(PREPARING, a_node_knows_a_later_plan, drop_next, QUEUED),
     Row(PREPARING, a_node_of_next_is_gone_replaced_or_draining, drop_next, QUEUED),
-    Row(PREPARING, a_worker_of_next_failed, fail, FAILED),
+    Row(PREPARING, a_worker_of_next_told_an_error, fail, FAILED),
+    Row(PREPARING, its_failure_budget_is_spent, fail, FAILED),
+    Row(PREPARING, a_worker_of_next_failed, drop_next, QUEUED),
+    Row(PREPARING, what_next_loads_is_gone, drop_next, QUEUED),
     Row(PREPARING, all_workers_of_next_are_ready, enforce_first, RUNNING),
-    Row(PREPARING, workers_of_next_are_late, fail, FAILED),
+    Row(PREPARING, workers_of_next_are_late, drop_next, QUEUED),
     #
     Row(RUNNING, its_records_are_missing, fail, FAILED),
     Row(RUNNING, cancel_is_wanted, retire, CANCELLED),
-    Row(RUNNING, a_worker_failed, fail, FAILED),
-    Row(RUNNING, a_node_is_lost, fail, FAILED),
+    Row(RUNNING, its_failure_budget_is_spent, fail, FAILED),
+    Row(RUNNING, a_worker_failed, recover, RECOVERING),
+    Row(RUNNING, a_node_is_lost, recover, RECOVERING),
+    Row(RUNNING, a_node_knows_a_later_plan, recover, RECOVERING),
+    Row(RUNNING, what_it_loads_is_gone, recover, RECOVERING),
     Row(RUNNING, all_stopped_at_the_end, stop_for_checkpoint, STOPPING),
-    Row(RUNNING, workers_are_late_to_start, fail, FAILED),
-    Row(RUNNING, workers_are_late_at_the_end, fail, FAILED),
+    Row(RUNNING, workers_are_late, recover, RECOVERING),
     Row(RUNNING, pause_is_wanted, stop_for_checkpoint, STOPPING),
     Row(RUNNING, no_node_would_be_left, stop_for_checkpoint, STOPPING),
     Row(RUNNING, a_node_drains, offer_change, CHANGING),
     Row(RUNNING, a_better_plan_exists, offer_change, CHANGING),
+    Row(RUNNING, a_periodic_checkpoint_is_complete, write_periodic_checkpoint, RUNNING),
+    Row(RUNNING, old_checkpoints_are_left, delete_checkpoints, RUNNING),
     #
     Row(CHANGING, its_records_are_missing, fail, FAILED),
     Row(CHANGING, cancel_is_wanted, retire, CANCELLED),
-    Row(CHANGING, a_worker_failed, fail, FAILED),
-    Row(CHANGING, a_node_is_lost, fail, FAILED),
+    Row(CHANGING, its_failure_budget_is_spent, fail, FAILED),
+    Row(CHANGING, a_worker_failed, recover, RECOVERING),
+    Row(CHANGING, a_node_is_lost, recover, RECOVERING),
+    Row(CHANGING, a_node_knows_a_later_plan, recover, RECOVERING),
     Row(CHANGING, a_node_of_next_is_gone_replaced_or_draining, drop_next, RUNNING),
     Row(CHANGING, a_worker_of_next_failed, drop_next, RUNNING),
     Row(CHANGING, pause_is_wanted, drop_next, RUNNING),
     Row(CHANGING, all_stopped_at_the_end, drop_next, RUNNING),
     Row(CHANGING, all_workers_of_next_are_ready, stop_for_moves, STOPPING),
     Row(CHANGING, workers_of_next_are_late, drop_next, RUNNING),
+    Row(CHANGING, a_periodic_checkpoint_is_complete, write_periodic_checkpoint, CHANGING),
+    Row(CHANGING, old_checkpoints_are_left, delete_checkpoints, CHANGING),
     #
     Row(STOPPING, its_records_are_missing, fail, FAILED),
     Row(STOPPING, cancel_is_wanted, retire, CANCELLED),
-    Row(STOPPING, a_worker_failed, fail, FAILED),
-    Row(STOPPING, a_node_is_lost, fail, FAILED),
+    Row(STOPPING, its_failure_budget_is_spent, fail, FAILED),
+    Row(STOPPING, a_worker_failed, recover, RECOVERING),
+    Row(STOPPING, a_node_is_lost, recover, RECOVERING),
+    Row(STOPPING, a_node_knows_a_later_plan, recover, RECOVERING),
     Row(STOPPING, it_moves_and_next_is_no_longer_possible, stop_for_checkpoint, STOPPING),
     Row(STOPPING, it_moves_and_pause_is_wanted, stop_for_checkpoint, STOPPING),
     Row(STOPPING, it_moves_and_the_boundary_is_the_end, stop_for_checkpoint, STOPPING),
@@ -127,24 +161,45 @@ TABLE: Final = (
     Row(STOPPING, a_checkpoint_is_complete_at_the_end, write_checkpoint, FINISHED),
     Row(STOPPING, a_checkpoint_is_complete_and_pause_is_wanted, write_checkpoint, PAUSED),
     Row(STOPPING, a_checkpoint_is_complete, write_checkpoint, QUEUED),
-    Row(STOPPING, workers_are_late_to_stop, fail, FAILED),
+    Row(STOPPING, workers_are_late_to_stop, recover, RECOVERING),
+    Row(STOPPING, the_checkpoint_is_late, fail, FAILED),
+    #
+    Row(RECOVERING, its_records_are_missing, fail, FAILED),
+    Row(RECOVERING, cancel_is_wanted, retire, CANCELLED),
+    Row(RECOVERING, its_failure_budget_is_spent, fail, FAILED),
+    Row(RECOVERING, a_node_knows_a_later_plan, recover, RECOVERING),
+    Row(RECOVERING, a_worker_of_next_failed, recover, RECOVERING),
+    Row(RECOVERING, a_node_of_next_is_lost, recover, RECOVERING),
+    Row(RECOVERING, a_node_of_next_drains_and_others_are_left, recover, RECOVERING),
+    Row(RECOVERING, what_next_loads_is_gone, recover, RECOVERING),
+    Row(RECOVERING, all_workers_of_next_are_ready, enforce_first, RUNNING),
+    Row(RECOVERING, workers_of_next_are_late, recover, RECOVERING),
+    Row(RECOVERING, pause_is_wanted_and_no_plan_exists, retire, PAUSED),
+    Row(RECOVERING, next_is_missing_and_a_plan_exists, recover, RECOVERING),
+    Row(RECOVERING, what_recovery_waits_for_is_another, explain_wait, RECOVERING),
     #
     Row(PAUSED, cancel_is_wanted, retire, CANCELLED),
     Row(PAUSED, running_is_wanted, requeue, QUEUED),
+    Row(PAUSED, old_checkpoints_are_left, delete_checkpoints, PAUSED),
     #
     Row(FAILED, cancel_is_wanted, retire, CANCELLED),
     Row(FAILED, running_is_requested_anew, requeue, QUEUED),
+    #
+    Row(FINISHED, old_checkpoints_are_left, delete_checkpoints, FINISHED),
 )
-"""The whole of it. Conditions are tried top down; finished and cancelled jobs have no rows."""
+"""The whole of it. Conditions are tried top down; nothing leads out of finished and cancelled."""
 
 ROWS: Final = {phase: tuple(row for row in TABLE if row.phase is phase) for phase in Phase}
 
 
-def decide(view: ClusterView, *, now: float, written_at: float = 0.0) -> Decision:
+def decide(
+    view: ClusterView, *, now: float, written_at: float = 0.0, quarantine_after: int = QUARANTINE_AFTER
+) -> Decision:
     """What to do about every job, first in first: at most one command each.
 
     now: seconds of the monotonic clock that `view` was fed with. written_at: seconds since the epoch, for records that
-    people read; nothing is decided by it.
+    people read; nothing is decided by it. quarantine_after: failures of a node after which plans leave it out;
+    0: never.
     """
     commands: list[Command] = []
     deadlines: list[float] = []
@@ -152,14 +207,22 @@ def decide(view: ClusterView, *, now: float, written_at: float = 0.0) -> Decisio
     blocker = ""
     for job in view.jobs_in_order():
         busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
-        case = Case(job=job, view=view, now=now, written_at=written_at, busy=busy, blocker=blocker)
+        case = Case(
+            job=job,
+            view=view,
+            now=now,
+            written_at=written_at,
+            busy=busy,
+            blocker=blocker,
+            quarantine_after=quarantine_after,
+        )
         row = first_row(case)
         if row is not None:
             commands.append(row.action(case, row.next_phase))
-            if row.next_phase in (PREPARING, CHANGING):
-                owned[job.name] |= devices(case.best_plan if isinstance(case.best_plan, ClusterPlan) else None)
-        is_waiting = job.phase.phase is QUEUED and (row is None or row.next_phase is QUEUED)
-        if is_waiting and not blocker and isinstance(case.plan_on_everything, ClusterPlan):
+            offered = case.recovery_plan if row.next_phase is RECOVERING else case.best_plan
+            if row.next_phase in (PREPARING, CHANGING, RECOVERING) and isinstance(offered, ClusterPlan):
+                owned[job.name] |= devices(offered)
+        if not blocker and _is_waiting(case, row) and isinstance(case.plan_on_everything, ClusterPlan):
             blocker = job.name
         deadlines += [deadline for deadline in waits(case) if deadline > now]
     return Decision(commands=tuple(commands), wake_at=min(deadlines, default=None))
@@ -170,11 +233,21 @@ def first_row(case: Case) -> Row | None:
     return next((row for row in ROWS[case.job.phase.phase] if row.condition(case)), None)
 
 
+def _is_waiting(case: Case, row: Row | None) -> bool:
+    """Whether a job has no devices and would take them: those after it do not overtake it."""
+    phase = case.job.phase.phase
+    if phase is RECOVERING:
+        return case.job.next is None and (row is None or row.action is explain_wait)
+    return phase is QUEUED and (row is None or row.next_phase is QUEUED)
+
+
 def waits(case: Case) -> tuple[float, ...]:
     """Every moment at which some condition of the present phase may come true by time alone."""
-    plan = case.job.plan
-    losses = tuple(at for stage in (plan.stages if plan is not None else ()) if (at := case.lost_at(stage)) is not None)
-    match case.job.phase.phase:
+    phase = case.job.phase.phase
+    members = case.job.next if phase is RECOVERING else case.job.plan
+    stages = members.stages if members is not None else ()
+    losses = tuple(at for stage in stages if (at := case.lost_at(stage)) is not None)
+    match phase:
         case Phase.QUEUED:
             return (case.settled_at,)
         case Phase.PREPARING:
@@ -185,5 +258,9 @@ def waits(case: Case) -> tuple[float, ...]:
             return (*losses, case.prepare_deadline)
         case Phase.STOPPING:
             return (*losses, case.stop_deadline)
+        case Phase.RECOVERING if case.job.next is not None:
+            return (*losses, case.prepare_deadline)
+        case Phase.RECOVERING:
+            return (case.recovery_allowed_at,)
         case _:
             return ()

@@ -42,7 +42,9 @@ def _table() -> list[str]:
         lines.append(f"| {phase} | {_words(row.condition.__name__)} | {_action(row)} | {row.next_phase} |")
         before = row.phase
     ends = " and ".join(
-        phase for phase in Phase if phase in TERMINAL_PHASES and not any(row.phase is phase for row in TABLE)
+        phase
+        for phase in Phase
+        if phase in TERMINAL_PHASES and not any(row.phase is phase and row.next_phase is not phase for row in TABLE)
     )
     return [*lines, "", f"Nothing leads out of {ends}."]
 

@@ -13,16 +13,22 @@ import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
-from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
+from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.errors import ConflictError, LeaseLostError, RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.records import Keys, LeaderRecord, encode
+from headway.daemon.fault_points import fault_point, is_armed
+from headway.daemon.records import Keys, LeaderRecord, PhaseRecord, decode, encode
 
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
 MANIFEST_TIMEOUT_S = 60.0
+SLOW_DECISION_S = 0.05
+"""A decision holds up everything else that the daemon does; one that takes longer is logged."""
+
+TaskKey = tuple[str, bool]
+"""(job, whether files are written or deleted first): a slow file system holds up no other decision about the job."""
 
 _log = structlog.get_logger()
 
@@ -46,15 +52,20 @@ class Leadership:
         decide: Decide,
         write_manifest: Callable[[str, bytes], None],
         clock: Callable[[], float] = time.monotonic,
+        delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
     ) -> None:
-        """write_manifest(url, manifest) may block; it raises RecoveryError. clock: the one that `cluster` uses."""
+        """write_manifest(url, manifest) and delete_checkpoint(url) may block; they raise RecoveryError.
+
+        clock: the one that `cluster` uses. Without delete_checkpoint, old checkpoints stay.
+        """
         self._client = client
         self._cluster = cluster
         self._record = record
         self._ttl_s = ttl_s
         self._decide = decide
         self._write_manifest = write_manifest
+        self._delete_checkpoint = delete_checkpoint
         self._clock = clock
         self._manifest_timeout_s = manifest_timeout_s
         self._leader_revision = 0
@@ -107,27 +118,36 @@ class Leadership:
     async def _lead(self) -> None:
         """Decide on every change and at every deadline, until the leader key is no longer ours."""
         await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
-        busy: dict[str, asyncio.Task[None]] = {}
+        busy: dict[TaskKey, asyncio.Task[None]] = {}
         try:
             while True:
                 seen = self._cluster.version
                 if self._cluster.revision >= self._leader_revision and self._is_deposed():
                     raise LeaseLostError(Keys.LEADER, "somebody else took or deleted it")
-                for job in [job for job, task in busy.items() if task.done()]:
-                    busy.pop(job).result()
-                decision = self._decide(self._cluster.view, now=self._clock())
+                for key in [key for key, task in busy.items() if task.done()]:
+                    busy.pop(key).result()
+                decision = self._decided()
                 for command in decision.commands:
-                    if command.job not in busy:
+                    key = (command.job, not isinstance(command, Transaction))
+                    if key not in busy:
                         name = f"decision about {command.job}"
-                        busy[command.job] = asyncio.create_task(self._execute(command), name=name)
+                        busy[key] = asyncio.create_task(self._execute(command), name=name)
                 await self._pause(seen, busy, wake_at=decision.wake_at)
         finally:
             await _end(*busy.values())
 
+    def _decided(self) -> Decision:
+        began = time.perf_counter()
+        decision = self._decide(self._cluster.view, now=self._clock())
+        seconds = time.perf_counter() - began
+        if seconds > SLOW_DECISION_S:
+            self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(self._cluster.view.jobs))
+        return decision
+
     def _is_deposed(self) -> bool:
         return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
 
-    async def _pause(self, seen: int, busy: dict[str, asyncio.Task[None]], *, wake_at: float | None) -> None:
+    async def _pause(self, seen: int, busy: dict[TaskKey, asyncio.Task[None]], *, wake_at: float | None) -> None:
         """Return at the first of: a change of the view, a command done, the deadline."""
         timeout_s = None if wake_at is None else max(wake_at - self._clock(), 0.0)
         changed = asyncio.create_task(self._cluster.changed(seen))
@@ -142,8 +162,16 @@ class Leadership:
         log = self._log.bind(job=command.job)
         try:
             if isinstance(command, WriteManifest):
-                await self._write_manifest_in_time(command)
+                await self._in_time(command.url, self._write_manifest, command.url, command.manifest)
                 log.info("manifest_written", url=command.url)
+                command = command.then
+            elif isinstance(command, DeleteCheckpoints):
+                if self._delete_checkpoint is None:
+                    await self._wait_for_change(seen)
+                    return
+                for url in command.urls:
+                    await self._in_time(url, self._delete_checkpoint, url)
+                    log.info("checkpoint_deleted", url=url)
                 command = command.then
             revision = await self._write(command)
             log.info("decision_written", reason=command.reason, revision=revision)
@@ -155,21 +183,37 @@ class Leadership:
             log.error("decision_failed", reason=str(error))
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _write_manifest_in_time(self, command: WriteManifest) -> None:
-        """A file system that hangs must not keep the job from ever being decided about again."""
-        writing = asyncio.to_thread(self._write_manifest, command.url, command.manifest)
+    async def _in_time(self, url: str, act: Callable[..., None], *arguments: object) -> None:
+        """A file system that hangs must not keep the job's checkpoints from ever being dealt with again."""
         try:
-            await asyncio.wait_for(writing, self._manifest_timeout_s)
+            await asyncio.wait_for(asyncio.to_thread(act, *arguments), self._manifest_timeout_s)
         except TimeoutError as error:
-            raise RecoveryError(command.url, f"not written within {self._manifest_timeout_s:g} s") from error
+            raise RecoveryError(url, f"not done within {self._manifest_timeout_s:g} s") from error
 
     async def _write(self, decided: Transaction) -> int:
         """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""
+        phases = self._phases(decided) if is_armed() else {}
+        fault_point("leader.before_write", **phases)
         compare = [Compare.unchanged(key, revision) for key, revision in decided.compare.items()]
         compare.append(Compare.unchanged(Keys.LEADER, self._leader_revision))
         puts = [Put(key, value) for key, value in decided.puts.items()]
+        for key, (value, ttl_s) in decided.leased.items():
+            puts.append(Put(key, value, await self._client.grant_passing_lease(ttl_s)))
         deletes = [Delete(key, is_prefix=key.endswith("/")) for key in decided.deletes]
-        return await self._client.transaction(compare, [*puts, *deletes])
+        revision = await self._client.transaction(compare, [*puts, *deletes])
+        fault_point("leader.wrote", **phases)
+        return revision
+
+    def _phases(self, decided: Transaction) -> dict[str, str]:
+        """For fault points."""
+        job = self._cluster.view.jobs.get(decided.job)
+        written = decided.puts.get(Keys.of(decided.job, "phase"))
+        return {
+            "job": decided.job,
+            "phase_before": job.phase.phase if job is not None else "",
+            "phase": decode(written, PhaseRecord).phase if written is not None else "",
+            "node": self._record.node,
+        }
 
     async def _wait_for_change(self, seen: int) -> None:
         try:

@@ -180,6 +180,12 @@ class EtcdClient:
             target=self.target,
         )
 
+    async def grant_passing_lease(self, ttl_s: int) -> int:
+        """A lease that nobody renews: keys under its id vanish after `ttl_s` seconds."""
+        request = etcd_pb2.LeaseGrantRequest(TTL=ttl_s)
+        reply = await self._connection.unary(lambda channel: LeaseStub(channel).LeaseGrant, request, is_repeatable=True)
+        return int(reply.ID)
+
     async def renew_lease(self, lease_id: int, *, timeout_s: float | None = None) -> int:
         """Renew once; returns the seconds granted. Raises LeaseLostError when etcd does not know the lease."""
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.device_order import natural
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord
 
 
@@ -33,14 +34,14 @@ def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]
 
         def rank(
             node: NodeRecord, own: NodeRecord | None = own, neighbours: set[str] = neighbours
-        ) -> tuple[bool, bool, bool, bool, int, str]:
+        ) -> tuple[bool, bool, bool, bool, int, tuple[str | int, ...]]:
             return (
                 node.is_draining,
                 own is not None and node.host == own.host,
                 node.name in neighbours,
                 own is not None and node.site != own.site,
                 load[node.name],
-                node.name,
+                natural(node.name),
             )
 
         chosen = tuple(node.name for node in sorted(candidates, key=rank)[:wanted])

@@ -4,6 +4,7 @@ Devices that are alike in all that matters to a plan are interchangeable, so onl
 kind's places go to those devices that hold the layers already.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from headway.daemon.records import Device, NodeRecord, StagePlan
 
 MAX_ORDERS: Final = 720
 """Up to so many different orders are all tried."""
+
+
+def natural(name: str) -> tuple[str | int, ...]:
+    """A name's place in an order in which node-10 comes after node-2."""
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,7 @@ def _seated(order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[St
         seats,
         key=lambda seat: (
             rank.get((seat.node, seat.incarnation, seat.device.index), len(previous)),
-            seat.node,
+            natural(seat.node),
             seat.device.index,
         ),
     ):

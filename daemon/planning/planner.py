@@ -1,11 +1,12 @@
 """Who holds which layers: the best order of devices, cut and depth for a job on the nodes that are there. Pure.
 
 The rule: of all plans within memory, take the least predicted seconds of a batch; a plan with fewer stages is preferred
-while it is not more than `WORTH_A_STAGE` slower; among equals, the one that leaves most layers where they are.
+while it is not more than `WORTH_A_STAGE` slower; among equals, the one that leaves most layers where they are, then
+the one whose nodes hold most of their layers' files.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -13,7 +14,7 @@ from typing import Final
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.connections import ConnectionEstimate, LinkAssumptions
-from headway.daemon.planning.device_order import Seat, orders
+from headway.daemon.planning.device_order import Seat, natural, orders
 from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.planning.pipeline_cut import best_cut
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
@@ -89,6 +90,10 @@ class PlanRefused:
     """No node that could join would help: the job contradicts itself."""
 
 
+Holdings = tuple[tuple[str, tuple[str, ...]], ...]
+"""(node, layers whose files it holds)"""
+
+
 def make_plan(
     spec: JobSpec,
     nodes: Iterable[NodeRecord],
@@ -97,23 +102,43 @@ def make_plan(
     busy: frozenset[tuple[str, int]] = frozenset(),
     history: tuple[str, ...] = (),
     links: LinkAssumptions | None = None,
+    quarantined: frozenset[str] = frozenset(),
+    held: Mapping[str, Iterable[str]] | None = None,
 ) -> ClusterPlan | PlanRefused:
     """The best plan for a job.
 
-    nodes: all that are there; draining ones, those of another protocol version or of a site that the job does not want
-    are left out. previous: the plan in force, whose layers had better stay. busy: (node, device) that other jobs use.
-    history: arithmetic classes that the job has run on.
+    nodes: all that are there; draining and quarantined ones, those of another protocol version or of a site that the
+    job does not want are left out, and so are devices that have no worker process. previous: the plan in force, whose
+    layers had better stay. busy: (node, device) that other jobs use. history: arithmetic classes that the job has run
+    on. held: per node, the layers whose files it need not fetch.
     """
+    wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
     seats = tuple(
         Seat.of(node, index)
-        for node in sorted(nodes, key=lambda node: node.name)
-        if not node.is_draining
+        for node in wanted
+        if node.name not in quarantined
+        for index, device in enumerate(node.devices)
+        if (node.name, device.index) not in busy and device.index not in node.down_devices
+    )
+    holdings = tuple(sorted((node, tuple(sorted(layers))) for node, layers in (held or {}).items()))
+    plan = _plan(spec, seats, previous.stages if previous else (), history, links or LinkAssumptions(), holdings)
+    if isinstance(plan, PlanRefused) and not plan.is_final:
+        out = [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
+        out += [
+            f"{node.name} has no worker on device {' and '.join(map(str, node.down_devices))}"
+            for node in wanted
+            if node.down_devices and node.name not in quarantined
+        ]
+        return replace(plan, reason="; ".join([plan.reason, *out]))
+    return plan
+
+
+def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
+    return (
+        not node.is_draining
         and node.protocol == PROTOCOL_VERSION
         and (not spec.placement.sites or node.site in spec.placement.sites)
-        for index, device in enumerate(node.devices)
-        if (node.name, device.index) not in busy
     )
-    return _plan(spec, seats, previous.stages if previous else (), history, links or LinkAssumptions())
 
 
 @lru_cache(maxsize=1024)
@@ -123,6 +148,7 @@ def _plan(
     previous: tuple[StagePlan, ...],
     history: tuple[str, ...],
     links: LinkAssumptions,
+    holdings: Holdings,
 ) -> ClusterPlan | PlanRefused:
     most_stages = min(len(spec.layers), spec.train.microbatches)
     if spec.placement.min_nodes > most_stages:
@@ -132,8 +158,8 @@ def _plan(
             is_final=True,
         )
     if spec.train.exactness == "required":
-        return _plan_exactly(spec, seats, previous, history, links)
-    return _Planner(spec, seats, previous, history, links).plan()
+        return _plan_exactly(spec, seats, previous, history, links, holdings)
+    return _Planner(spec, seats, previous, history, links, holdings).plan()
 
 
 def _plan_exactly(
@@ -142,6 +168,7 @@ def _plan_exactly(
     previous: tuple[StagePlan, ...],
     history: tuple[str, ...],
     links: LinkAssumptions,
+    holdings: Holdings,
 ) -> ClusterPlan | PlanRefused:
     """The best plan on devices of one arithmetic class: of the job's own class, once it has one."""
     classes = sorted({seat.arithmetic_class for seat in seats})
@@ -152,10 +179,8 @@ def _plan_exactly(
                 reason=f'exactness = "required" and the job began on {" and ".join(history)}, which no free device has'
             )
         return PlanRefused(reason=_waits_for_nodes(spec, ()))
-    plans = [
-        _Planner(spec, tuple(seat for seat in seats if seat.arithmetic_class == name), previous, history, links).plan()
-        for name in allowed
-    ]
+    by_class = [tuple(seat for seat in seats if seat.arithmetic_class == name) for name in allowed]
+    plans = [_Planner(spec, alike, previous, history, links, holdings).plan() for alike in by_class]
     fitting = [plan for plan in plans if isinstance(plan, ClusterPlan)]
     if fitting:
         return min(fitting, key=lambda plan: plan.predicted_batch_seconds)
@@ -175,12 +200,14 @@ class _Planner:
         previous: tuple[StagePlan, ...],
         history: tuple[str, ...],
         links: LinkAssumptions,
+        holdings: Holdings,
     ) -> None:
         self.spec = spec
         self.seats = seats
         self.previous = previous
         self.history = history
         self.links = links
+        self.holdings = dict(holdings)
         self.costs = layer_costs(spec)
 
     def plan(self) -> ClusterPlan | PlanRefused:
@@ -188,7 +215,7 @@ class _Planner:
         placement = self.spec.placement
         if num_nodes < max(1, placement.min_nodes):
             return PlanRefused(reason=_waits_for_nodes(self.spec, self.seats))
-        best_by_length: dict[int, tuple[float, float, ClusterPlan]] = {}
+        best_by_length: dict[int, tuple[float, tuple[int, int], ClusterPlan]] = {}
         most_stages = min(len(self.costs), self.spec.train.microbatches, len(self.seats))
         for order in orders(self.seats, most_stages=most_stages, previous=self.previous):
             used = len({seat.node for seat in order})
@@ -197,7 +224,10 @@ class _Planner:
             candidate = self._cut(order)
             if candidate is None:
                 continue
-            rank = (candidate.predicted_batch_seconds, -self._layers_that_stay(candidate))
+            rank = (
+                candidate.predicted_batch_seconds,
+                (-self._layers_that_stay(candidate), -self._layers_held(candidate)),
+            )
             before = best_by_length.get(len(order))
             if before is None or rank[0] < before[0] * (1 - 1e-9) or (rank[0] <= before[0] and rank[1] < before[1]):
                 best_by_length[len(order)] = (*rank, candidate)
@@ -333,6 +363,9 @@ class _Planner:
             for stage in plan.stages
             for layer in stage.layers
         )
+
+    def _layers_held(self, plan: ClusterPlan) -> int:
+        return sum(layer in self.holdings.get(stage.node, ()) for stage in plan.stages for layer in stage.layers)
 
     def _memory_arithmetic(self) -> str:
         """Why nothing fits, with the numbers of the largest layer and of the whole."""

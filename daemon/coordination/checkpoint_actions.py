@@ -1,0 +1,122 @@
+"""The actions of the coordinator's table that make a checkpoint exist, and delete old ones. Pure."""
+
+from dataclasses import replace
+from typing import Final
+
+from headway.daemon.coordination.boundaries import JOURNAL, due_checkpoint, parts_of
+from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.cluster_view import Place
+from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.transactions import move
+from headway.daemon.records import (
+    CheckpointFile,
+    CheckpointRecord,
+    Phase,
+    PlanRecord,
+    StateFile,
+    encode,
+    to_builtins,
+)
+from headway.daemon.storage.checkpoint_names import boundary_url
+
+MANIFEST_FORMAT: Final = 1
+
+
+def write_checkpoint(case: Case, to: Phase) -> Command:
+    """manifest, then `checkpoint`; delete `plan`, `stop`"""
+    plan, stop = case.job.plan, case.job.stop
+    assert plan is not None
+    assert stop is not None
+    assert stop.boundary is not None
+    checkpoint = _checkpoint(case, plan, (plan.timeline, stop.boundary))
+    texts = {
+        Phase.FINISHED: f"Finished: {stop.boundary} batches, the last checkpoint is written",
+        Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
+        Phase.QUEUED: f"Saved before batch {stop.boundary}: goes on when nodes allow",
+    }
+    then = move(
+        case,
+        to,
+        texts[to],
+        puts={"checkpoint": encode(checkpoint)},
+        deletes=("plan", "next", "stop"),
+        is_saved=True,
+    )
+    return _manifest(case, plan, checkpoint, then)
+
+
+def write_periodic_checkpoint(case: Case, to: Phase) -> Command:
+    """manifest, then `checkpoint`"""
+    plan, due = case.job.plan, due_checkpoint(case.job)
+    assert plan is not None
+    assert due is not None
+    checkpoint = _checkpoint(case, plan, due)
+    then = move(
+        case,
+        to,
+        case.job.phase.reason,
+        event=f"A checkpoint before batch {due[1]} is written",
+        puts={"checkpoint": encode(checkpoint)},
+    )
+    return _manifest(case, plan, checkpoint, then)
+
+
+def delete_checkpoints(case: Case, to: Phase) -> Command:
+    """folders of old checkpoints, then `checkpoint` without them"""
+    checkpoint = case.job.checkpoint
+    assert checkpoint is not None
+    then = move(
+        case,
+        to,
+        case.job.phase.reason,
+        puts={"checkpoint": encode(replace(checkpoint, dropped=()))},
+        is_event=False,
+        error=case.job.phase.error,
+    )
+    return DeleteCheckpoints(job=case.job.name, urls=checkpoint.dropped, then=then)
+
+
+def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
+    job, fault = case.job, case.spec.fault
+    files = {}
+    for part in parts_of(job):
+        file = _durable(case, plan, place, part)
+        files[part] = CheckpointFile(size_bytes=file.size_bytes, sha256=file.sha256)
+    uid = job.submission.uid if job.submission is not None else ""
+    url = boundary_url(fault.checkpoint_dir, job.name, timeline=place[0], boundary=place[1], uid=uid)
+    before = job.checkpoint
+    older = before.earlier if before is not None else ()
+    if before is not None and not before.origin_job:
+        older = (before.url, *older)
+    older = tuple(other for other in older if other != url)
+    num_kept = max(fault.checkpoints_kept, 1) - 1
+    dropped = (*older[num_kept:], *(before.dropped if before is not None else ()))
+    return CheckpointRecord(
+        timeline=place[0],
+        boundary=place[1],
+        url=url,
+        files=files,
+        ancestry=plan.ancestry,
+        arithmetic_classes=plan.arithmetic_classes,
+        earlier=older[:num_kept],
+        dropped=tuple(dict.fromkeys(other for other in dropped if other != url)),
+    )
+
+
+def _manifest(case: Case, plan: PlanRecord, checkpoint: CheckpointRecord, then: Transaction) -> WriteManifest:
+    """The checkpoint's own description; which other checkpoints there are does not belong to it."""
+    manifest = {
+        "format": MANIFEST_FORMAT,
+        "job": case.job.name,
+        "generation": plan.generation,
+        "spec": to_builtins(case.spec),
+        **to_builtins(replace(checkpoint, earlier=(), dropped=())),
+    }
+    return WriteManifest(job=case.job.name, url=checkpoint.url, manifest=encode(manifest), then=then)
+
+
+def _durable(case: Case, plan: PlanRecord, place: Place, part: str) -> StateFile:
+    """The durable file of a part: of the node that the plan names, if it has one."""
+    owner = plan.stages[-1].node if part == JOURNAL else plan.holder(part).node
+    durable = {node: file for node, file in case.job.holders(*place, part).items() if file.is_durable}
+    return durable.get(owner) or durable[min(durable)]

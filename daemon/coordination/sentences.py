@@ -1,0 +1,166 @@
+"""What people read about the coordinator's decisions: reasons, events, errors. Pure."""
+
+from headway.daemon.coordination.case import Case, Loss
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused
+from headway.daemon.records import Desired, Phase, PlanRecord, WorkerState
+
+
+def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
+    """Of a planned change."""
+    old, new = {stage.node for stage in before.stages}, {stage.node for stage in after.stages}
+    causes = []
+    if draining := case.draining(before):
+        causes.append(_leaving(draining))
+    if joined := sorted(new - old):
+        causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
+    cause = " and ".join(causes) or "A better cut"
+    shape = num_stages(len(after.stages))
+    if len(before.stages) != len(after.stages):
+        shape += f" instead of {len(before.stages)}"
+    factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
+    speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
+    return f"{cause}: {shape}, predicted {speed}"
+
+
+def why_dropped(case: Case) -> str:
+    """Of a plan that does not come into force."""
+    job = case.job
+    if job.desired.state is not Desired.RUNNING:
+        return f"The new plan is dropped: {job.desired.state} is wanted"
+    if failed := case.failed_worker(job.next):
+        stage_index, worker = failed
+        return f"The new plan is dropped: its worker of stage {stage_index} on {worker.node} failed"
+    if stage := case.unusable(job.next):
+        return f"The new plan is dropped: {trouble(case, stage.node, stage.node_incarnation)}"
+    if case.stopped_at(job.plan, case.spec.train.batches):
+        return "The new plan is dropped: training has reached its end"
+    if case.known_generation > job.phase.generation:
+        return "The new plan is dropped: nodes know a later one"
+    if not case.can_load(job.next):
+        return "The new plan is dropped: the nodes that held its state are gone"
+    late = listed(case.unready(job.next, WorkerState.READY))
+    return f"The new plan is dropped: {late} not ready in time"
+
+
+def why_stopped(case: Case, boundary: int | None) -> str:
+    """Of a stop for a checkpoint."""
+    job = case.job
+    if boundary == case.spec.train.batches:
+        return "All batches are done: the last checkpoint is being written"
+    if job.desired.state is Desired.PAUSED:
+        return "Pause is wanted: stops at a boundary and writes a checkpoint"
+    if (stage := case.unusable(job.next)) is not None:
+        text = trouble(case, stage.node, stage.node_incarnation)
+        return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
+    if (failed := case.failed_worker(job.next)) is not None:
+        return f"The worker of stage {failed[0]} on {failed[1].node} failed: stops and writes a checkpoint"
+    draining = case.draining(job.plan)
+    return f"{_leaving(draining)} and the rest cannot go on: writes a checkpoint"
+
+
+def why_recovering(case: Case) -> str:
+    """What was lost, as one sentence without its full stop."""
+    job = case.job
+    if case.losses:
+        causes = [loss for loss in case.losses if loss.worker is None or loss.is_death] or case.losses[:1]
+        return listed(list(dict.fromkeys(_what_was_lost(case, loss) for loss in causes)))
+    if case.known_generation > job.phase.generation:
+        return f"etcd is older than what nodes know: plan {case.known_generation} is gone"
+    plan = job.next if job.phase.phase is Phase.RECOVERING else job.plan
+    if not case.can_load(plan):
+        return f"the nodes that held boundary {plan.boundary if plan is not None else 0} are gone"
+    if draining := case.draining(job.next):
+        return _leaving(draining)
+    return "a plan is possible again"
+
+
+def where_it_goes(case: Case, plan: ClusterPlan) -> str:
+    """`goes back to boundary 40 (2 batches again), 3 stages on a, b and c`"""
+    origin = case.origin
+    again = max(case.furthest - origin.boundary, 0)
+    nodes = listed(list(dict.fromkeys(stage.node for stage in plan.stages)))
+    what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
+    of = " of its checkpoint" if origin.source == "checkpoint" else ""
+    return (
+        f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {num_stages(len(plan.stages))} on {nodes}"
+    )
+
+
+def why_failed(case: Case) -> tuple[str, str]:
+    """The sentence, and the worker's error if there is one."""
+    job, phase = case.job, case.job.phase.phase
+    if phase is Phase.QUEUED and isinstance(case.best_plan, PlanRefused):
+        return case.best_plan.reason, ""
+    error = next((loss.worker.error for loss in case.losses if loss.worker is not None), "")
+    plan, stop = job.plan, job.stop
+    if case.losses:
+        rule = f"; {case.broken_rule}" if case.broken_rule else ""
+        return f"{why_recovering(case)}{rule}", error
+    if phase is Phase.STOPPING and plan is not None and stop is not None:
+        troubles = sorted(
+            {record.trouble for record in job.state.get((plan.timeline, stop.boundary or 0), {}).values()} - {""}
+        )
+        why = f": {'; '.join(troubles)}" if troubles else ""
+        return f"the checkpoint before batch {stop.boundary} could not be written in time{why}", ""
+    return f"its records in etcd are incomplete while it is {phase}", ""
+
+
+def trouble(case: Case, name: str, incarnation: str) -> str:
+    """What is wrong with a node that a plan names."""
+    node = case.view.nodes.get(name)
+    if node is None:
+        return f"node {name} was lost (its lease expired)"
+    if node.incarnation != incarnation:
+        return f"node {name} was lost (its daemon started anew)"
+    return f"node {name} drains"
+
+
+def num_stages(number: int) -> str:
+    """`1 stage`, `2 stages`"""
+    return f"{number} stage{'s' if number != 1 else ''}"
+
+
+def listed(names: list[str] | tuple[str, ...]) -> str:
+    """`a, b and c`"""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _leaving(draining: tuple[str, ...]) -> str:
+    return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {listed(draining)} leave"
+
+
+def _what_was_lost(case: Case, loss: Loss) -> str:
+    who = f"the worker of stage {loss.index} on node {loss.stage.node}"
+    if loss.worker is not None:
+        return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
+    if not loss.is_late:
+        return trouble(case, loss.stage.node, loss.stage.node_incarnation)
+    job = case.job
+    boundary = job.stop.boundary if job.stop is not None else None
+    match job.phase.phase:
+        case Phase.PREPARING | Phase.RECOVERING:
+            return f"{who} was not ready in time"
+        case Phase.STOPPING if boundary is None:
+            return f"{who} did not choose a stop boundary in time"
+        case Phase.STOPPING if case.unready(job.plan, WorkerState.STOPPED):
+            return f"{who} did not stop at boundary {boundary} in time"
+        case Phase.STOPPING:
+            return f"{who} did not write boundary {boundary} in time"
+    if case.job.plan is not None and case.now >= case.start_deadline:
+        started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
+        if loss.index in case.unready_stages(case.job.plan, *started):
+            return f"{who} did not start in time"
+    return f"{who} did not reach the end in time"
+
+
+def _how_it_failed(fault: str, error: str) -> str:
+    """`was killed by SIGKILL`, `failed (ValueError: no such thing)`, `failed`"""
+    head = "\n".join(error.split("\n", 2)[:2])
+    if fault:
+        return f"failed ({fault})"
+    for line in head.split("\n"):
+        if "ended by signal " in line:
+            return f"was killed by {line.rpartition('ended by signal ')[2].split()[0]}"
+        if line.endswith("; it was killed"):
+            return f"was killed ({line.removesuffix('; it was killed').partition(': ')[2] or line})"
+    return "failed"

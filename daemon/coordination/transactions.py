@@ -1,0 +1,149 @@
+"""How the coordinator's actions become transactions: what is compared, and what is written with every move. Pure."""
+
+from typing import Final
+
+from headway.daemon.coordination.case import Case, Loss
+from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.failure_budget import QUARANTINE_S
+from headway.daemon.coordination.origin import Origin
+from headway.daemon.planning.planner import ClusterPlan
+from headway.daemon.records import (
+    EventRecord,
+    FailureCount,
+    Keys,
+    NodeFailureRecord,
+    Phase,
+    PhaseRecord,
+    PlacementRecord,
+    PlanRecord,
+    encode,
+)
+
+READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
+"""What a decision about a job rests on; each is compared."""
+
+
+def move(
+    case: Case,
+    to: Phase,
+    reason: str,
+    *,
+    puts: dict[str, bytes] | None = None,
+    deletes: tuple[str, ...] = (),
+    error: str = "",
+    generation: int = 0,
+    failures: FailureCount | None = None,
+    is_saved: bool = False,
+    event: str = "",
+    is_event: bool = True,
+    leased: dict[str, tuple[bytes, int]] | None = None,
+) -> Transaction:
+    """The phase record, the event, and the job's other keys, on the condition that nothing that was read has moved.
+
+    A plan that goes leaves its past in the phase record. is_saved: the checkpoint then has everything.
+    """
+    job, before = case.job, case.job.phase
+    number = generation or before.generation
+    lineage, classes = before.lineage, before.arithmetic_classes
+    if is_saved or "plan" in (puts or {}):
+        lineage, classes = None, ()
+    elif "plan" in deletes and job.plan is not None:
+        lineage, classes = job.plan.lineage, job.plan.arithmetic_classes
+    record = PhaseRecord(
+        phase=to,
+        reason=reason,
+        error=error,
+        generation=number,
+        request=job.desired.request,
+        num_events=before.num_events + is_event,
+        lineage=lineage,
+        failures=before.failures if failures is None else failures,
+        furthest=case.furthest if "plan" in deletes else before.furthest,
+        arithmetic_classes=classes,
+        since=case.written_at if to is not before.phase else before.since,
+    )
+    written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}
+    written[Keys.of(job.name, "phase")] = encode(record)
+    if is_event:
+        text = EventRecord(at=case.written_at, text=event or sentence(reason), generation=number)
+        written[Keys.event(job.name, before.num_events)] = encode(text)
+    there = (Keys.of(job.name, leaf) for leaf in deletes)
+    return Transaction(
+        job=job.name,
+        reason=f"{before.phase} → {to}: {event or reason}",
+        compare={key: case.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
+        puts=written,
+        deletes=tuple(key for key in there if case.view.revision_of(key)),
+        leased=leased or {},
+    )
+
+
+def offer(
+    case: Case,
+    to: Phase,
+    plan: ClusterPlan,
+    *,
+    reason: str,
+    origin: Origin,
+    event: str = "",
+    error: str = "",
+    deletes: tuple[str, ...] = (),
+    failures: FailureCount | None = None,
+    leased: dict[str, tuple[bytes, int]] | None = None,
+) -> Transaction:
+    """`next`. Gives devices away, and so compares and writes `placement` too."""
+    record = PlanRecord(
+        generation=case.generation,
+        timeline=origin.lineage.timeline,
+        ancestry=origin.lineage.ancestry,
+        boundary=origin.boundary,
+        source=origin.source,
+        source_timeline=origin.source_timeline,
+        furthest=case.furthest,
+        stages=plan.stages,
+        predicted_batch_seconds=plan.predicted_batch_seconds,
+        reason=reason,
+        is_exact=plan.is_exact,
+        exact_reason=plan.exact_reason,
+        arithmetic_classes=plan.arithmetic_classes,
+    )
+    moved = move(
+        case,
+        to,
+        reason,
+        puts={"next": encode(record)},
+        deletes=deletes,
+        generation=record.generation,
+        error=error,
+        event=event,
+        failures=failures,
+        leased=leased,
+    )
+    placement = PlacementRecord(job=case.job.name, generation=record.generation)
+    return Transaction(
+        job=moved.job,
+        reason=moved.reason,
+        compare=moved.compare | {Keys.PLACEMENT: case.view.revision_of(Keys.PLACEMENT)},
+        puts=moved.puts | {Keys.PLACEMENT: encode(placement)},
+        deletes=moved.deletes,
+        leased=moved.leased,
+    )
+
+
+def held_against_nodes(case: Case, losses: tuple[Loss, ...]) -> dict[str, tuple[bytes, int]]:
+    """A failure for every node that was lost, or whose worker died or did not answer; not for a broken link."""
+    leased = {}
+    for loss in losses:
+        if loss.worker is None or loss.is_death:
+            name = loss.stage.node
+            number = max(case.view.failures.get(name, {}), default=-1) + 1
+            what = "its worker" if loss.worker is not None or loss.is_late else "it"
+            how = "did not answer" if loss.is_late else "failed" if loss.worker is not None else "was lost"
+            text = f"{what} {how} in job {case.job.name}"
+            leased[Keys.failure(name, number)] = encode(NodeFailureRecord(at=case.written_at, text=text)), QUARANTINE_S
+    return leased
+
+
+def sentence(text: str) -> str:
+    """It begins with a capital letter."""
+    return text[:1].upper() + text[1:]
