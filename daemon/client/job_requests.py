@@ -42,11 +42,11 @@ async def submit(
         submitted_at=time.time(),
         submitted_by=f"{getpass.getuser()}@{socket.gethostname()}",
     )
-    phase = PhaseRecord(reason="submitted", generation=generation, since=time.time())
+    first = PhaseRecord(reason="submitted", generation=generation, since=time.time())
     changes = [
         Put(Keys.of(name, "spec"), encode(record)),
         Put(Keys.of(name, "desired"), encode(DesiredRecord())),
-        Put(Keys.of(name, "phase"), encode(phase)),
+        Put(Keys.of(name, "phase"), encode(first)),
     ]
     if checkpoint is not None:
         changes.append(Put(Keys.of(name, "checkpoint"), encode(checkpoint)))

@@ -316,8 +316,8 @@ def _goodput(report: JobReport, has_details: bool) -> list[RenderableType]:
     line = goodput_line(report.goodput)
     if not line:
         return []
-    told = [Text(line, style="dim")]
-    return told + ([Text(report.goodput.why_slow)] if has_details and report.goodput.why_slow else [])
+    why = report.goodput.why_slow if has_details else ""
+    return [Text(line, style="dim"), *([Text(why)] if why else [])]
 
 
 def _exact(report: JobReport) -> Text:

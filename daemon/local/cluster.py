@@ -68,6 +68,7 @@ class LocalCluster:
         self.state_dir = state_dir.absolute()
         self.force = force or asyncio.Event()
         self.nodes: list[NodeProcess] = []
+        self._addresses: dict[str, str] = {}
         self._num_nodes = num_nodes
         self._etcd_binary = etcd_binary
         self._etcd_port = etcd_port
@@ -135,6 +136,7 @@ class LocalCluster:
         """One node more; returns its name when it is registered. Raises UnavailableError."""
         node = self._spawn(f"node-{len(self.nodes) + 1}")
         await self._registered([node])
+        self._write_cluster_file()
         return node.name
 
     def check(self) -> None:
@@ -251,6 +253,7 @@ class LocalCluster:
                         record = view.nodes.get(name)
                         if record is not None and record.started_at >= missing[name].started_at:
                             del missing[name]
+                            self._addresses[name] = record.address
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             names = ", ".join(sorted(missing))
@@ -266,7 +269,10 @@ class LocalCluster:
 
     def _write_cluster_file(self) -> None:
         address = self.address
-        content = ClusterFile(pid=os.getpid(), etcd=address.etcd, certificates=str(address.certificates))
+        daemons = tuple(self._addresses.values())
+        content = ClusterFile(
+            pid=os.getpid(), etcd=address.etcd, certificates=str(address.certificates), daemons=daemons
+        )
         path = self.state_dir / CLUSTER_FILE
         draft = path.with_suffix(".part")
         draft.write_bytes(msgspec.json.encode(content))

@@ -1,0 +1,75 @@
+"""What a daemon says while etcd is away, and what is shown of nodes that failed."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.daemon.client.daemon_status import DaemonStatus
+from headway.daemon.client.node_list import node_lines
+from headway.daemon.errors import ConfigError
+from headway.daemon.node.status_report import status_reply
+from headway.daemon.records import Keys, NodeFailureRecord, Phase, PhaseRecord, encode
+from tests.unit.cli.fake_cluster import cluster_view
+
+
+def told(reply: Any) -> DaemonStatus:
+    """The reply as the command line takes it."""
+    return DaemonStatus(
+        node=reply.node,
+        etcd_reachable=reply.etcd_reachable,
+        etcd_away_s=reply.etcd_away_s,
+        waits_for=reply.waits_for,
+        jobs=msgspec.json.decode(reply.jobs),
+    )
+
+
+def test_reports_survive_the_way_over_the_wire() -> None:
+    """The report of the running job is what `status` shows from etcd; a job that nobody knows is named."""
+    status = told(status_reply(cluster_view(), node="a", away_s=None))
+    report = status.report("demo")
+    assert (report.phase, report.batch, [stage.node for stage in report.stages]) == ("running", 49, ["a", "b"])
+    assert status.line == "node a reaches etcd"
+    with pytest.raises(ConfigError, match="node a knows demo, broken"):
+        status.report("nope")
+    assert list(told(status_reply(cluster_view(), node="a", away_s=None, job="demo")).jobs) == ["demo"]
+
+
+def test_what_waits_for_etcd_is_told() -> None:
+    """A job amid its recovery is named; that training goes on, too."""
+    view = cluster_view()
+    view.apply(
+        Keys.of("demo", "phase"), encode(PhaseRecord(phase=Phase.RECOVERING)), mod_revision=1000, create_revision=1
+    )
+    line = told(status_reply(view, node="a", away_s=75.0)).line
+    assert line.startswith("etcd is away since 1:15, says node a; training goes on; what waits for it: ")
+    assert "demo: its recovery" in line
+
+
+def test_failures_are_listed_below_their_node() -> None:
+    """Of a node that is up and of one that is gone, with the way to forget them."""
+    view = cluster_view()
+    for number, node in enumerate(("b", "gone")):
+        record = NodeFailureRecord(at=1.0, text="worker cpu:0 was killed by signal 9")
+        view.apply(Keys.failure(node, 1), encode(record), mod_revision=1000 + number, create_revision=1000)
+    lines = node_lines(view)
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["a", "b", "gone"]
+    assert any("1 failure within 10 minutes" in line for line in lines if line.startswith("b "))
+    assert sum("killed by signal 9" in line for line in lines) == 2
+    assert any("headway nodes release gone" in line for line in lines)
+
+
+def test_nodes_as_json_have_their_failures(headway: Any, fake_cluster: Any) -> None:
+    """`nodes --json`: each record with its failures."""
+    _, out, _ = headway("nodes", "--json")
+    assert [found["failures"] for found in json.loads(out)] == [[], []]
+
+
+def test_days_of_an_authority_that_exists_are_refused(tmp_path: Any, headway: Any) -> None:
+    """`certs --days` counts for a new authority only; it is not silently ignored later."""
+    assert headway("certs", str(tmp_path / "ca"), "a", "--days", "10")[0] == 0
+    code, _, err = headway("certs", str(tmp_path / "ca"), "b", "--days", "20")
+    assert code == 2
+    assert "leave --days out" in err
+    assert headway("certs", str(tmp_path / "ca"), "b")[0] == 0
