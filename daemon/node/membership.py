@@ -23,7 +23,7 @@ from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.registration import Registration
 from headway.daemon.records import LeaderRecord, NodeRecord
-from headway.daemon.storage.checkpoint import resolve_checkpoint_dir, write_manifest
+from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
@@ -71,8 +71,11 @@ class Membership:
             house.cluster,
             record=LeaderRecord(node=config.name, incarnation=record.incarnation),
             ttl_s=config.lease_ttl_s,
-            decide=lambda view, *, now: decide(view, now=now, written_at=time.time()),
+            decide=lambda view, *, now: decide(
+                view, now=now, written_at=time.time(), quarantine_after=config.quarantine_after
+            ),
             write_manifest=self._write_manifest,
+            delete_checkpoint=self._delete_checkpoint,
         )
 
     @property
@@ -165,6 +168,9 @@ class Membership:
 
     def _write_manifest(self, url: str, manifest: bytes) -> None:
         write_manifest(resolve_checkpoint_dir(url, self._house.config.checkpoint_root), manifest)
+
+    def _delete_checkpoint(self, url: str) -> None:
+        delete_checkpoint(resolve_checkpoint_dir(url, self._house.config.checkpoint_root))
 
     def _worker_settings(self) -> WorkerSettings:
         config = self._house.config
