@@ -6,12 +6,13 @@ from typing import IO, Literal
 import torch
 
 from headway.daemon.data.byte_tokenizer import tokenizer_json
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.reference import BatchResult, reference
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
+from headway.stages.errors import NonFiniteLossError
 from headway.stages.tokens import TokenShards
 
 
@@ -20,7 +21,7 @@ def run_reference(
 ) -> None:
     """Write DIR/metrics.jsonl and DIR/model/. progress: where a line that overwrites itself goes.
 
-    Raises ConfigError and DataError.
+    Raises ConfigError, DataError and JobFailedError.
     """
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
@@ -45,7 +46,10 @@ def run_reference(
                 progress.write(f"\rbatch {result.batch + 1}/{spec.train.batches}  loss {result.loss:.4f} ")
                 progress.flush()
 
-        weights = reference(spec, tokens, on_batch=on_batch, device=chosen)
+        try:
+            weights = reference(spec, tokens, on_batch=on_batch, device=chosen)
+        except NonFiniteLossError as error:
+            raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
     if progress is not None:
         progress.write("\n")
     write_model(

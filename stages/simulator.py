@@ -57,6 +57,16 @@ class StopRequest:
     """Per stage; missing ones are 0."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTimes:
+    """Each stage writes a boundary while it computes, and runs no update until that is done."""
+
+    every: int
+    """Batches."""
+    seconds: float
+    """Of one snapshot."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimedOp:
     """One operation of the timeline."""
@@ -102,13 +112,15 @@ def simulate(
     jitter: float = 0.0,
     seed: int = 0,
     stop: StopRequest | None = None,
+    snapshots: SnapshotTimes | None = None,
 ) -> Simulation:
     """Run a pipeline without replicas to its stop boundary, or until nothing moves.
 
     schedules and times: one per stage. links: one per neighbouring pair; none means no latency at all. Every duration
     is stretched by a factor between 1 and 1 + jitter, drawn from the seed.
     """
-    return _Pipeline(schedules, times, links or (LinkTimes(),) * (len(schedules) - 1), _stretch(jitter, seed)).run(stop)
+    links = links or (LinkTimes(),) * (len(schedules) - 1)
+    return _Pipeline(schedules, times, links, _stretch(jitter, seed), snapshots).run(stop)
 
 
 class _Pipeline:
@@ -120,7 +132,9 @@ class _Pipeline:
         times: Sequence[StageTimes],
         links: Sequence[LinkTimes],
         stretch: Callable[[], float],
+        snapshots: SnapshotTimes | None,
     ) -> None:
+        self.snapshots = snapshots
         self.states = [ScheduleState(schedule) for schedule in schedules]
         self.times = times
         self.links = links
@@ -203,9 +217,22 @@ class _Pipeline:
                     self._pass_squares(stage, batch)
             case Update(batch):
                 state.updated(batch)
+                self._begin_snapshot(stage)
         self.peak_in_flight[stage] = max(self.peak_in_flight[stage], state.in_flight)
         self.peak_versions[stage] = max(self.peak_versions[stage], state.num_versions_live)
         return stage
+
+    def _begin_snapshot(self, stage: int) -> None:
+        state, snapshots = self.states[stage], self.snapshots
+        if snapshots is None or state.version % snapshots.every or state.version >= state.stop:
+            return
+        state.updates_held = True
+
+        def end() -> int:
+            state.updates_held = False
+            return stage
+
+        self._after(snapshots.seconds * self.stretch(), end)
 
     def _send(self, source: int, target: int, arrive: Callable[[], None], *, is_heavy: bool = True) -> None:
         """Put a frame on the line: it waits for those before it, then takes its bytes' time and the latency.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from headway.stages.schedule import ScheduleName, StageSchedule, schedule_depth
-from headway.stages.simulator import LinkTimes, Simulation, StageTimes, StopRequest, simulate
+from headway.stages.simulator import LinkTimes, Simulation, SnapshotTimes, StageTimes, StopRequest, simulate
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,17 @@ class Case:
     jitter: float = 0.0
     seed: int = 0
     stop: StopRequest | None = None
+    snapshots: SnapshotTimes | None = None
 
     def simulate(self) -> Simulation:
         return simulate(
-            self.schedules, self.times, links=self.links, jitter=self.jitter, seed=self.seed, stop=self.stop
+            self.schedules,
+            self.times,
+            links=self.links,
+            jitter=self.jitter,
+            seed=self.seed,
+            stop=self.stop,
+            snapshots=self.snapshots,
         )
 
 
@@ -57,7 +64,7 @@ def stage_schedules(
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Up to 6 stages and 12 microbatches; any times, latencies, update times, with and without clip and stop."""
+    """Up to 6 stages and 12 microbatches; any times, latencies, update times; with and without clip, stop, snapshot."""
     p, m = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     seconds = st.floats(0.0, 8.0, allow_nan=False)
     latencies = tuple(draw(seconds) for _ in range(p - 1))
@@ -89,4 +96,5 @@ def cases(draw: st.DrawFn) -> Case:
         jitter=draw(st.sampled_from((0.0, 0.3, 3.0))),
         seed=draw(st.integers(0, 2**32)),
         stop=draw(st.none() | stop),
+        snapshots=draw(st.none() | st.builds(SnapshotTimes, every=st.integers(1, 3), seconds=st.floats(0.0, 200.0))),
     )

@@ -227,3 +227,16 @@ def test_asking_is_cheap() -> None:
     num_ops = len(run_text(state).split())
     assert num_ops == 20 * 201
     assert (time.process_time() - started) / num_ops < 100e-6
+
+
+def test_a_snapshot_holds_the_update_and_nothing_else() -> None:
+    """A stage alone whose boundary 1 is being read: it computes batches 1 and 2, waits, and goes on when it is let."""
+    state = ScheduleState(replace(ALONE, num_microbatches=1, num_batches=4))
+    for op in (Forward(0, 0), Backward(0, 0), Forward(1, 0), Backward(1, 0), Update(0)):
+        do(state, op)
+    state.updates_held = True
+    assert run_text(state) == "F2.0 B2.0"
+    assert awaited(state) is Awaited.SNAPSHOT
+    state.updates_held = False
+    assert run_text(state) == "U1 F3.0 B3.0 U2 U3"
+    assert state.is_done

@@ -21,6 +21,7 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
     delay, first = case.schedules[0].delay, case.schedules[0].first_batch
     newest = [first] * len(case.schedules)
     in_flight = [0] * len(case.schedules)
+    read_until = [0.0] * len(case.schedules)
     read_by: dict[tuple[int, int, int], int] = {}
     counts: Counter[tuple[int, Op]] = Counter()
     left: defaultdict[tuple[int, int], int] = defaultdict(lambda: case.schedules[0].num_microbatches)
@@ -49,9 +50,13 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
                     return "update out of order", done
                 if left[s, batch]:
                     return "update before the last backward", done
+                if done.started < read_until[s]:
+                    return "update of what a snapshot still reads", done
                 if any(stage == s and version <= batch - 1 for (stage, _, _), version in read_by.items()):
                     return "update over a version that a graph reads", done
                 newest[s] = batch + 1
+                if case.snapshots is not None and newest[s] % case.snapshots.every == 0 and newest[s] < simulation.stop:
+                    read_until[s] = done.ended + case.snapshots.seconds
     wanted: Counter[tuple[int, Op]] = Counter()
     for s, schedule in enumerate(case.schedules):
         for batch in range(first, simulation.stop):
