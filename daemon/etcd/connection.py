@@ -44,6 +44,7 @@ _SILENT = frozenset(
     }
 )
 _OVERLOADED = "too many requests"
+_FULL = "database space exceeded"
 _OLD_LOGIN = ("invalid auth token", "revision of auth store is old", "auth token is not provided", "user name is empty")
 
 
@@ -127,7 +128,7 @@ class EtcdConnection:
         may_go_elsewhere = is_repeatable and len(self.access.endpoints) > 1
         attempt_s = min(FIRST_ATTEMPT_S, timeout_s / 2) if may_go_elsewhere else timeout_s
         while True:
-            await self._reach(deadline)
+            await self._reach(deadline, timeout_s)
             endpoint = self.endpoint
             try:
                 return await self._authenticated(send, min(loop.time() + attempt_s, deadline))
@@ -135,8 +136,10 @@ class EtcdConnection:
                 if not is_silence(error):
                     raise self.translated(error) from error
                 self.leave(endpoint)
-                if not is_repeatable or loop.time() + RETRY_PAUSE_S >= deadline:
-                    raise self._unreachable(error, "was it done? unknown" if not is_repeatable else "") from error
+                if not is_repeatable:
+                    raise self._unreachable(error, timeout_s, "was it done? unknown") from error
+                if loop.time() + RETRY_PAUSE_S >= deadline:
+                    raise self._unreachable(error, timeout_s) from error
             attempt_s *= 2
             await asyncio.sleep(RETRY_PAUSE_S)
 
@@ -154,21 +157,23 @@ class EtcdConnection:
 
         return await self.call(send, is_repeatable=is_repeatable)
 
-    async def log_in(self) -> None:
-        """Get a login token; does nothing without a user."""
+    async def log_in(self, *, timeout_s: float | None = None) -> None:
+        """Get a login token; does nothing without a user. Raises AioRpcError."""
         if not self.access.user:
             return
         request = etcd_pb2.AuthenticateRequest(name=self.access.user, password=self.access.password)
         async with self._login:
             stub = etcd_pb2_grpc.AuthStub(self.channel)
-            reply = await stub.Authenticate(request, timeout=self.access.timeout_s)
+            reply = await stub.Authenticate(request, timeout=self.access.timeout_s if timeout_s is None else timeout_s)
             self._token = (("token", reply.token),)
 
     def translated(self, error: grpc.aio.AioRpcError) -> StoreError:
         """gRPC's error as one of ours."""
         details = (error.details() or "").removeprefix("etcdserver: ").removeprefix("mvcc: ")
         if is_silence(error):
-            return self._unreachable(error)
+            return self._unreachable(error, self.access.timeout_s)
+        if _FULL in details:  # nothing is wrong with the request, and it passes when somebody makes room
+            return StoreUnreachableError(self.target, f"no room: {details}; compact, defragment, disarm its alarm")
         if "lease not found" in details:
             return LeaseLostError(self.target, details)
         if "compacted" in details:
@@ -189,7 +194,7 @@ class EtcdConnection:
         credentials = grpc.ssl_channel_credentials(identity.ca, identity.key or None, identity.certificate or None)
         return grpc.aio.secure_channel(endpoint, credentials, options=options)
 
-    async def _reach(self, deadline: float) -> None:
+    async def _reach(self, deadline: float, timeout_s: float) -> None:
         """Return when the present endpoint is connected, turning to the next ones while it is not."""
         loop = asyncio.get_running_loop()
         while self.channel.get_state() is not grpc.ChannelConnectivity.READY:
@@ -204,7 +209,7 @@ class EtcdConnection:
                     return  # whatever it says, somebody answered
                 self.leave(endpoint)
                 if loop.time() + RETRY_PAUSE_S >= deadline:
-                    raise self._unreachable(error) from error
+                    raise self._unreachable(error, timeout_s) from error
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _authenticated(
@@ -212,24 +217,32 @@ class EtcdConnection:
         send: Callable[[grpc.aio.Channel, float, Metadata], Awaitable[ReplyT]],
         deadline: float,
     ) -> ReplyT:
+        def left_s() -> float:
+            return max(deadline - loop.time(), 0.0)
+
         loop = asyncio.get_running_loop()
         if self.access.user and not self._token:
-            await self.log_in()
+            await self.log_in(timeout_s=left_s())
         try:
-            return await send(self.channel, max(deadline - loop.time(), 0.0), self._token)
+            return await send(self.channel, left_s(), self._token)
         except grpc.aio.AioRpcError as error:
             if not (self.access.user and is_login_refused(error)):
                 raise
-            await self.log_in()  # refused before anything was done, so even a write may be sent again
-            return await send(self.channel, max(deadline - loop.time(), 0.0), self._token)
+            await self.log_in(timeout_s=left_s())
+            return await send(self.channel, left_s(), self._token)  # nothing was done before: right for a write, too
 
-    def _unreachable(self, error: grpc.aio.AioRpcError, remark: str = "") -> StoreUnreachableError:
-        details = " ".join((error.details() or "").split()).removeprefix("failed to connect to all addresses; ")
-        reason = f"no answer within {self.access.timeout_s:g} s: {details or error.code().name}"
+    def _unreachable(self, error: grpc.aio.AioRpcError, timeout_s: float, remark: str = "") -> StoreUnreachableError:
+        reason = f"no answer within {timeout_s:.3g} s: {one_line(error)}"
         identity = self.access.identity
         if identity is None or not identity.certificate:
             reason += "; no client certificate was given, and a server with TLS may want one"
         return StoreUnreachableError(self.target, f"{reason} ({remark})" if remark else reason)
+
+
+def one_line(error: grpc.aio.AioRpcError) -> str:
+    """What gRPC says, for a person."""
+    details = " ".join((error.details() or "").split()).removeprefix("failed to connect to all addresses; ")
+    return details or error.code().name
 
 
 def is_silence(error: grpc.aio.AioRpcError) -> bool:

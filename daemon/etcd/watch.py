@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from headway.daemon.errors import CompactedError, StoreUnreachableError
-from headway.daemon.etcd.connection import EtcdConnection, is_login_refused
+from headway.daemon.etcd.connection import EtcdConnection, is_login_refused, is_silence, one_line
 from headway.daemon.etcd.transaction import prefix_end, range_start
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 
@@ -68,6 +68,8 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
                 yield WatchBatch(tuple(map(_key_event, reply.events)))
     except grpc.aio.AioRpcError as error:
         connection.leave(endpoint)
+        if is_silence(error):
+            raise StoreUnreachableError(f"etcd at {endpoint}", f"the watch broke: {one_line(error)}") from error
         raise connection.translated(error) from error
     except StoreUnreachableError:
         connection.leave(endpoint)

@@ -200,6 +200,23 @@ async def test_a_watch_from_an_old_revision_catches_up_after_a_restart(own_serve
         await server.stop()
 
 
+async def test_a_full_etcd_refuses_writes_and_keeps_leases(own_server_config: EtcdServerConfig) -> None:
+    """Its quota is used up: a write says so in one line, as something that passes; reads and renewals go on."""
+    config = replace(own_server_config, flags={"quota-backend-bytes": str(4 * 2**20)})
+    async with await EtcdServer.start(config) as server, EtcdClient(server.access()) as client:
+        lease = await client.grant_lease(10)
+
+        async def fill() -> None:
+            for _ in range(20):
+                await client.put("/big", bytes(2**20))
+
+        with pytest.raises(StoreUnreachableError, match="no room: database space exceeded") as full:
+            await fill()
+        assert is_one_line(full.value)
+        assert await client.get("/big") is not None
+        assert await client.renew_lease(lease.id) > 0
+
+
 async def test_a_watch_ends_when_its_server_does(own_server_config: EtcdServerConfig) -> None:
     """etcd is killed: the watch says at once that it is over, and which etcd it was."""
     async with await EtcdServer.start(own_server_config) as server, EtcdClient(server.access()) as client:
