@@ -61,6 +61,8 @@ class NodeConfig:
     """So many failures of a node within ten minutes leave it out of plans; 0: never. The leader's setting counts."""
     stop_timeout_s: float = 120.0
     """The longest wait for the stop boundary of a clean leave."""
+    metrics_listen: str = ""
+    """host:port where Prometheus may ask, over plain HTTP; empty: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     """`auto`: JSON unless stderr is a terminal."""
@@ -114,9 +116,14 @@ def advertised_host(config: NodeConfig) -> str:
 
 def listen_address(config: NodeConfig) -> tuple[str, int]:
     """Host and port of `listen`. Raises ConfigError when it is not host:port."""
-    host, colon, port = config.listen.rpartition(":")
+    return split_address(config.listen, "listen")
+
+
+def split_address(text: str, key: str) -> tuple[str, int]:
+    """Host and port of a setting. Raises ConfigError, naming its key, when it is not host:port."""
+    host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{config.listen!r} is not host:port", "listen")
+        raise ConfigError(f"{text!r} is not host:port", key)
     return host.strip("[]"), int(port)
 
 
@@ -173,6 +180,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     if config.etcd_user and config.etcd_password_file is None:
         raise refuse("etcd_user", "needs etcd_password_file too")
     listen_address(config)
+    if config.metrics_listen:
+        split_address(config.metrics_listen, "metrics_listen")
     return config
 
 

@@ -24,7 +24,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.history.sightings import note_sightings
-from headway.daemon.node.config import NodeConfig, advertised_host, listen_address
+from headway.daemon.node.config import NodeConfig, advertised_host, listen_address, split_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.logs import configure_logs
@@ -138,6 +138,8 @@ class Daemon:
         )
         await _start_service(server, desk)
         stack.callback(desk.ending.set)
+        if config.metrics_listen:
+            self._serve_metrics(stack, desk)
         house = House(
             config=config,
             record=record,
@@ -194,6 +196,16 @@ class Daemon:
         await _in_time(_cancel(working), "workers")
         # 3. Take the node's records away.
         await _in_time(membership.leave(), "lease")
+
+    def _serve_metrics(self, stack: AsyncExitStack, desk: NodeDesk) -> None:
+        from headway.daemon.node.metrics import MetricSource, serve_metrics
+
+        source = MetricSource(
+            node=desk.node, view=desk.view, store=desk.store, is_etcd_reachable=desk.is_etcd_reachable
+        )
+        port, stop = serve_metrics(*split_address(self._config.metrics_listen, "metrics_listen"), source)
+        stack.push_async_callback(asyncio.to_thread, stop)
+        log.info("metrics_served", port=port)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals.append(number)

@@ -1,0 +1,143 @@
+"""What Prometheus may ask of a daemon, at `metrics_listen`; off unless that is set.
+
+Every daemon tells of its own node. What is of a whole job is told by the leader's daemon alone, so that sums over
+daemons are right. HTTP runs in a thread of its own; values are gathered in the event loop, which owns the view.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from headway.daemon.client.goodput_report import WAITING
+from headway.daemon.client.job_report import JobReport, report_job
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import ConfigError
+from headway.daemon.storage.state_store import StateStore
+
+Metric = CounterMetricFamily | GaugeMetricFamily
+
+GATHER_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSource:
+    """What is measured."""
+
+    node: str
+    view: ClusterView
+    store: StateStore
+    is_etcd_reachable: Callable[[], bool]
+
+
+class NodeMetrics(Collector):
+    """Answers one scrape after the other. Made in the event loop's thread."""
+
+    def __init__(self, source: MetricSource) -> None:
+        self._source = source
+        self._loop = asyncio.get_running_loop()
+
+    def collect(self) -> Iterable[Metric]:
+        """Called in the server's thread. Raises TimeoutError when the event loop does not answer."""
+        return asyncio.run_coroutine_threadsafe(self._gather(), self._loop).result(GATHER_TIMEOUT_S)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is asked of a daemon that just starts."""
+        return ()
+
+    async def _gather(self) -> list[Metric]:
+        return [*node_metrics(self._source), *job_metrics(self._source)]
+
+
+def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Callable[[], None]]:
+    """Answer scrapes at a port (0: any) until the returned function is called. Raises ConfigError."""
+    registry = CollectorRegistry()
+    registry.register(NodeMetrics(source))
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}", "metrics_listen") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(GATHER_TIMEOUT_S)
+
+    return int(server.server_address[1]), stop
+
+
+def node_metrics(source: MetricSource) -> Iterator[Metric]:
+    """Of this node."""
+    view, node = source.view, source.node
+    yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", source.is_etcd_reachable())
+    is_leader = view.leader is not None and view.leader.node == node
+    yield _gauge("headway_leader", "Whether this daemon leads.", is_leader)
+    held = sum(file.size_bytes for file in source.store.contents.values())
+    yield _gauge("headway_store_bytes", "Layer files that this node holds.", held)
+    failures = len(view.failures.get(node, {}))
+    yield _gauge("headway_node_failures", "Failures of this node within the last ten minutes.", failures)
+    seconds = CounterMetricFamily(
+        "headway_goodput_seconds", "What this node's workers spent their time on.", labels=("job", "stage", "class")
+    )
+    replayed = CounterMetricFamily(
+        "headway_replayed_batches", "Batches that this node's workers computed again.", labels=("job", "stage")
+    )
+    resumed = CounterMetricFamily(
+        "headway_link_resumes", "Links of this node's workers that broke and went on.", labels=("job", "stage")
+    )
+    for name, job in sorted(view.jobs.items()):
+        for (generation, stage), record in sorted(job.goodput.items()):
+            if record.node != node or job.plan is None or generation != job.plan.generation:
+                continue
+            spent: dict[str, float] = {}
+            for kind, value in record.seconds.items():
+                kind = "waiting" if kind.startswith(WAITING) else kind
+                spent[kind] = spent.get(kind, 0.0) + value
+            for kind, value in spent.items():
+                seconds.add_metric((name, str(stage), kind), value)
+            replayed.add_metric((name, str(stage)), record.num_replayed)
+            resumed.add_metric((name, str(stage)), record.num_resumed)
+    yield from (seconds, replayed, resumed)
+
+
+_OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]] = (
+    ("headway_job_batch", "Last batch whose loss is known.", lambda job: job.batch),
+    ("headway_job_loss", "Its loss.", lambda job: job.loss),
+    ("headway_job_tokens_per_second", "Tokens a second.", lambda job: job.tokens_per_second),
+    ("headway_job_goodput", "Share of all workers' seconds that was useful.", lambda job: job.goodput.useful_share),
+    (
+        "headway_job_restorable_boundary",
+        "Newest boundary that survives the loss of copies - 1 nodes.",
+        lambda job: job.safety.restorable[0] if job.safety.restorable else None,
+    ),
+    ("headway_job_lag_batches", "Batches that a failure now would compute again.", lambda job: job.safety.lag),
+    ("headway_job_checkpoint_boundary", "Newest checkpoint.", lambda job: job.checkpoint_boundary),
+    ("headway_job_rollbacks", "Rollbacks so far.", lambda job: job.safety.num_rollbacks),
+    ("headway_job_troubles", "What keeps boundaries from being written.", lambda job: len(job.safety.troubles)),
+)
+
+
+def job_metrics(source: MetricSource) -> Iterator[Metric]:
+    """Of all jobs, if this node leads; a number that is not known is left out."""
+    view = source.view
+    if view.leader is None or view.leader.node != source.node:
+        return
+    reports = [report_job(job, view.nodes) for job in view.jobs_in_order()]
+    phases = GaugeMetricFamily("headway_job_phase", "1 for the phase that a job is in.", labels=("job", "phase"))
+    for report in reports:
+        phases.add_metric((report.name, report.phase), 1)
+    yield phases
+    for name, text, value_of in _OF_JOB:
+        family = GaugeMetricFamily(name, text, labels=("job",))
+        for report in reports:
+            if (value := value_of(report)) is not None:
+                family.add_metric((report.name,), value)
+        yield family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))
