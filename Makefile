@@ -1,4 +1,4 @@
-# The whole interface: setup, check, test, test-all, mutants, bench, proto, demo, clean.
+# The whole interface: setup, check, test, test-all, soak, mutants, bench, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all mutants bench proto demo clean
+.PHONY: setup check test test-all soak mutants bench proto demo clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,11 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest --durations=30
+
+# Half an hour of random faults; make soak SOAK="--seed 7 --jobs 1" has one case again.
+soak: export PYTHONPATH := $(CURDIR)
+soak: setup
+	$(BIN)/python -m tests.chaos.soak $(SOAK)
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py

@@ -1,0 +1,86 @@
+"""What processes hold while a cluster runs, and what is left on the machine when it has stopped."""
+
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from headway.daemon.chaos.targets import LocalTargets, Process
+from headway.daemon.history.checker import Sample
+
+PROC, IN_MEMORY = Path("/proc"), Path("/dev/shm")
+INTERVAL_S = 1.0
+GONE_TIMEOUT_S = 10.0
+
+
+async def sample_for_ever(targets: LocalTargets, samples: list[Sample]) -> None:
+    """Adds a sample of every process and every store about once a second, until cancelled."""
+    while True:
+        samples += await asyncio.to_thread(_samples, targets)
+        await asyncio.sleep(INTERVAL_S)
+
+
+def _samples(targets: LocalTargets) -> list[Sample]:
+    at = time.monotonic()
+    found = []
+    for name, daemon in targets.daemons().items():
+        for process in (daemon, *targets.workers(name)):
+            if amounts := _amounts(process):
+                found.append(Sample(at=at, subject=f"{process.name} (pid {process.pid})", amounts=amounts))
+        if (store := daemon.flag("store-dir")) is not None:
+            num_files = sum(len(names) for _, _, names in os.walk(store))
+            found.append(Sample(at=at, subject=f"store of {name}", amounts={"files": num_files}))
+    return found
+
+
+def _amounts(process: Process) -> dict[str, int]:
+    folder = PROC / str(process.pid)
+    try:
+        fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+        num_fds = len(list((folder / "fd").iterdir()))
+    except OSError:
+        return {}
+    if "VmRSS" not in fields:
+        return {}  # dead, and not yet waited for
+    return {"fds": num_fds, "threads": int(fields["Threads"]), "rss_bytes": int(fields["VmRSS"].split()[0]) << 10}
+
+
+class Residue:
+    """What was there before, so that afterwards what is new can be told."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: of the cluster that is about to start in this process."""
+        self._marks = (f"headway-{os.getpid()}-", str(folder))
+        self._before = self._things()
+        self._num_fds = _num_fds()
+
+    async def found(self) -> list[str]:
+        """Sentences about everything that a stopped cluster has left, after some time to go away."""
+        deadline = time.monotonic() + GONE_TIMEOUT_S
+        while (left := sorted(self._things() - self._before)) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        sentences = [f"{thing} is left" for thing in left]
+        if (num_fds := _num_fds()) > self._num_fds:
+            sentences.append(f"{num_fds - self._num_fds} more files are open in this process than before the cluster")
+        return sentences
+
+    def _things(self) -> set[str]:
+        """Folders in memory and for temporary files, and living processes, that are this process's or the cluster's."""
+        parents = (IN_MEMORY, Path(tempfile.gettempdir()))
+        found = {str(path) for parent in parents for path in parent.glob(f"{self._marks[0]}*")}
+        for entry in PROC.iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if state not in "ZX" and any(mark in command for mark in self._marks):
+                found.add(f"process {entry.name} ({command[:160]})")
+        return found
+
+
+def _num_fds() -> int:
+    return len(list((PROC / "self" / "fd").iterdir()))
