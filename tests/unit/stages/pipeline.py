@@ -1,5 +1,6 @@
 """A whole pipeline in this process: one thread and one executor per stage, joined by local links."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,9 @@ from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_jo
 from headway.stages.layer_state import LayerState
 from headway.stages.optimizer import OptimizerFactory
 from headway.stages.schedule import Op, schedule_depth
+from headway.stages.snapshot_interval import SnapshotInterval
+from headway.stages.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
+from headway.stages.snapshots import Snapshots
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage_context import StageContext
 from tests.fakes.local_link import LocalLink
@@ -82,6 +86,23 @@ def cut(names: Sequence[str], num_stages: int) -> list[tuple[LayerName, ...]]:
     return [tuple(LayerName(name) for name in names[a:b]) for a, b in pairwise(edges)]
 
 
+@dataclass
+class SnapshotPlan:
+    """Where, and how often, a pipeline's stages write snapshots."""
+
+    folder: Path
+    every: int = 1
+    on_file: Callable[[Snapshot, LayerName], None] = lambda _snapshot, _layer: None
+    writers: list[SnapshotWriter] = field(default_factory=list)
+    live: tuple[LayerName, ...] = ()
+
+    def open(self, context: StageContext, inbox: SimpleQueue[object]) -> Snapshots:
+        """One stage's, with a writer of its own."""
+        self.writers.append(SnapshotWriter(inbox, on_file=self.on_file))
+        interval = SnapshotInterval(self.every, 0)
+        return Snapshots(self.writers[-1], interval, context, folder=self.folder, live=self.live)
+
+
 class Pipeline:
     """One generation of a job: `run()` takes every stage to the stop boundary."""
 
@@ -95,7 +116,13 @@ class Pipeline:
         generation: int = 1,
         stop_after_batch: int | None = None,
         recorders: Sequence[Recorder] | None = None,
+        snapshots: SnapshotPlan | None = None,
+        abort_after_batch: int | None = None,
     ) -> None:
+        self.abort_after_batch = abort_after_batch
+        self.snapshots = snapshots
+        self.ended: list[SnapshotEnded] = []
+        """What became of the snapshots, of all stages."""
         self.inboxes: list[SimpleQueue[object]] = [SimpleQueue() for _ in range(num_stages)]
         self.journal = journal
         self.stop: Boundary | None = None
@@ -130,6 +157,7 @@ class Pipeline:
                     handle=self._handler(s),
                     on_batch=(lambda row: self._batch_ended(row.batch)) if is_last else None,
                     recorder=recorders[s] if recorders else None,
+                    snapshots=snapshots.open(context, self.inboxes[s]) if snapshots else None,
                     patience_s=20.0,
                 )
             )
@@ -137,16 +165,45 @@ class Pipeline:
     def run(self) -> list[Boundary]:
         with ThreadPoolExecutor(len(self.executors)) as threads:
             futures = [threads.submit(executor.run) for executor in self.executors]
-            return [future.result(timeout=60) for future in futures]
+            boundaries = [future.result(timeout=60) for future in futures]
+        self.finish_snapshots()
+        return boundaries
+
+    def finish_snapshots(self) -> None:
+        """Wait for the writers, as a worker does in its idle time, and hear what they have to say."""
+        if self.snapshots is None:
+            return
+        for writer in self.snapshots.writers:
+            until = time.monotonic() + 20
+            while writer.is_busy and time.monotonic() < until:
+                time.sleep(0.001)
+            assert not writer.is_busy
+        for inbox in self.inboxes:
+            while not inbox.empty():
+                item = inbox.get()
+                assert isinstance(item, SnapshotEnded)
+                self.ended.append(item)
+
+    def stop_all_at(self, boundary: int) -> None:
+        """Before `run`: where to stop."""
+        for inbox in self.inboxes:
+            inbox.put(boundary)
 
     def _batch_ended(self, batch: int) -> None:
         if batch == self.stop_after_batch:
             self.inboxes[0].put("choose")
+        if batch == self.abort_after_batch:
+            for inbox in self.inboxes:
+                inbox.put("abort")
 
     def _handler(self, stage: int) -> Callable[[object], None]:
         def handle(item: object) -> None:
             executor = self.executors[stage]
-            if item == "choose":
+            if isinstance(item, SnapshotEnded):
+                self.ended.append(item)
+            elif item == "abort":
+                executor.abort("the test")
+            elif item == "choose":
                 self.stop = executor.choose_stop()
                 for inbox in self.inboxes[1:]:
                     inbox.put(self.stop)
