@@ -17,29 +17,34 @@ from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError, RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.node.agent_orders import NodeState, is_over, next_steps
+from headway.daemon.node.agent_orders import is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
     DeleteState,
+    FetchCopies,
     FetchState,
     GiveUp,
     OpenData,
+    OrderSpaceSnapshots,
     RegisterState,
     RegisterWorker,
     Step,
+    UnregisterState,
 )
+from headway.daemon.node.goodput import GoodputReports
+from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.progress_reports import ProgressReports
+from headway.daemon.node.state_keeper import StateKeeper
 from headway.daemon.records import Keys, encode
-from headway.daemon.storage.checkpoint import copy_to_checkpoint, resolve_checkpoint_dir
-from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
 from headway.daemon.supervision.supervisor import Supervisor
 from headway.daemon.supervision.worker_orders import OrderStep, order_message
+from headway.daemon.supervision.worker_status import JobGeneration
 from headway.proto import control_pb2
 from headway.stages.errors import PeerError
 
@@ -53,6 +58,8 @@ REST_S: Final = 0.2
 """After a first failure; doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
 """After a comparison that did not hold: the view is about to catch up."""
+WATCH_S: Final = 5.0
+"""A write of ours that the watch has not shown by then was undone: its lease ended, or etcd is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +84,27 @@ class Agent:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._due = asyncio.Event()
-        self._tasks: dict[Step, asyncio.Task[None]] = {}
-        self._attempts: dict[Step, int] = {}
-        self._resting: set[Step] = set()
-        self._durable: set[StateKey] = set()
+        self._tasks: dict[object, tuple[Step, asyncio.Task[None]]] = {}
+        """Steps under way, by `_name`."""
+        self._attempts: dict[object, int] = {}
+        self._resting: set[object] = set()
+        self._complaints: dict[object, str] = {}
         self._data_paths: dict[str, str] = {}
+        self._in_force: dict[str, int] = {}
+        self._spacings: dict[JobGeneration, Spacing] = {}
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
+        self._epoch = around.view.epoch
+        self._keeper = StateKeeper(
+            node=around.node,
+            view=around.view,
+            store=around.store,
+            client=around.client,
+            checkpoint_root=around.checkpoint_root,
+        )
+        around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)
+        self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
 
     # --- What wakes it ----------------------------------------------------------------------------------------------
 
@@ -103,26 +123,16 @@ class Agent:
 
     def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
         """A worker wrote layer files: they belong to the store now. Returns why not, if they cannot."""
-        job = self._around.view.jobs.get(wrote.job)
-        plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
-        timeline = next((plan.timeline for plan in plans if plan.generation == wrote.generation), None)
-        if timeline is None:
-            log.warning("state_not_wanted", job=wrote.job, generation=wrote.generation, boundary=wrote.boundary)
-            return ""
-        for file in wrote.files:
-            key = StateKey(wrote.job, timeline, wrote.boundary, file.layer)
-            try:
-                self._around.store.adopt(key, Path(file.path), size_bytes=file.size_bytes, sha256=file.sha256)
-            except RecoveryError as error:
-                return str(error)
-        return ""
+        return self._keeper.wrote(wrote)
 
     def worker_refused_file(self, path: str) -> None:
-        """A worker found a file damaged."""
-        log.error("file_damaged", path=path)
+        """A worker found a file damaged: it goes, and another is fetched before Start is ordered again."""
+        self._keeper.refused_file(Path(path))
+        self._due.set()
 
     def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
         """A periodic snapshot was not written, or late."""
+        self.goodput.book.missed_snapshot(missed)
         log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
 
     # --- The loop ---------------------------------------------------------------------------------------------------
@@ -131,6 +141,8 @@ class Agent:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.progress.run(), name="progress")
+            group.create_task(self.goodput.run(lambda: supervisor.heartbeats), name="goodput")
+            group.create_task(self._keeper.sweep(), name="sweep")
             while True:
                 while self._take_steps(supervisor, group):
                     pass
@@ -140,29 +152,58 @@ class Agent:
     def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Start everything that is due. Returns whether a worker's status changed by that, so that more may be due."""
         view = self._around.view
+        if view.epoch != self._epoch:
+            self._epoch = view.epoch
+            self._written.clear()
         supervisor.forget(lambda of: is_over(view, of))
         has_changed = False
-        for step in next_steps(view, self._node_state(supervisor)):
+        steps = next_steps(view, self._node_state(supervisor))
+        self._end_unwanted_fetches(steps)
+        for step in steps:
             if isinstance(step, OrderStep):
                 order = order_message(step, self._spec, self._around.store, supervisor.log_path)
+                fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
                 has_changed |= supervisor.order(step.device_index, order.kind, order.of, order.message)
+                if isinstance(step, OrderSpaceSnapshots):
+                    self._spacings[step.of] = Spacing(step.factor, step.boundary)
             elif isinstance(step, GiveUp):
                 supervisor.fail(step.device_index, step.of, step.reason)
                 has_changed = True
-            elif step not in self._tasks and step not in self._resting and not self._is_under_way(step):
-                self._tasks[step] = group.create_task(self._carry_out(step, supervisor), name=type(step).__name__)
+            elif self._may_begin(step):
+                task = group.create_task(self._carry_out(step, supervisor), name=type(step).__name__)
+                self._tasks[_name(step)] = (step, task)
         return has_changed
 
+    def _may_begin(self, step: Step) -> bool:
+        """Whether no other step works on what this one would work on, and its last failure was long enough ago."""
+        claims = _claims(step, self._around.node)
+        is_free = all(claims.isdisjoint(_claims(other, self._around.node)) for other, _ in self._tasks.values())
+        return is_free and _name(step) not in self._resting and not self._is_under_way(step)
+
+    def _end_unwanted_fetches(self, steps: list[Step]) -> None:
+        """End fetches of what is not due any more; what has come in of it goes."""
+        wanted = {key for step in steps for key in _fetched_by(step)}
+        for step, task in self._tasks.values():
+            if (keys := _fetched_by(step)) and wanted.isdisjoint(keys):
+                task.cancel()
+        fetching = {key for step, _ in self._tasks.values() for key in _fetched_by(step)}
+        self._keeper.abandon(self._around.store.awaited - wanted - fetching)
+
     def _node_state(self, supervisor: Supervisor) -> NodeState:
-        held = self._around.store.contents
-        self._durable &= held.keys()
+        self._keeper.forget_what_is_gone()
+        for job in self._around.view.jobs.values():
+            if job.plan is not None:
+                self._in_force[job.name] = max(job.plan.generation, self._in_force.get(job.name, 0))
         return NodeState(
             name=self._around.node,
             incarnation=self._around.incarnation,
             workers=supervisor.statuses,
-            held=held,
-            durable=self._durable,
+            held=self._around.store.contents,
+            durable=self._keeper.durable,
+            troubles=self._keeper.troubles,
             data_paths=self._data_paths,
+            in_force=self._in_force,
+            spacings=self._spacings,
         )
 
     def _spec(self, job: str) -> JobSpec:
@@ -176,33 +217,38 @@ class Agent:
 
     async def _carry_out(self, step: Step, supervisor: Supervisor) -> None:
         try:
+            fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             await self._do(step)
-            self._attempts.pop(step, None)
+            self._attempts.pop(_name(step), None)
+            self._complaints.pop(_name(step), None)
         except (ConflictError, LeaseLostError):
             self._rest(step, TRANSACTION_REST_S)
         except (StoreError, PeerError, RecoveryError, ConfigError, OSError) as error:
             self._failed(step, error, supervisor)
         finally:
-            self._tasks.pop(step, None)
+            self._tasks.pop(_name(step), None)
             self._due.set()
 
     def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
-        attempts = self._attempts[step] = self._attempts.get(step, 0) + 1
-        log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=str(error))
+        name = _name(step)
+        attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
+        if self._complaints.get(name) != str(error):
+            self._complaints[name] = str(error)
+            log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=str(error))
         most = MAX_DATA_ATTEMPTS if isinstance(step, OpenData) else MAX_ATTEMPTS
         is_hopeless = attempts >= most or isinstance(error, ConfigError)
-        if is_hopeless and isinstance(step, OpenData | CopyToCheckpoint | FetchState):
-            self._attempts.pop(step)
+        if is_hopeless and isinstance(step, OpenData | FetchState):
+            self._attempts.pop(name)
             supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {error}")
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 
     def _rest(self, step: Step, seconds: float) -> None:
         def wake() -> None:
-            self._resting.discard(step)
+            self._resting.discard(_name(step))
             self._due.set()
 
-        self._resting.add(step)
+        self._resting.add(_name(step))
         asyncio.get_running_loop().call_later(seconds, wake)
 
     async def _do(self, step: Step) -> None:
@@ -212,81 +258,109 @@ class Agent:
                 data = self._spec(step.of.job).data
                 self._data_paths[data.sha256] = str(await around.library.open(data))
             case FetchState():
-                await self._fetch(step)
+                await self._keeper.fetch(step)
+            case FetchCopies():
+                await self._keeper.fetch_copies(step)
             case CopyToCheckpoint():
-                file = around.store.get(step.key)
-                if file is None:
-                    raise RecoveryError(str(step.key), "is not held any more")
-                await asyncio.to_thread(copy_to_checkpoint, file.path, self._boundary_url(step.key), step.key.layer)
-                self._durable.add(step.key)
-            case RegisterWorker() | RegisterState() | AnswerStop():
+                await self._keeper.copy_to_checkpoint(step)
+            case RegisterWorker() | RegisterState() | UnregisterState() | AnswerStop():
                 await self._register(step)
             case DeleteState():
-                key = _etcd_key(step, around.node)
-                if around.view.revision_of(key) or key in self._written:
-                    await around.etcd.transaction([], [Delete(key)])
-                    self._written.pop(key, None)  # the same boundary may be written again
-                around.store.delete(step.key)
+                await self._keeper.delete(step)
 
-    async def _fetch(self, step: FetchState) -> None:
-        around = self._around
-        if step.checkpoint_url:
-            await fetch_checkpointed(
-                around.store,
-                step.key,
-                url=resolve_checkpoint_dir(step.checkpoint_url, around.checkpoint_root),
-                expected=step.expected,
-            )
-            return
-        addresses = [around.view.nodes[name].address for name in step.holders if name in around.view.nodes]
-        await fetch_from_nodes(around.store, around.client, step.key, addresses=addresses, expected=step.expected)
-
-    async def _register(self, step: RegisterWorker | RegisterState | AnswerStop) -> None:
+    async def _register(self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> None:
         """Write a record, provided that the plan it belongs to is still as we know it."""
         around, view = self._around, self._around.view
         key = _etcd_key(step, around.node)
         job = view.jobs.get(_job_of(step))
         if job is None or (isinstance(step, AnswerStop) and job.stop is None):
             raise ConflictError(key, "was removed")
-        leaf, lease_id = "plan", around.lease_id()
+        leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
+        change: Put | Delete
         match step:
             case RegisterWorker():
-                value = encode(step.record)
-                leaf = "plan" if job.plan is not None and job.plan.generation == step.of.generation else "next"
+                change = Put(key, encode(step.record), around.lease_id())
+                leaves = ["plan" if job.plan is not None and job.plan.generation == step.of.generation else "next"]
             case RegisterState():
-                value = encode(step.record)
+                change = Put(key, encode(step.record), around.lease_id())
+            case UnregisterState():
+                change, leaves = Delete(key), ["plan", "next", "phase"]
             case AnswerStop():
                 assert job.stop is not None, "checked above"
-                value, lease_id = encode(replace(job.stop, boundary=step.boundary)), 0
-        plan_key = Keys.of(job.name, leaf)
-        conditions = [Compare.unchanged(plan_key, view.revision_of(plan_key))]
+                change = Put(key, encode(replace(job.stop, boundary=step.boundary)))
+        conditions = [
+            Compare.unchanged(of, view.revision_of(of)) for of in (Keys.of(job.name, leaf) for leaf in leaves)
+        ]
         if isinstance(step, AnswerStop):
             conditions.append(Compare.unchanged(key, view.revision_of(key)))
-        self._written[key] = await around.etcd.transaction(conditions, [Put(key, value, lease_id)])
+        self._remember(key, await around.etcd.transaction(conditions, [change]))
         log.info("record_written", key=key)
 
+    def _remember(self, key: str, revision: int) -> None:
+        """So that nothing is done by what the view says of a key before it shows our write."""
+
+        def forget() -> None:
+            if self._written.get(key) == revision:
+                self._written.pop(key)
+                self._due.set()
+
+        self._written[key] = revision
+        asyncio.get_running_loop().call_later(WATCH_S, forget)
+
     def _is_under_way(self, step: Step) -> bool:
-        """Whether our last write of the step's key has not come back by the watch yet."""
-        if not isinstance(step, RegisterWorker | RegisterState | AnswerStop):
+        """Whether our last write about the step's key has not come back by the watch yet."""
+        if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState):
             return False
         key = _etcd_key(step, self._around.node)
-        return self._around.view.revision_of(key) < self._written.get(key, 0)
-
-    def _boundary_url(self, key: StateKey) -> str:
-        folder = resolve_checkpoint_dir(self._spec(key.job).fault.checkpoint_dir, self._around.checkpoint_root)
-        return boundary_url(folder, key.job, timeline=key.timeline, boundary=key.boundary)
+        return self._around.view.last_revision_of(key) < self._written.get(key, 0)
 
 
-def _job_of(step: RegisterWorker | RegisterState | AnswerStop) -> str:
-    return step.key.job if isinstance(step, RegisterState) else step.of.job
+def _job_of(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> str:
+    return step.job if isinstance(step, RegisterState | UnregisterState) else step.of.job
 
 
-def _etcd_key(step: RegisterWorker | RegisterState | AnswerStop | DeleteState, node: str) -> str:
+def _etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState, node: str) -> str:
     match step:
         case RegisterWorker():
             return Keys.worker(step.of.job, step.of.generation, step.stage_index)
         case AnswerStop():
             return Keys.of(step.of.job, "stop")
-        case RegisterState() | DeleteState():
-            key = step.key
-            return Keys.state(key.job, key.timeline, key.boundary, key.layer, node)
+        case RegisterState() | UnregisterState() | DeleteState():
+            return Keys.state(step.job, step.timeline, step.boundary, node)
+
+
+def _fetched_by(step: Step) -> tuple[StateKey, ...]:
+    """The files that a step brings into the store."""
+    match step:
+        case FetchState():
+            return (step.key,)
+        case FetchCopies():
+            return step.keys
+        case _:
+            return ()
+
+
+def _claims(step: Step, node: str) -> frozenset[object]:
+    """What a step works on: no two steps of one thing at the same time."""
+    match step:
+        case FetchState() | FetchCopies():
+            return frozenset(_fetched_by(step))
+        case RegisterState() | UnregisterState():
+            return frozenset([_etcd_key(step, node)])
+        case DeleteState():
+            return frozenset([_etcd_key(step, node), *step.keys])
+        case _:
+            return frozenset([_name(step)])
+
+
+def _name(step: Step) -> object:
+    """What of a step stays the same while its details change: attempts are counted by it."""
+    match step:
+        case FetchState():
+            return FetchState, step.of, step.key
+        case FetchCopies():
+            return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
+        case RegisterState():
+            return RegisterState, step.job, step.timeline, step.boundary
+        case _:
+            return step

@@ -4,14 +4,14 @@ Level-triggered: it looks at how things are, never at what has changed, so it ca
 that failed or was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from headway.daemon.coordination.boundaries import pinned
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
-    DeleteState,
     FetchState,
     GiveUp,
     Neighbour,
@@ -22,30 +22,26 @@ from headway.daemon.node.agent_steps import (
     OrderStart,
     OrderStopAt,
     OrderWrite,
-    RegisterState,
     RegisterWorker,
     Source,
     SourceKind,
     Step,
 )
-from headway.daemon.records import CheckpointFile, PlanRecord, Save, StagePlan, StateRecord, WorkerRecord, WorkerState
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.node.copy_duties import copy_steps, parts_of_stage
+from headway.daemon.node.node_state import NodeState
+from headway.daemon.node.state_duties import state_steps
+from headway.daemon.records import (
+    CheckpointFile,
+    CheckpointRecord,
+    Phase,
+    PlanRecord,
+    Save,
+    StagePlan,
+    WorkerRecord,
+    WorkerState,
+)
+from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeState:
-    """What a daemon knows beside the cluster's records."""
-
-    name: str
-    incarnation: str
-    workers: tuple[WorkerStatus, ...]
-    """By device index."""
-    held: Mapping[StateKey, StoredFile] = field(default_factory=dict)
-    durable: Set[StateKey] = frozenset()
-    """Those held files that this daemon has copied to the checkpoint folder."""
-    data_paths: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of a job's data to the folder of its verified token shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class _Post:
     @property
     def parts(self) -> tuple[str, ...]:
         """Its layers, and on the last stage the journal."""
-        return (*self.stage.layers, JOURNAL) if self.is_last else self.stage.layers
+        return parts_of_stage(self.plan, self.stage_index)
 
     @property
     def standstill(self) -> Standstill | None:
@@ -92,19 +88,24 @@ def next_steps(view: ClusterView, node: NodeState) -> list[Step]:
     for job in view.jobs.values():
         if job.submission is None:
             continue
-        if job.next is not None:
+        is_recovering = job.phase.phase is Phase.RECOVERING
+        if job.next is not None and not node.is_outdated(job, job.next):
             for post in _posts(job, job.next, node):
                 steps += _prepare(post, node)
+                if is_recovering:
+                    steps += _fetch_ahead(view, post, node)
                 steps += _register(post, node)
-        if job.plan is not None:
+        if job.plan is not None and not node.is_outdated(job, job.plan):
             for post in _posts(job, job.plan, node):
-                steps += _prepare(post, node)
-                steps += _start(post, node)
-                steps += _stop(post)
-                steps += _save(post, node)
+                if not is_recovering:
+                    steps += _prepare(post, node)
+                    steps += _start(view, post, node)
+                    steps += _stop(post)
+                    steps += _save(post, node)
                 steps += _register(post, node)
     steps += _releases(view, node)
-    steps += _deletions(view, node)
+    steps += copy_steps(view, node)
+    steps += (step for step in state_steps(view, node) if step not in steps)
     return steps
 
 
@@ -126,8 +127,8 @@ def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
 
 
 def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
-    """Whether some plan still needs a file that is held here: other nodes may be fetching it."""
-    return any(key.job in view.jobs and _is_needed(view.jobs[key.job], key) for key in held)
+    """Whether some plan still loads from a boundary of which a file is held here: other nodes may be fetching it."""
+    return any((key.timeline, key.boundary) in pinned(view.jobs[key.job]) for key in held if key.job in view.jobs)
 
 
 def _posts(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[_Post]:
@@ -156,7 +157,7 @@ def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
     yield OrderPrepare(worker.device_index, of, post.stage_index, post.plan, data_path)
 
 
-def _start(post: _Post, node: NodeState) -> Iterator[Step]:
+def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
     worker, of = post.worker, post.of
     is_due = worker.prepared == of and worker.started != of and of not in worker.failures
     if not is_due or worker.awaits(OrderKind.START, of):
@@ -165,7 +166,7 @@ def _start(post: _Post, node: NodeState) -> Iterator[Step]:
     sources: list[Source] = []
     is_complete = True
     for part in post.parts:
-        found = _source(post, part, node)
+        found = _source(view, post, part, node)
         if isinstance(found, Source):
             sources.append(found)
             continue
@@ -174,38 +175,70 @@ def _start(post: _Post, node: NodeState) -> Iterator[Step]:
             yield found
     has_neighbours = (upstream is not None or post.stage_index == 0) and (downstream is not None or post.is_last)
     if is_complete and has_neighbours:
-        yield OrderStart(worker.device_index, of, post.stage_index, post.plan, tuple(sources), upstream, downstream)
+        checkpoint = post.job.checkpoint if post.plan.source == "checkpoint" else None
+        origin = checkpoint.origin_job if checkpoint is not None else ""
+        yield OrderStart(
+            worker.device_index, of, post.stage_index, post.plan, tuple(sources), upstream, downstream, origin
+        )
 
 
-def _source(post: _Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
-    """Where a part comes from, or the step that would bring it here, or nothing while nobody has it."""
+def _fetch_ahead(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
+    """A recovery's files come while its workers are prepared: where they are is known already."""
+    if post.of in post.worker.failures:
+        return
+    for part in post.parts:
+        found = _source(view, post, part, node)
+        if isinstance(found, FetchState | GiveUp):
+            yield found
+
+
+def _source(view: ClusterView, post: _Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
+    """Where a part comes from, or the step that would bring it here, or nothing while that is not known."""
     plan, worker = post.plan, post.worker
     if plan.source == "initial":
         return Source(part, SourceKind.INITIAL)
     if _is_live(post, part):
         return Source(part, SourceKind.LIVE)
-    checkpoint = post.job.checkpoint if plan.source == "checkpoint" else None
-    timeline = checkpoint.timeline if checkpoint is not None else plan.timeline
-    key = StateKey(post.job.name, timeline, plan.boundary, part)
+    key = StateKey(post.job.name, plan.source_timeline, plan.boundary, part)
     if key in node.held:
         return Source(part, SourceKind.FILE, str(node.held[key].path))
-    holders = {name: record for name, record in post.job.holders(*_of_view(key)).items() if name != node.name}
-    if holders:
-        record = holders[min(holders)]
-        same = tuple(sorted(name for name in holders if holders[name].sha256 == record.sha256))
-        expected = CheckpointFile(size_bytes=record.size_bytes, sha256=record.sha256)
-        return FetchState(worker.device_index, post.of, key, same, "", expected)
+    checkpoint = post.job.checkpoint if plan.source == "checkpoint" else None
+    if checkpoint is not None and not _has(checkpoint, key):
+        return GiveUp(worker.device_index, post.of, f"the checkpoint {checkpoint.url} has no {key}")
+    told = {name: file for name, file in post.job.holders(*_of_view(key)).items() if name != node.name}
+    living = {name: file for name, file in told.items() if _is_living(view, post.job, key, name)}
     if checkpoint is not None:
-        if checkpoint.boundary != plan.boundary or part not in checkpoint.files:
-            return GiveUp(worker.device_index, post.of, f"the checkpoint {checkpoint.url} has no {key}")
-        return FetchState(worker.device_index, post.of, key, (), checkpoint.url, checkpoint.files[part])
-    return None
+        expected = checkpoint.files[part]
+        living = {name: file for name, file in living.items() if file.sha256 == expected.sha256}
+        if not living:
+            return FetchState(worker.device_index, post.of, key, (), checkpoint.url, expected)
+    if living:
+        file = living[min(living)]
+        same = tuple(sorted(name for name in living if living[name].sha256 == file.sha256))
+        expected = CheckpointFile(size_bytes=file.size_bytes, sha256=file.sha256)
+        return FetchState(worker.device_index, post.of, key, same, "", expected)
+    if told:
+        return None  # of nodes that are away: either they come back, or their records go
+    return GiveUp(worker.device_index, post.of, f"no node holds {key}")
+
+
+def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:
+    is_there = (checkpoint.timeline, checkpoint.boundary) == (key.timeline, key.boundary)
+    return is_there and key.layer in checkpoint.files
+
+
+def _is_living(view: ClusterView, job: JobView, key: StateKey, name: str) -> bool:
+    """Whether a node that told of a file is there, and is the one that told."""
+    node = view.nodes.get(name)
+    return node is not None and node.incarnation == job.state[key.timeline, key.boundary][name].incarnation
 
 
 def _is_live(post: _Post, part: str) -> bool:
     """Whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
     worker, stopped = post.worker, post.worker.stopped
-    if post.plan.source != "nodes" or stopped is None or stopped.of != worker.started:
+    plan = post.plan
+    is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline
+    if not is_planned or stopped is None or stopped.of != worker.started:
         return False
     is_there = stopped.of.job == post.job.name and stopped.boundary == post.plan.boundary
     return is_there and (worker.is_last if part == JOURNAL else part in worker.layers)
@@ -251,22 +284,10 @@ def _save(post: _Post, node: NodeState) -> Iterator[Step]:
     missing = tuple(key.layer for key in keys if key not in node.held)
     if missing and worker.is_up and of not in worker.failures and not worker.awaits(OrderKind.WRITE, of):
         yield OrderWrite(worker.device_index, of, post.plan.timeline, standstill.boundary, missing)
-    for key in keys:
-        if key not in node.held:
-            continue
-        if stop.save is Save.CHECKPOINT and key not in node.durable:
-            if of not in worker.failures:
-                yield CopyToCheckpoint(worker.device_index, of, key)
-            continue
-        file = node.held[key]
-        record = StateRecord(
-            size_bytes=file.size_bytes,
-            sha256=file.sha256,
-            generation=post.plan.generation,
-            is_durable=key in node.durable,
-        )
-        if post.job.holders(*_of_view(key)).get(node.name) != record:
-            yield RegisterState(key, record)
+    if stop.save is Save.CHECKPOINT and of not in worker.failures:
+        for key in keys:
+            if key in node.held and key not in node.durable:
+                yield CopyToCheckpoint(key)
 
 
 def _parts_to_save(post: _Post, save: Save) -> tuple[str, ...]:
@@ -334,37 +355,12 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
         if not worker.is_up or not worker.job or worker.awaits(OrderKind.RELEASE, JobGeneration(worker.job, 0)):
             continue
         job = view.jobs.get(worker.job)
+        if job is not None and node.is_behind(job):
+            continue
         plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
         place = (node.name, node.incarnation, worker.device_index)
         if not any(_place(stage) == place for plan in plans for stage in plan.stages):
             yield OrderRelease(worker.device_index, worker.job)
-
-
-def _deletions(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    newest_journal = {
-        key.job: key for key in sorted(node.held, key=lambda key: (key.timeline, key.boundary)) if key.layer == JOURNAL
-    }
-    for key in sorted(node.held):
-        job = view.jobs.get(key.job)
-        if job is None or job.submission is None:
-            yield DeleteState(key)
-        elif key.layer == JOURNAL and newest_journal[key.job] == key:
-            continue  # people ask for it
-        elif not _is_needed(job, key):
-            yield DeleteState(key)
-
-
-def _is_needed(job: JobView, key: StateKey) -> bool:
-    """A file is needed from the moment it is written until every worker of the plan that starts from it runs."""
-    plan, stop = job.plan, job.stop
-    if plan is None or key.boundary < plan.boundary:
-        return False
-    if stop is not None:
-        return True
-    if key.boundary > plan.boundary:
-        return False  # of a stop that came to nothing
-    workers = job.workers_of(plan)
-    return len(workers) < len(plan.stages) or any(worker.state is WorkerState.READY for worker in workers.values())
 
 
 def _of_view(key: StateKey) -> tuple[int, int, str]:

@@ -65,6 +65,8 @@ class OrderStart:
     sources: tuple[Source, ...]
     upstream: Neighbour | None
     downstream: Neighbour | None
+    source_job: str = ""
+    """Whose files the sources are; empty: the job's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,26 @@ class OrderWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyToCheckpoint:
-    """Copy a held file to the job's checkpoint folder."""
+class OrderSpaceSnapshots:
+    """Have a worker take only every factor-th periodic snapshot: copies do not keep up."""
 
     device_index: int
     of: JobGeneration
+    factor: int
+    boundary: int
+    """The newest boundary that was there when this was decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToCheckpoint:
+    """Copy a held file to the job's checkpoint folder."""
+
     key: StateKey
 
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Bring a file into the store, from another node or from a checkpoint."""
+    """Bring a file into the store that a worker is to load, from another node or from a checkpoint."""
 
     device_index: int
     of: JobGeneration
@@ -125,6 +136,33 @@ class FetchState:
     """The folder of the boundary, or empty."""
     expected: CheckpointFile
     """Its size and hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """One file that another node has and this one should have too."""
+
+    layer: str
+    holders: tuple[str, ...]
+    """Nodes that have it, the one to ask first in front."""
+    expected: CheckpointFile
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCopies:
+    """Bring copies of a stage's files of one boundary into the store, so that they survive their owner."""
+
+    job: str
+    generation: int
+    timeline: int
+    boundary: int
+    stage_index: int
+    files: tuple[CopyFile, ...]
+
+    @property
+    def keys(self) -> tuple[StateKey, ...]:
+        """Of the files."""
+        return tuple(StateKey(self.job, self.timeline, self.boundary, file.layer) for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +184,36 @@ class RegisterWorker:
 
 @dataclass(frozen=True, slots=True)
 class RegisterState:
-    """Say in etcd that this node holds a file."""
+    """Say in etcd what this node holds of a boundary."""
 
-    key: StateKey
+    job: str
+    timeline: int
+    boundary: int
     record: StateRecord
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteState:
-    """Delete a file that nothing needs, and what etcd says of it."""
+class UnregisterState:
+    """Say in etcd that this node holds nothing of a boundary any more, before its files go."""
 
-    key: StateKey
+    job: str
+    timeline: int
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteState:
+    """Delete files of a boundary that nobody counts on."""
+
+    job: str
+    timeline: int
+    boundary: int
+    layers: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[StateKey, ...]:
+        """Of the files."""
+        return tuple(StateKey(self.job, self.timeline, self.boundary, layer) for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +233,14 @@ Step = (
     | AnswerStop
     | OrderStopAt
     | OrderWrite
+    | OrderSpaceSnapshots
     | CopyToCheckpoint
     | FetchState
+    | FetchCopies
     | OrderRelease
     | RegisterWorker
     | RegisterState
+    | UnregisterState
     | DeleteState
     | GiveUp
 )

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import structlog
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.boundaries import lineage_of, restorable
+from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.daemon.storage.transfer import download
 from headway.proto import control_pb2
 from headway.stages.errors import DamagedFileError, PeerError
 from headway.stages.ids import Boundary
@@ -43,7 +46,7 @@ class JournalSource:
             raise RecoveryError(job_name, "there is no such job")
         keys = self._known(job)
         reasons = []
-        for key in sorted(keys, key=lambda key: (key.timeline, key.boundary), reverse=True):
+        for key in sorted(keys, key=lambda key: (key.boundary, key.timeline), reverse=True):
             try:
                 return await self._read(job, key)
             except (RecoveryError, PeerError, DamagedFileError, OSError) as error:
@@ -54,15 +57,22 @@ class JournalSource:
         return []
 
     def _known(self, job: JobView) -> set[StateKey]:
-        keys = {key for key in self._store.contents if key.job == job.name and key.layer == JOURNAL}
-        keys |= {
-            StateKey(job.name, timeline, boundary, layer)
-            for (timeline, boundary, layer) in job.state
-            if layer == JOURNAL
-        }
+        """Journals of this submission's own past. Those on nodes count when their boundary is restorable, or when the
+        job has no past on nodes any more: what a failure could still take back is not told as final."""
+        own = lineage_of(job)
+        places = set(restorable(job, self._view.nodes)) if own is not None else self._last(job)
         if job.checkpoint is not None and JOURNAL in job.checkpoint.files:
-            keys.add(StateKey(job.name, job.checkpoint.timeline, job.checkpoint.boundary, JOURNAL))
-        return keys
+            places.add((job.checkpoint.timeline, job.checkpoint.boundary))
+        return {StateKey(job.name, *place, JOURNAL) for place in places}
+
+    def _last(self, job: JobView) -> set[Place]:
+        uid = job.submission.uid if job.submission is not None else ""
+        held = {
+            (key.timeline, key.boundary)
+            for key, file in self._store.contents.items()
+            if key.job == job.name and key.layer == JOURNAL and file.uid == uid
+        }
+        return held | {place for place in job.state if job.holders(*place, JOURNAL)}
 
     async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
         if (file := self._store.get(key)) is not None:
@@ -70,23 +80,24 @@ class JournalSource:
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / "journal.safetensors"
             holders = job.holders(key.timeline, key.boundary, JOURNAL)
-            for name, record in sorted(holders.items()):
-                if name in self._view.nodes and name != self._node:
-                    await self._download(self._view.nodes[name].address, key, path, record.sha256)
-                    return await asyncio.to_thread(_entries, path, key)
+            failure = RecoveryError(str(key), "the nodes that held it are gone")
+            for name, held in sorted(holders.items()):
+                if name not in self._view.nodes or name == self._node:
+                    continue
+                expected = CheckpointFile(size_bytes=held.size_bytes, sha256=held.sha256)
+                address, incoming = self._view.nodes[name].address, IncomingFile(str(key), path)
+                try:
+                    await download(self._client, address, key, incoming, expected)
+                except (PeerError, RecoveryError) as error:
+                    failure = RecoveryError(str(key), str(error))
+                    continue
+                return await asyncio.to_thread(_entries, path, key)
             checkpoint = job.checkpoint
             if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
-                raise RecoveryError(str(key), "the nodes that held it are gone")
+                raise failure
             url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
             await asyncio.to_thread(fetch_from_checkpoint, url, JOURNAL, checkpoint.files[JOURNAL], path)
             return await asyncio.to_thread(_entries, path, key)
-
-    async def _download(self, address: str, key: StateKey, path: Path, sha256: str) -> None:
-        incoming = IncomingFile(str(key), path)
-        async for chunk in self._client.fetch_state(address, key):
-            incoming.append(chunk.data, offset=chunk.offset)
-        await asyncio.to_thread(incoming.verify, sha256)
-        incoming.put_in_place()
 
 
 def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:

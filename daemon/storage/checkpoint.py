@@ -1,13 +1,14 @@
-"""Durable storage of boundaries: `<checkpoint_dir>/<job>/<boundary>/<layer>.safetensors`, and a manifest, written last.
+"""Durable storage of boundaries: `<checkpoint_dir>/<job>/<uid>/<boundary>/<layer>.safetensors`; a manifest comes last.
 
 Without its manifest a checkpoint does not exist. Any fsspec file system serves; on a local one every file, the
 manifest too, appears by an atomic rename. All functions block: call them in a thread.
 """
 
-import hashlib
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fsspec
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.records import CheckpointFile, CheckpointRecord, decode
+from headway.stages.errors import DamagedFileError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
@@ -64,19 +66,62 @@ def read_manifest(url: str) -> CheckpointRecord:
         raise RecoveryError(target, f"is no manifest: {error}") from error
 
 
+def newest_checkpoint(folder: str) -> CheckpointRecord:
+    """The manifest of the newest checkpoint in a folder or below it: of the highest (boundary, timeline).
+
+    `url` is where it was found, wherever it was written. Raises RecoveryError when there is none that can be read.
+    """
+    file_system, path = _open(folder)
+    try:
+        found = [name for name in file_system.find(path) if name.rpartition("/")[2] == MANIFEST]
+    except OSError as error:
+        raise RecoveryError(folder, f"cannot be read: {error.strerror or error}") from error
+    records, reasons = [], []
+    for name in sorted(found):
+        url = file_system.unstrip_protocol(name).rpartition("/")[0].removeprefix("file://")
+        try:
+            records.append(replace(read_manifest(url), url=url))
+        except RecoveryError as error:
+            reasons.append(str(error))
+    if not records:
+        raise RecoveryError(
+            folder, "; ".join(reasons) or f"no checkpoint is here: none of its folders has a {MANIFEST}"
+        )
+    return max(records, key=lambda record: (record.boundary, record.timeline))
+
+
+def delete_checkpoint(url: str) -> None:
+    """Delete a boundary's folder, its manifest first, so that it never looks whole. One that is gone is no error.
+
+    Raises RecoveryError, naming the URL.
+    """
+    file_system, path = _open(url)
+    try:
+        for target in (f"{path}/{MANIFEST}", path):
+            with suppress(FileNotFoundError):
+                file_system.rm(target, recursive=target == path)
+    except OSError as error:
+        raise RecoveryError(url, f"cannot be deleted: {error.strerror or error}") from error
+
+
 def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target: Path) -> None:
     """Bring one layer's file, verified, to a local path. Raises RecoveryError when it is missing or altered."""
+    from headway.stages.state_file import content_sha256
+
     source = f"{url}/{file_name(layer)}"
-    digest = hashlib.sha256()
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:
             for chunk in _read(source, offset=0):
-                digest.update(chunk)
                 file.write(chunk)
-        if digest.hexdigest() != expected.sha256:
-            raise RecoveryError(source, f"has SHA-256 {digest.hexdigest()[:12]}…, not {expected.sha256[:12]}…")
+        found = content_sha256(partial)
+        if found != expected.sha256:
+            raise RecoveryError(source, f"has SHA-256 {found[:12]}…, not {expected.sha256[:12]}…")
         partial.replace(target)
+    except DamagedFileError as error:
+        raise RecoveryError(source, f"is damaged: {error.reason}") from error
+    except OSError as error:
+        raise RecoveryError(source, f"cannot be kept at {target}: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
 

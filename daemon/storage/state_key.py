@@ -27,3 +27,8 @@ class StoredFile:
     path: Path
     size_bytes: int
     sha256: str
+    """Of its content, see stages/state_file.py."""
+    generation: int = 0
+    """Of the plan under which it was written or fetched."""
+    uid: str = ""
+    """Of the submission that it belongs to: a job of the same name after it has no use for it."""

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,11 +21,20 @@ class StateStore:
         self._directory = directory
         self._quota_bytes = quota_bytes
         self._files: dict[StateKey, StoredFile] = {}
+        self._incoming: dict[StateKey, int] = {}
+        """Files on their way in, and how large they will be."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told whenever another file is held, or one less."""
 
     @property
     def contents(self) -> Mapping[StateKey, StoredFile]:
         """What is held, by key."""
         return MappingProxyType(self._files)
+
+    @property
+    def awaited(self) -> Set[StateKey]:
+        """Files on their way in."""
+        return frozenset(self._incoming)
 
     @property
     def size_bytes(self) -> int:
@@ -47,6 +56,7 @@ class StateStore:
     def wipe(self) -> None:
         """Forget and delete everything."""
         self._files.clear()
+        self._incoming.clear()
         for entry in self._directory.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
@@ -57,9 +67,13 @@ class StateStore:
 
     def directory_of(self, job: str, timeline: int, boundary: int) -> Path:
         """The folder of a boundary's files, made if it is not there."""
-        directory = self._directory / job / str(timeline) / str(boundary)
+        directory = self.timeline_directory_of(job, timeline) / str(boundary)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
+
+    def timeline_directory_of(self, job: str, timeline: int) -> Path:
+        """Where the folders of a timeline's boundaries lie, each named by its number."""
+        return self._directory / job / str(timeline)
 
     def path_of(self, key: StateKey) -> Path:
         """Where a file of this key lies or would lie."""
@@ -69,7 +83,9 @@ class StateStore:
         """The file of a key, or None."""
         return self._files.get(key)
 
-    def adopt(self, key: StateKey, path: Path, *, size_bytes: int, sha256: str) -> StoredFile:
+    def adopt(
+        self, key: StateKey, path: Path, *, size_bytes: int, sha256: str, generation: int = 0, uid: str = ""
+    ) -> StoredFile:
         """Take in a file that a worker wrote into `directory_of` the key. Raises RecoveryError when it is not there."""
         try:
             found_bytes = path.stat().st_size
@@ -78,13 +94,16 @@ class StateStore:
         if found_bytes != size_bytes:
             raise RecoveryError(str(key), f"{path} has {found_bytes} bytes, not the {size_bytes} that were written")
         self.require_room(size_bytes, str(key), held=key)
-        self._files[key] = StoredFile(path, size_bytes, sha256)
+        self._incoming.pop(key, None)
+        self._files[key] = StoredFile(path, size_bytes, sha256, generation, uid)
+        self.on_change()
         return self._files[key]
 
     def require_room(self, size_bytes: int, what: str, *, held: StateKey | None = None) -> None:
         """Raise RecoveryError, with the figures, when so many bytes more would exceed the quota."""
         replaced_bytes = self._files[held].size_bytes if held in self._files else 0
-        after_bytes = self.size_bytes - replaced_bytes + size_bytes
+        awaited_bytes = sum(awaited for key, awaited in self._incoming.items() if key != held)
+        after_bytes = self.size_bytes - replaced_bytes + awaited_bytes + size_bytes
         if self._quota_bytes and after_bytes > self._quota_bytes:
             raise RecoveryError(
                 what,
@@ -92,9 +111,21 @@ class StateStore:
                 f"and store_quota_bytes allows {self._quota_bytes}",
             )
 
-    def receive(self, key: StateKey) -> "IncomingFile":
-        """Begin, or go on with, a file that comes in pieces; `adopt` it when it is in place."""
+    def receive(self, key: StateKey, *, size_bytes: int) -> "IncomingFile":
+        """Begin, or go on with, a file that comes in pieces; `adopt` it when it is in place, or `abandon` it.
+
+        Raises RecoveryError when it would exceed the quota, with all that is on its way in.
+        """
+        self.require_room(size_bytes, str(key), held=key)
+        self._incoming[key] = size_bytes
         return IncomingFile(str(key), self.path_of(key))
+
+    def abandon(self, key: StateKey) -> None:
+        """Drop what has come in of a file. Nothing has: no error."""
+        if self._incoming.pop(key, None) is not None:
+            path = self.path_of(key)
+            partial_path(path).unlink(missing_ok=True)
+            _remove_if_empty(path.parent, up_to=self._directory)
 
     def read(self, key: StateKey, *, offset: int = 0) -> Iterator[bytes]:
         """The file's bytes from an offset on, in chunks. Raises RecoveryError when it is not held."""
@@ -105,20 +136,48 @@ class StateStore:
 
     def delete(self, key: StateKey) -> None:
         """Delete a file, and its folders when they are empty. Deleting what is not held is no error."""
-        file = self._files.pop(key, None)
-        if file is not None:
-            file.path.unlink(missing_ok=True)
-            _remove_if_empty(file.path.parent, up_to=self._directory)
+        self.remove(self.forget([key]))
+
+    def forget(self, keys: Iterable[StateKey]) -> list[Path]:
+        """Hold files no more; returns what is to be removed."""
+        paths = [file.path for key in keys if (file := self._files.pop(key, None)) is not None]
+        if paths:
+            self.on_change()
+        return paths
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Remove files from the disk, and their folders when they are empty; may run in a thread."""
+        for path in paths:
+            path.unlink(missing_ok=True)
+            _remove_if_empty(path.parent, up_to=self._directory)
+
+    def known_paths(self) -> frozenset[Path]:
+        """Every file that is held or on its way in."""
+        awaited = (partial_path(self.path_of(key)) for key in self._incoming)
+        return frozenset({*(file.path for file in self._files.values()), *awaited})
+
+    def sweep(self, known: Set[Path], *, older_than: float) -> int:
+        """Delete files that are not known and were last written before a time; returns their bytes. For a thread."""
+        num_bytes = 0
+        for path in [path for path in self._directory.rglob("*") if path.is_file() and path not in known]:
+            try:
+                status = path.stat()
+                if status.st_mtime < older_than:
+                    self.remove([path])
+                    num_bytes += status.st_size
+            except FileNotFoundError:
+                continue
+        return num_bytes
 
 
 class IncomingFile:
-    """A file on its way in: bytes go to a partial file beside it, which takes its name when its hash is right."""
+    """A state file on its way in: bytes go to a partial file beside it, which takes its name when it is verified."""
 
     def __init__(self, what: str, path: Path) -> None:
         """what: for messages."""
         self.path = path
         self._what = what
-        self._partial = path.with_suffix(".partial")
+        self._partial = partial_path(path)
 
     @property
     def offset(self) -> int:
@@ -126,16 +185,26 @@ class IncomingFile:
         return self._partial.stat().st_size if self._partial.exists() else 0
 
     def append(self, data: bytes, *, offset: int) -> None:
-        """Add a chunk. Raises RecoveryError when it does not follow on what is here."""
-        with self._partial.open("ab") as file:
-            if file.tell() != offset:
-                raise RecoveryError(self._what, f"a chunk began at byte {offset}, not {file.tell()}")
-            file.write(data)
+        """Add a chunk. Raises RecoveryError when it does not follow on what is here, or there is no room for it."""
+        try:
+            with self._partial.open("ab") as file:
+                if file.tell() != offset:
+                    raise RecoveryError(self._what, f"a chunk began at byte {offset}, not {file.tell()}")
+                file.write(data)
+        except OSError as error:
+            self._partial.unlink(missing_ok=True)
+            raise RecoveryError(self._what, f"{self._partial.parent}: {error.strerror}") from error
 
     def verify(self, sha256: str) -> None:
-        """Hash what is here; may run in a thread. Raises RecoveryError, and drops it, when the hash is another."""
-        self._partial.touch()
-        found = hash_file(self._partial)
+        """Check what is here; may run in a thread. Raises RecoveryError, and drops it, when it is something else."""
+        from headway.stages.errors import DamagedFileError
+        from headway.stages.state_file import content_sha256
+
+        try:
+            found = content_sha256(self._partial)
+        except (DamagedFileError, OSError) as error:
+            self._partial.unlink(missing_ok=True)
+            raise RecoveryError(self._what, f"arrived damaged: {error}") from error
         if found != sha256:
             self._partial.unlink()
             raise RecoveryError(self._what, f"arrived with SHA-256 {found[:12]}…, not {sha256[:12]}…")
@@ -143,6 +212,11 @@ class IncomingFile:
     def put_in_place(self) -> None:
         """The verified file gets its name."""
         self._partial.replace(self.path)
+
+
+def partial_path(path: Path) -> Path:
+    """Where a file lies while it comes in."""
+    return path.with_suffix(".partial")
 
 
 def hash_file(path: Path) -> str:
@@ -160,6 +234,9 @@ def read_chunks(path: Path, *, offset: int = 0) -> Iterator[bytes]:
 
 
 def _remove_if_empty(directory: Path, *, up_to: Path) -> None:
-    while directory != up_to and directory.is_dir() and not any(directory.iterdir()):
-        directory.rmdir()
+    while directory != up_to:
+        try:
+            directory.rmdir()
+        except OSError:
+            return  # something is in it, or it is gone
         directory = directory.parent

@@ -1,7 +1,12 @@
-"""Brings layer files into a node's store: from other nodes, resumed where a holder failed, or from a checkpoint."""
+"""Brings layer files into a node's store: from other nodes, resumed where a holder failed, or from a checkpoint.
+
+A file that does not have the checksum it was registered with is dropped, and its holder is asked whether its own is
+still good (a request for the bytes after the last one): it finds out by itself, and lets the file go.
+"""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
 import structlog
 
@@ -10,29 +15,45 @@ from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.stages.errors import PeerError
+from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.proto import control_pb2
+from headway.stages.errors import PeerError, UnavailableError
 
 log = structlog.get_logger()
 
+SILENCE_S: Final = 10.0
+"""A holder that sends nothing for so long is given up for the next one."""
+
 
 async def fetch_from_nodes(
-    store: StateStore, client: NodeClient, key: StateKey, *, addresses: Iterable[str], expected: CheckpointFile
+    store: StateStore,
+    client: NodeClient,
+    key: StateKey,
+    *,
+    addresses: Iterable[str],
+    expected: CheckpointFile,
+    generation: int = 0,
+    uid: str = "",
 ) -> None:
     """Fetch a file from the first holder that gives it, going on at the next where one failed.
 
-    Raises RecoveryError with every holder's reason when none does, or when the hash is another.
+    Raises RecoveryError with every holder's reason when none does, or when the checksum is another. What has come in
+    stays for the next attempt, until it is abandoned.
     """
-    store.require_room(expected.size_bytes, str(key))
-    incoming = store.receive(key)
+    incoming = store.receive(key, size_bytes=expected.size_bytes)
     reasons = []
     for address in addresses:
         try:
-            async for chunk in client.fetch_state(address, key, offset=incoming.offset):
-                incoming.append(chunk.data, offset=chunk.offset)
-            await asyncio.to_thread(incoming.verify, expected.sha256)
+            await _receive(client, address, key, incoming, expected)
             incoming.put_in_place()
-            store.adopt(key, incoming.path, size_bytes=expected.size_bytes, sha256=expected.sha256)
+            store.adopt(
+                key,
+                incoming.path,
+                size_bytes=expected.size_bytes,
+                sha256=expected.sha256,
+                generation=generation,
+                uid=uid,
+            )
         except (PeerError, RecoveryError) as error:
             log.warning("state_fetch_failed", key=str(key), peer=address, error=str(error))
             reasons.append(str(error))
@@ -42,10 +63,53 @@ async def fetch_from_nodes(
     raise RecoveryError(str(key), "; ".join(reasons) or "nobody holds it")
 
 
-async def fetch_checkpointed(store: StateStore, key: StateKey, *, url: str, expected: CheckpointFile) -> None:
+async def fetch_checkpointed(
+    store: StateStore, key: StateKey, *, url: str, expected: CheckpointFile, generation: int = 0, uid: str = ""
+) -> None:
     """Fetch a file from the folder of a checkpoint. Raises RecoveryError, naming the file there."""
-    store.require_room(expected.size_bytes, str(key))
+    store.require_room(expected.size_bytes, str(key), held=key)
     path = store.path_of(key)
     await asyncio.to_thread(fetch_from_checkpoint, url, key.layer, expected, path)
-    store.adopt(key, path, size_bytes=expected.size_bytes, sha256=expected.sha256)
+    store.adopt(key, path, size_bytes=expected.size_bytes, sha256=expected.sha256, generation=generation, uid=uid)
     log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
+
+
+async def download(
+    client: NodeClient, address: str, key: StateKey, incoming: IncomingFile, expected: CheckpointFile
+) -> None:
+    """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
+    await _receive(client, address, key, incoming, expected)
+    incoming.put_in_place()
+
+
+async def _receive(
+    client: NodeClient, address: str, key: StateKey, incoming: IncomingFile, expected: CheckpointFile
+) -> None:
+    async for chunk in _in_time(address, client.fetch_state(address, key, offset=incoming.offset)):
+        incoming.append(chunk.data, offset=chunk.offset)
+    try:
+        await asyncio.to_thread(incoming.verify, expected.sha256)
+    except RecoveryError:
+        await _let_it_check(client, address, key, expected)
+        raise
+
+
+async def _let_it_check(client: NodeClient, address: str, key: StateKey, expected: CheckpointFile) -> None:
+    try:
+        async for _ in _in_time(address, client.fetch_state(address, key, offset=expected.size_bytes)):
+            pass
+    except (PeerError, RecoveryError) as error:
+        log.warning("holder_checked_its_file", key=str(key), peer=address, error=str(error))
+
+
+async def _in_time(address: str, chunks: AsyncIterator[control_pb2.Chunk]) -> AsyncIterator[control_pb2.Chunk]:
+    """The chunks as they come. Raises UnavailableError when the next one does not."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                chunk = await anext(chunks, None)
+        except TimeoutError as error:
+            raise UnavailableError(f"node at {address}", f"sent nothing for {SILENCE_S:g} s") from error
+        if chunk is None:
+            return
+        yield chunk

@@ -10,6 +10,7 @@ from headway.daemon.node.agent_steps import (
     OrderChooseStop,
     OrderPrepare,
     OrderRelease,
+    OrderSpaceSnapshots,
     OrderStart,
     OrderStopAt,
     OrderWrite,
@@ -21,7 +22,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind
 from headway.proto import control_pb2
 
-OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderRelease
+OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots | OrderRelease
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def order_message(
                 stage=_assignment(step.plan, step.stage_index),
                 data_path=step.data_path,
                 log_path=str(log_path(step.of.job)),
+                device_index=step.device_index,
             )
             return AddressedOrder(OrderKind.PREPARE, step.of, control_pb2.Order(prepare=prepare))
         case OrderStart():
@@ -58,6 +60,11 @@ def order_message(
                 sources=[_source(source) for source in step.sources],
                 upstream=_peer(step.upstream),
                 downstream=_peer(step.downstream),
+                source_timeline=step.plan.source_timeline,
+                snapshot_dir=str(store.timeline_directory_of(step.of.job, step.plan.timeline)),
+                snapshot_live=any(source.kind is SourceKind.LIVE for source in step.sources),
+                furthest=step.plan.furthest,
+                source_job=step.source_job,
             )
             return AddressedOrder(OrderKind.START, step.of, control_pb2.Order(start=start))
         case OrderChooseStop():
@@ -76,6 +83,9 @@ def order_message(
                 directory=str(store.directory_of(step.of.job, step.timeline, step.boundary)),
             )
             return AddressedOrder(OrderKind.WRITE, step.of, control_pb2.Order(write=write))
+        case OrderSpaceSnapshots():
+            space = control_pb2.SpaceSnapshots(job_name=step.of.job, generation=step.of.generation, factor=step.factor)
+            return AddressedOrder(OrderKind.SPACE_SNAPSHOTS, step.of, control_pb2.Order(space_snapshots=space))
         case OrderRelease():
             release = control_pb2.Release(job_name=step.job)
             return AddressedOrder(OrderKind.RELEASE, JobGeneration(step.job, 0), control_pb2.Order(release=release))

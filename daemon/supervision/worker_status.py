@@ -22,7 +22,7 @@ class Standstill:
 
 
 class OrderKind(StrEnum):
-    """The orders that a worker answers. Quit has no answer."""
+    """What workers are ordered. Quit and the spacing of snapshots have no answer."""
 
     PREPARE = "prepare"
     START = "start"
@@ -30,6 +30,7 @@ class OrderKind(StrEnum):
     STOP_AT = "stop_at"
     WRITE = "write"
     RELEASE = "release"
+    SPACE_SNAPSHOTS = "space_snapshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class WorkerStatus:
 
     def ordered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
         """After an order was given."""
+        if kind is OrderKind.SPACE_SNAPSHOTS:
+            return self
         status = replace(self, pending=self.pending | {(kind, of)})
         return replace(status, job=of.job) if kind is OrderKind.PREPARE else status
 

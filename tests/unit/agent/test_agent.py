@@ -1,114 +1,240 @@
 """What a node's agent writes into etcd and its store, with an etcd that is a view."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.node.agent import Agent, Surroundings
-from headway.daemon.records import Keys, PlanRecord, Save, SpecRecord, StagePlan, StopRecord, WorkerRecord, WorkerState
+from headway.daemon.records import (
+    Keys,
+    NodeRecord,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    SpecRecord,
+    StagePlan,
+    StateFile,
+    StateRecord,
+)
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
+from headway.proto import control_pb2
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")
-HEAD = StateKey("j", 1, 5, "head")
-HEAD_IN_ETCD = Keys.state("j", 1, 5, "head", "a")
+PARTS = (*LAYERS, "journal")
+G1 = JobGeneration("j", 1)
+PLAN = PlanRecord(
+    generation=1,
+    timeline=1,
+    stages=(StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=LAYERS, depth=4),),
+)
 
 
+def state_key(boundary: int) -> str:
+    """What node a says of a boundary."""
+    return Keys.state("j", 1, boundary, "a")
+
+
+@dataclass
 class EtcdOfOneView:
-    """Takes every transaction, and shows it at once."""
+    """Takes every transaction, and shows it at once unless it is to be lost."""
 
-    def __init__(self, view: ClusterView) -> None:
-        self._view = view
-        self._revision = 0
+    view: ClusterView
+    revision: int = 100
+    is_losing: bool = False
+    leases: list[int] = field(default_factory=list)
+    on_change: Callable[[Put | Delete], None] = lambda _: None
 
     async def transaction(self, conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:  # noqa: ARG002
         """All changes in one revision."""
-        self._revision += 1
+        self.revision += 1
         for change in changes:
-            value = change.value if isinstance(change, Put) else None
-            self._view.apply(
-                change.key,
-                value,
-                mod_revision=self._revision,
-                create_revision=self._revision,
-                now=float(self._revision),
-            )
-        return self._revision
+            self.on_change(change)
+            if isinstance(change, Put):
+                self.leases.append(change.lease_id)
+            if not self.is_losing:
+                self.show(change.key, change.value if isinstance(change, Put) else None)
+        return self.revision
+
+    def show(self, key: str, value: bytes | None) -> None:
+        """What a watch would say."""
+        self.view.apply(key, value, mod_revision=self.revision, create_revision=self.revision)
 
 
 class QuietSupervisor:
-    """One worker that does nothing but stand where the test says."""
+    """One worker that does nothing but run."""
 
-    def __init__(self, status: WorkerStatus) -> None:
-        self.statuses = (status,)
+    def __init__(self) -> None:
+        self.statuses = (
+            WorkerStatus(
+                device_index=0, incarnation="w", pid=1, address="a:1", job="j", prepared=G1, started=G1, layers=LAYERS
+            ),
+        )
 
     def forget(self, is_over: object) -> None:
         """It has no failures."""
 
 
-def plan(generation: int, *stages: tuple[str, tuple[str, ...]], boundary: int = 0) -> PlanRecord:
-    """A plan whose stages are (node, layers)."""
-    return PlanRecord(
-        generation=generation,
-        timeline=1,
-        boundary=boundary,
-        source="nodes",
-        stages=tuple(
-            StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=4)
-            for node, layers in stages
-        ),
-    )
+@dataclass
+class Scene:
+    """An agent of node a in a view of its own."""
 
+    view: ClusterView
+    etcd: EtcdOfOneView
+    store: StateStore
+    agent: Agent
+    lease_id: int = 1
 
-async def test_a_boundary_that_is_written_again_is_registered_again(tmp_path: Path) -> None:
-    """Its first files were deleted when the next plan ran; that plan is stopped where it began."""
-    one, two = plan(1, ("a", LAYERS)), plan(2, ("a", LAYERS[:2]), ("b", LAYERS[2:]), boundary=5)
-    stop = StopRecord(generation=1, save=Save.MOVES, boundary=5)
-    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=1))
-    job = JobView(name="j", submission=SpecRecord(spec=spec), plan=one, next=two, stop=stop)
-    view = ClusterView(jobs={"j": job})
-    store = StateStore(tmp_path / "store")
-    store.open()
-    of = JobGeneration("j", 1)
-    status = WorkerStatus(
-        device_index=0, incarnation="w", pid=1, address="a:1", job="j", prepared=of, started=of, layers=LAYERS,
-        is_last=True, stopped=Standstill(of, 5),
-        pending=frozenset((OrderKind.PREPARE, JobGeneration("j", later)) for later in (2, 3)),
-    )  # fmt: skip
-    around: dict[str, Any] = {"etcd": EtcdOfOneView(view), "library": None, "client": None, "checkpoint_root": tmp_path}
-    agent = Agent(Surroundings(node="a", incarnation="a-1", lease_id=lambda: 1, view=view, store=store, **around))
+    @property
+    def job(self) -> JobView:
+        return self.view.jobs["j"]
 
-    def write() -> None:
-        for layer in ("head", "journal"):
-            key = replace(HEAD, layer=layer)
-            store.path_of(key).write_bytes(b"state")
-            store.adopt(key, store.path_of(key), size_bytes=5, sha256=layer)
-        agent.cluster_changed()
+    def write(self, boundary: int, *, timeline: int = 1, size_bytes: int = 5) -> str:
+        """What a worker's snapshot is: files at their places, and the report."""
+        folder = self.store.directory_of("j", timeline, boundary)
+        files = []
+        for part in PARTS:
+            path = folder / f"{part}.safetensors"
+            path.write_bytes(b"s" * size_bytes)
+            files.append(
+                control_pb2.WrittenFile(layer=part, path=str(path), size_bytes=size_bytes, sha256=f"sha-{part}")
+            )
+        wrote = control_pb2.Wrote(
+            job="j", generation=1, boundary=boundary, files=files, timeline=timeline, is_snapshot=True
+        )
+        return self.agent.worker_wrote(wrote)
 
-    async def until(is_registered: bool) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that the agent does."""
         async with asyncio.timeout(5):
-            while (HEAD_IN_ETCD in view.revisions) is not is_registered:
+            while not condition():
                 await asyncio.sleep(0.01)
 
-    write()
-    working = asyncio.create_task(agent.run(QuietSupervisor(status)))  # type: ignore[arg-type]
-    try:
-        await until(True)
-        running = WorkerRecord(node="a", incarnation="w", address="a:1", pid=1, state=WorkerState.RUNNING)
-        job.workers |= {(3, 0): running}
-        job.plan, job.next, job.stop = plan(3, ("a", LAYERS), boundary=5), None, None
-        agent.cluster_changed()
-        await until(False)
-        job.plan, job.next, job.stop = one, two, stop
-        write()
-        await until(True)
-    finally:
-        working.cancel()
-        await asyncio.wait([working])
+    def registered(self, boundary: int) -> StateRecord | None:
+        return self.job.state.get((1, boundary), {}).get("a")
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """While the agent runs."""
+        working = asyncio.create_task(self.agent.run(QuietSupervisor()))  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=1))
+    job = JobView(
+        name="j", submission=SpecRecord(spec=spec, uid="u"), plan=PLAN, phase=PhaseRecord(phase=Phase.RUNNING)
+    )
+    record = NodeRecord(
+        name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
+    )
+    view = ClusterView(jobs={"j": job}, nodes={"a": record})
+    store = StateStore(tmp_path / "store", quota_bytes=1000)
+    store.open()
+    etcd = EtcdOfOneView(view)
+    around: dict[str, Any] = {"etcd": etcd, "library": None, "client": None, "checkpoint_root": tmp_path}
+    agent = Agent(
+        Surroundings(node="a", incarnation="a-1", lease_id=lambda: found.lease_id, view=view, store=store, **around)
+    )
+    found = Scene(view, etcd, store, agent)
+    return found
+
+
+async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:
+    """The lease lapsed and its records went; there is a new one: what is held is registered again under it."""
+    async with scene.at_work():
+        assert scene.write(20) == ""
+        await scene.until(lambda: scene.registered(20) is not None)
+        record = scene.registered(20)
+        assert record is not None
+        assert record.files == {part: StateFile(size_bytes=5, sha256=f"sha-{part}") for part in PARTS}
+        scene.lease_id = 2
+        scene.etcd.revision += 1
+        scene.etcd.show(state_key(20), None)
+        scene.agent.cluster_changed()
+        await scene.until(lambda: scene.registered(20) is not None)
+    leases = [lease for lease in scene.etcd.leases if lease]
+    assert leases[0] == 1
+    assert leases[-1] == 2
+
+
+async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene) -> None:
+    """etcd came back from a backup without our last write: when the view is made anew, it is due again."""
+    scene.etcd.is_losing = True
+    async with scene.at_work():
+        scene.write(20)
+        await scene.until(lambda: scene.etcd.revision > 101)
+        assert scene.registered(20) is None
+        job = scene.job
+        scene.view.start_anew(now=0.0)
+        scene.view.jobs["j"] = job
+        scene.view.nodes["a"] = NodeRecord(
+            name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
+        )
+        scene.etcd.is_losing = False
+        scene.agent.cluster_changed()
+        await scene.until(lambda: scene.registered(20) is not None)
+
+
+async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> None:
+    """A third restorable boundary is there: the oldest one's record goes while its files are still held."""
+    held_at_delete: list[bool] = []
+
+    def note(change: Put | Delete) -> None:
+        if isinstance(change, Delete):
+            held_at_delete.append(scene.store.get(StateKey("j", 1, 20, "head")) is not None)
+
+    scene.etcd.on_change = note
+    async with scene.at_work():
+        for boundary in (20, 40, 60):
+            scene.write(boundary)
+            await scene.until(lambda boundary=boundary: scene.registered(boundary) is not None)  # type: ignore[misc]
+        await scene.until(lambda: not any(key.boundary == 20 for key in scene.store.contents))
+    assert held_at_delete == [True]
+    assert scene.registered(20) is None
+    assert {key.boundary for key in scene.store.contents} == {40, 60}
+
+
+async def test_a_damaged_file_is_held_and_registered_no_more(scene: Scene, tmp_path: Path) -> None:
+    """A worker refuses a file: it is gone from store and disk, and from the record."""
+    async with scene.at_work():
+        scene.write(20)
+        await scene.until(lambda: scene.registered(20) is not None)
+        path = tmp_path / "store" / "j" / "1" / "20" / "head.safetensors"
+        scene.agent.worker_refused_file(str(path))
+        assert not path.exists()
+        await scene.until(lambda: "head" not in (record.files if (record := scene.registered(20)) else {"head": 0}))
+
+
+def test_a_snapshot_of_another_past_is_deleted(scene: Scene) -> None:
+    """It was written for a timeline that is no ancestor of the plan's: late, and of no use."""
+    assert scene.write(20, timeline=7) == ""
+    assert not scene.store.contents
+    assert not list(scene.store.directory_of("j", 7, 20).iterdir())
+
+
+def test_a_snapshot_without_room_is_no_failure(scene: Scene) -> None:
+    """The quota has no room for all of it: what there is of it is let go, and the worker is told nothing."""
+    assert scene.write(20, size_bytes=400) == ""
+    assert not scene.store.contents
+    wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
+    path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
+    path.write_bytes(b"s" * 2000)
+    wrote.files.add(layer="head", path=str(path), size_bytes=2000, sha256="x")
+    assert "store_quota_bytes allows 1000" in scene.agent.worker_wrote(wrote)

@@ -7,7 +7,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.node.agent_orders import NodeState, is_awaited, is_named, is_over, next_steps
+from headway.daemon.node.agent_orders import is_awaited, is_named, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -27,20 +27,25 @@ from headway.daemon.node.agent_steps import (
     SourceKind,
     Step,
 )
+from headway.daemon.node.node_state import NodeState
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
+    NodeRecord,
+    Phase,
+    PhaseRecord,
     PlanRecord,
     Save,
     SpecRecord,
     StagePlan,
+    StateFile,
     StateRecord,
     StopRecord,
     WorkerRecord,
     WorkerState,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "block.1", "head")
@@ -56,6 +61,7 @@ def plan(
         timeline=1,
         boundary=boundary,
         source=source,
+        source_timeline=1,
         stages=tuple(
             StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=4)
             for node, layers in stages
@@ -65,7 +71,16 @@ def plan(
 
 def view_of(job: JobView | None = None) -> ClusterView:
     """A cluster with one job, or none."""
-    return ClusterView(jobs={job.name: job} if job is not None else {})
+    nodes = {name: node_record(name) for name in "abc"}
+    return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes)
+
+
+def node_record(name: str, incarnation: str = "") -> NodeRecord:
+    """What node `name` says of itself."""
+    return NodeRecord(
+        name=name, incarnation=incarnation or f"{name}-1", address=f"{name}:1", host=name, site="", devices=(),
+        memory_bytes=0, arithmetic_class="",
+    )  # fmt: skip
 
 
 def job(*, data_sha256: str = "sha-data", **fields: object) -> JobView:
@@ -96,9 +111,12 @@ def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:
     return {StateKey("j", 1, boundary, layer): StoredFile(Path(f"/s/{layer}"), 10, f"sha-{layer}") for layer in layers}
 
 
-def state_record(layer: str, *, is_durable: bool = False, generation: int = 1) -> StateRecord:
-    """What etcd says of such a file."""
-    return StateRecord(size_bytes=10, sha256=f"sha-{layer}", generation=generation, is_durable=is_durable)
+def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), generation: int = 0) -> StateRecord:
+    """What etcd says of such files on node `name`."""
+    files = {
+        layer: StateFile(size_bytes=10, sha256=f"sha-{layer}", is_durable=layer in durable) for layer in sorted(layers)
+    }
+    return StateRecord(incarnation=f"{name}-1", generation=generation, files=files)
 
 
 def of_kind(steps: list[Step], kind: type[Step]) -> list[Step]:
@@ -229,15 +247,16 @@ def test_only_layers_that_move_and_the_journal_are_written() -> None:
 
 
 def test_written_files_are_registered_once() -> None:
-    """The files are in the store: each is registered, unless etcd says so already."""
+    """The files are in the store: they are registered in one record, unless etcd says so already."""
     files = held("block.1", "head", JOURNAL)
-    known = {(1, 5, "head"): {"a": state_record("head")}}
-    view = view_of(job(plan=WHOLE, next=SPLIT, stop=STOP, workers=STOPPED_RECORD, state=known))
-    steps = of_kind(next_steps(view, node(STOPPED.did_prepare(G2), held=files)), RegisterState)
-    assert steps == [
-        RegisterState(StateKey("j", 1, 5, "block.1"), state_record("block.1")),
-        RegisterState(StateKey("j", 1, 5, JOURNAL), state_record(JOURNAL)),
-    ]
+    record = state_record("block.1", "head", JOURNAL)
+    fields = {"plan": WHOLE, "next": SPLIT, "stop": STOP, "workers": STOPPED_RECORD}
+    older = {(1, 5): {"a": state_record("head")}}
+    status = node(STOPPED.did_prepare(G2), held=files)
+    steps = of_kind(next_steps(view_of(job(state=older, **fields)), status), RegisterState)
+    assert steps == [RegisterState("j", 1, 5, record)]
+    known = {(1, 5): {"a": record}}
+    assert of_kind(next_steps(view_of(job(state=known, **fields)), status), RegisterState) == []
 
 
 def test_layers_that_stay_are_taken_from_the_live_buffers() -> None:
@@ -253,24 +272,25 @@ def test_layers_that_came_are_fetched_from_their_holders_first() -> None:
     """Node b got the back half: it fetches each file from a, and starts from the files when they are there."""
     after = replace(SPLIT, boundary=5)
     parts = (*BACK, JOURNAL)
-    state = {(1, 5, part): {"a": state_record(part)} for part in parts}
+    state = {(1, 5): {"a": state_record(*parts)}}
     workers = {(2, 0): record(WorkerState.READY), (2, 1): record(WorkerState.READY, name="b")}
     view = view_of(job(plan=after, workers=workers, state=state))
     status = worker().did_prepare(G2)
-    assert next_steps(view, node(status, name="b")) == [
+    assert of_kind(next_steps(view, node(status, name="b")), FetchState) == [
         FetchState(0, G2, StateKey("j", 1, 5, part), ("a",), "", CheckpointFile(size_bytes=10, sha256=f"sha-{part}"))
         for part in parts
     ]
-    (start,) = next_steps(view, node(status, name="b", held=held(*parts)))
+    (start,) = of_kind(next_steps(view, node(status, name="b", held=held(*parts))), OrderStart)
     assert isinstance(start, OrderStart)
     assert start.sources == tuple(Source(part, SourceKind.FILE, f"/s/{part}") for part in parts)
 
 
 def test_a_worker_at_another_boundary_is_not_live() -> None:
-    """The worker stands at 5 and the plan begins at 7: nothing is taken from its buffers."""
+    """The worker stands at 5 and the plan begins at 7: nothing is taken from its buffers, and nobody has files."""
     after = replace(SPLIT, boundary=7)
     workers = {(2, 0): record(WorkerState.READY), (2, 1): record(WorkerState.READY, name="b")}
-    assert next_steps(view_of(job(plan=after, workers=workers)), node(STOPPED.did_prepare(G2))) == []
+    steps = next_steps(view_of(job(plan=after, workers=workers)), node(STOPPED.did_prepare(G2)))
+    assert steps == [GiveUp(0, G2, f"no node holds {part} at boundary 7 of j, timeline 1") for part in FRONT]
 
 
 # --- Pause and end ----------------------------------------------------------------------------------------------------
@@ -283,10 +303,24 @@ def test_a_checkpoint_writes_everything_copies_it_and_registers_it_as_durable() 
     parts = (*LAYERS, JOURNAL)
     assert next_steps(view, node(STOPPED)) == [OrderWrite(0, G1, 1, 5, parts)]
     files = held(*parts)
-    assert next_steps(view, node(STOPPED, held=files)) == [CopyToCheckpoint(0, G1, key) for key in files]
+    registered = RegisterState("j", 1, 5, state_record(*parts))
+    assert next_steps(view, node(STOPPED, held=files)) == [*map(CopyToCheckpoint, files), registered]
     assert next_steps(view, node(STOPPED, held=files, durable=set(files))) == [
-        RegisterState(key, state_record(key.layer, is_durable=True)) for key in files
+        RegisterState("j", 1, 5, state_record(*parts, durable=parts))
     ]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again() -> None:
+    """One copy failed: its reason is in the record, the copy stays due, and the worker has not failed."""
+    stop = replace(STOP, save=Save.CHECKPOINT)
+    parts = (*LAYERS, JOURNAL)
+    files = held(*parts)
+    head = StateKey("j", 1, 5, "head")
+    view = view_of(job(plan=WHOLE, stop=stop, workers=STOPPED_RECORD))
+    steps = next_steps(view, node(STOPPED, held=files, durable=set(files) - {head}, troubles={head: "disk full"}))
+    durable = tuple(part for part in parts if part != "head")
+    told = replace(state_record(*parts, durable=durable), trouble="disk full")
+    assert steps == [CopyToCheckpoint(head), RegisterState("j", 1, 5, told)]
 
 
 def test_a_worker_that_came_to_the_end_by_itself_is_registered_as_stopped() -> None:
@@ -301,8 +335,9 @@ def test_after_the_plan_is_over_the_worker_is_released_and_only_the_journal_kept
     steps = next_steps(view_of(job()), node(STOPPED, held=files))
     assert steps == [
         OrderRelease(0, "j"),
-        DeleteState(StateKey("j", 1, 3, JOURNAL)),
-        DeleteState(StateKey("j", 1, 5, "head")),
+        DeleteState("j", 1, 3, (JOURNAL,)),
+        RegisterState("j", 1, 5, state_record(JOURNAL)),
+        DeleteState("j", 1, 5, ("head",)),
     ]
     releasing = STOPPED.ordered(OrderKind.RELEASE, JobGeneration("j", 0))
     assert of_kind(next_steps(view_of(job()), node(releasing)), OrderRelease) == []
@@ -311,7 +346,7 @@ def test_after_the_plan_is_over_the_worker_is_released_and_only_the_journal_kept
 
 def test_a_removed_job_leaves_nothing() -> None:
     """No key of the job is left: its journal goes too."""
-    assert next_steps(view_of(), node(worker(), held=held(JOURNAL))) == [DeleteState(StateKey("j", 1, 5, JOURNAL))]
+    assert next_steps(view_of(), node(worker(), held=held(JOURNAL))) == [DeleteState("j", 1, 5, (JOURNAL,))]
 
 
 def test_a_job_starts_from_its_checkpoint() -> None:
@@ -337,7 +372,7 @@ def test_a_job_starts_from_its_checkpoint() -> None:
 
 def test_a_dead_worker_fails_every_generation_it_served() -> None:
     """It ran generation 1 and was prepared for 2: both records say failed, with the reason; nothing else is ordered."""
-    status = RUNNING.did_prepare(G2).died("killed")
+    status = RUNNING.did_prepare(G2).died(Failure("killed"))
     failed = replace(record(WorkerState.FAILED, error="killed"), incarnation="", address="", pid=0)
     view = view_of(job(plan=WHOLE, next=SPLIT, workers=RUNNING_RECORD))
     assert next_steps(view, node(status)) == [RegisterWorker(G2, 0, failed), RegisterWorker(G1, 0, failed)]
@@ -345,7 +380,7 @@ def test_a_dead_worker_fails_every_generation_it_served() -> None:
 
 def test_a_respawned_worker_does_not_take_up_a_failed_generation() -> None:
     """The process is back; the generation stays failed, whatever the plan says, until it is over."""
-    status = replace(worker(), failures=RUNNING.died("killed").failures)
+    status = replace(worker(), failures=RUNNING.died(Failure("killed")).failures)
     view = view_of(job(plan=WHOLE, workers={(1, 0): record(WorkerState.FAILED, error="killed")}))
     assert next_steps(view, node(status)) == []
     assert not is_over(view, G1)
@@ -354,7 +389,7 @@ def test_a_respawned_worker_does_not_take_up_a_failed_generation() -> None:
 
 def test_an_idle_workers_death_fails_nothing() -> None:
     """It served no job when it died: there is no failure to tell."""
-    assert STOPPED.released().died("killed").failures == {}
+    assert STOPPED.released().died(Failure("killed")).failures == {}
 
 
 # --- Leaving ----------------------------------------------------------------------------------------------------------
@@ -369,6 +404,72 @@ def test_files_are_awaited_until_every_worker_of_the_new_plan_runs() -> None:
     assert not is_named(ready, "a", "a-1")
     running = view_of(job(plan=after, workers={(2, 0): record(WorkerState.RUNNING, name="b")}))
     assert not is_awaited(running, files)
-    assert of_kind(next_steps(running, node(worker(), held=files)), DeleteState) == [
-        DeleteState(StateKey("j", 1, 5, "head"))
+
+
+# --- Recovery ---------------------------------------------------------------------------------------------------------
+
+BACK_TO_5 = replace(plan(2, ("a", LAYERS), source="nodes", boundary=5), timeline=2, ancestry=((1, 5),))
+PARTS = (*LAYERS, JOURNAL)
+
+
+def recovering(**fields: object) -> JobView:
+    """The job goes back to boundary 5 of timeline 1 on a new timeline; the old plan is still there."""
+    known: dict[str, object] = {"plan": WHOLE, "next": BACK_TO_5, "phase": PhaseRecord(phase=Phase.RECOVERING)}
+    return job(**(known | {"workers": RUNNING_RECORD} | fields))  # type: ignore[arg-type]
+
+
+def test_a_survivor_is_prepared_and_its_old_generation_is_left_alone() -> None:
+    """It computes generation 1 and recovery plans 2: it is prepared, and nothing of the old plan is ordered."""
+    state = {(1, 5): {"a": state_record(*PARTS)}}
+    view = view_of(recovering(state=state, stop=StopRecord(generation=1, save=Save.MOVES)))
+    assert next_steps(view, node(RUNNING, held=held(*PARTS))) == [OrderPrepare(0, G2, 0, BACK_TO_5, "/data")]
+
+
+def test_a_recoverys_files_come_while_workers_are_prepared() -> None:
+    """`next` starts from files that b has: they are fetched before the plan is in force."""
+    state = {(1, 5): {"b": state_record(*PARTS, name="b")}}
+    steps = of_kind(next_steps(view_of(recovering(state=state)), node(RUNNING)), FetchState)
+    assert [step.key.layer for step in steps if isinstance(step, FetchState)] == list(PARTS)
+
+
+def test_after_a_rollback_nothing_is_live() -> None:
+    """The worker stands at 5 with its state live; on the new timeline it loads its own files all the same."""
+    workers = {(2, 0): record(WorkerState.READY)}
+    view = view_of(job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"a": state_record(*PARTS)}}))
+    (start,) = of_kind(next_steps(view, node(STOPPED.did_prepare(G2), held=held(*PARTS))), OrderStart)
+    assert isinstance(start, OrderStart)
+    assert {source.kind for source in start.sources} == {SourceKind.FILE}
+
+
+def test_a_file_of_another_incarnation_is_not_asked_for() -> None:
+    """b's record is of the daemon before: one waits until it goes; with c's record beside it, c is asked."""
+    workers = {(2, 0): record(WorkerState.READY)}
+    old = replace(state_record(*PARTS, name="b"), incarnation="b-0")
+    gone = job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"b": old}})
+    status = worker().did_prepare(G2)
+    assert next_steps(view_of(gone), node(status)) == []
+    both = replace(gone, state={(1, 5): {"b": old, "c": state_record(*PARTS, name="c")}})
+    steps = of_kind(next_steps(view_of(both), node(status)), FetchState)
+    assert {step.holders for step in steps if isinstance(step, FetchState)} == {("c",)}
+
+
+def test_what_no_node_holds_is_given_up() -> None:
+    """Its file was damaged and dropped, and nobody else has one: the generation fails, and the next goes elsewhere."""
+    workers = {(2, 0): record(WorkerState.READY)}
+    files = {key: file for key, file in held(*PARTS).items() if key.layer != "head"}
+    view = view_of(job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"a": state_record(*PARTS)}}))
+    steps = next_steps(view, node(worker().did_prepare(G2), held=files))
+    assert of_kind(steps, GiveUp) == [GiveUp(0, G2, "no node holds head at boundary 5 of j, timeline 1")]
+    assert of_kind(steps, RegisterState) == [
+        RegisterState("j", 1, 5, state_record(*(part for part in PARTS if part != "head")))
     ]
+
+
+def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
+    """This node saw generation 4 in force; etcd says 1: no order, no release, nothing deleted. Plan 5 is obeyed."""
+    files = held(*PARTS)
+    old = job(plan=WHOLE, workers=RUNNING_RECORD)
+    assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j": 4})) == []
+    newer = replace(BACK_TO_5, generation=5)
+    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j": 4}))
+    assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, "/data")]

@@ -1,0 +1,89 @@
+"""Which copies a node fetches for other stages, and when it asks for fewer snapshots because copies lag. Pure."""
+
+from collections.abc import Iterator, Set
+from typing import Final
+
+from headway.daemon.coordination.boundaries import holders, own_places, restorable
+from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
+from headway.daemon.node.agent_steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
+from headway.daemon.node.node_state import NodeState, Spacing
+from headway.daemon.planning.copy_places import copy_places
+from headway.daemon.records import CheckpointFile, PlanRecord, StagePlan
+from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.supervision.worker_status import JobGeneration
+
+MAX_LAG: Final = 3
+"""Boundaries without enough copies, newer than the newest restorable one, before snapshots are spaced out."""
+
+
+def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
+    """For every stage of which this node keeps copies, the oldest boundary that is not here yet and not safe yet."""
+    for job in view.jobs.values():
+        plan, spec = job.plan, job.spec
+        if plan is None or spec is None or node.is_behind(job):
+            continue
+        newer = _not_restorable(job, view)
+        if not newer:
+            continue
+        for stage_index, buddies in enumerate(copy_places(spec, plan, view.nodes)):
+            if node.name in buddies:
+                step = _oldest_missing(view, job, plan, stage_index, newer, node)
+                if step is not None:
+                    yield step
+        yield from _spacing(job, plan, newer, node)
+
+
+def parts_of_stage(plan: PlanRecord, stage_index: int) -> tuple[str, ...]:
+    """A stage's layers, and on the last one the journal."""
+    layers = plan.stages[stage_index].layers
+    return (*layers, JOURNAL) if stage_index + 1 == len(plan.stages) else layers
+
+
+def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
+    """The boundaries newer than the newest restorable one, oldest first."""
+    safe = restorable(job, view.nodes)
+    newest = _age(safe[0]) if safe else (-1, -1)
+    return [place for place in reversed(own_places(job)) if _age(place) > newest]
+
+
+def _oldest_missing(
+    view: ClusterView, job: JobView, plan: PlanRecord, stage_index: int, newer: list[Place], node: NodeState
+) -> FetchCopies | None:
+    for place in newer:
+        living = holders(job, place, view.nodes)
+        files = []
+        for part in parts_of_stage(plan, stage_index):
+            others = living[part] - {node.name}
+            if others and StateKey(job.name, *place, part) not in node.held:
+                files.append(_copy_file(job, place, part, others, plan.stages[stage_index]))
+        if files:
+            return FetchCopies(job.name, plan.generation, *place, stage_index, tuple(files))
+    return None
+
+
+def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:
+    found = job.holders(*place, part)
+    first = owner.node if owner.node in others else min(others)
+    same = sorted(name for name in others if found[name].sha256 == found[first].sha256 and name != first)
+    expected = CheckpointFile(size_bytes=found[first].size_bytes, sha256=found[first].sha256)
+    return CopyFile(part, (first, *same), expected)
+
+
+def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState) -> Iterator[Step]:
+    of = JobGeneration(job.name, plan.generation)
+    spacing = node.spacings.get(of, Spacing())
+    lagging = [place for place in newer if place[1] > spacing.boundary]
+    if len(lagging) <= MAX_LAG:
+        return
+    for stage in plan.stages:
+        if (stage.node, stage.node_incarnation) == (node.name, node.incarnation) and stage.device_index < len(
+            node.workers
+        ):
+            worker = node.workers[stage.device_index]
+            if worker.is_up and worker.started == of and of not in worker.failures:
+                yield OrderSpaceSnapshots(worker.device_index, of, 2 * spacing.factor, newer[-1][1])
+
+
+def _age(place: Place) -> tuple[int, int]:
+    """Sorts by boundary, then by timeline."""
+    return place[1], place[0]

@@ -1,0 +1,55 @@
+"""What a daemon knows beside the cluster's records: its workers, its files, what it did before. A value."""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from headway.daemon.coordination.cluster_view import JobView, Place
+from headway.daemon.records import PlanRecord
+from headway.daemon.storage.state_key import StateKey, StoredFile
+from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """How far apart a worker's snapshots are: every factor-th, since the boundary that made it so."""
+
+    factor: int = 1
+    boundary: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One node, as its agent sees it."""
+
+    name: str
+    incarnation: str
+    workers: tuple[WorkerStatus, ...]
+    """By device index."""
+    held: Mapping[StateKey, StoredFile] = field(default_factory=dict)
+    durable: Set[StateKey] = frozenset()
+    """Those held files that this daemon has copied to the checkpoint folder."""
+    troubles: Mapping[StateKey, str] = field(default_factory=dict)
+    """Why a held file could not be copied there."""
+    data_paths: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of a job's data to the folder of its verified token shards."""
+    in_force: Mapping[str, int] = field(default_factory=dict)
+    """Job to the highest generation that this node saw in force: a plan below it is from a backup of etcd."""
+    spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
+    """What was ordered by OrderSpaceSnapshots."""
+
+    def is_outdated(self, job: JobView, plan: PlanRecord | None) -> bool:
+        """Whether a plan is older than one that this node saw in force."""
+        return plan is not None and plan.generation < self.in_force.get(job.name, 0)
+
+    def is_behind(self, job: JobView) -> bool:
+        """Whether all that etcd says of a job is older than what this node saw of it: nothing is thrown away then."""
+        known = max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
+        return known < self.in_force.get(job.name, 0) or self.is_outdated(job, job.plan)
+
+    def held_of(self, job: str) -> dict[Place, dict[str, StoredFile]]:
+        """A job's files that are held here: place to layer to file."""
+        found: dict[Place, dict[str, StoredFile]] = {}
+        for key, file in self.held.items():
+            if key.job == job:
+                found.setdefault((key.timeline, key.boundary), {})[key.layer] = file
+        return found

@@ -1,0 +1,127 @@
+"""What a node does about the files it holds: which it registers, which it copies, which it lets go. Pure.
+
+A file is registered before anybody may count on it, and it is registered no more before it goes. Which boundaries stay
+is decided by coordination/boundaries.py, for coordinator and nodes alike.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from headway.daemon.coordination.boundaries import (
+    copier,
+    due_checkpoint,
+    fewest_holders,
+    kept,
+    lineage_of,
+    parts_of,
+)
+from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
+from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, RegisterState, Step, UnregisterState
+from headway.daemon.node.node_state import NodeState
+from headway.daemon.records import PlanRecord, StateFile, StateRecord
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.supervision.worker_status import JobGeneration
+
+
+def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
+    """Registrations, deletions and durable copies that are due."""
+    for name in sorted({key.job for key in node.held} | set(view.jobs)):
+        job = view.jobs.get(name)
+        if job is None or job.submission is None:
+            for (timeline, boundary), files in node.held_of(name).items():
+                yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
+        elif not node.is_behind(job):
+            yield from _registrations(view, job, node)
+            yield from _durable_copies(view, job, node)
+
+
+def is_welcome(job: JobView, timeline: int, boundary: int) -> bool:
+    """Whether a file of a boundary that a worker wrote is of the job's own past."""
+    lineage = lineage_of(job)
+    return lineage is not None and lineage.has(timeline, boundary)
+
+
+def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    assert job.submission is not None
+    held = node.held_of(job.name)
+    of_this_job = {
+        place: {layer: file for layer, file in files.items() if file.uid == job.submission.uid}
+        for place, files in held.items()
+    }
+    told = {place: records[node.name] for place, records in job.state.items() if node.name in records}
+    shown = kept(_as_registered(job, of_this_job, node), view.nodes)
+    loaded = set(_loaded(job, node))
+    journal = _last_journal(job, of_this_job)
+    for place in sorted(held.keys() | told.keys()):
+        files = of_this_job.get(place, {})
+        if place not in shown:
+            files = {JOURNAL: files[JOURNAL]} if place == journal else {}
+        staying = of_this_job.get(place, {}) if place in loaded else files
+        registered = told.get(place)
+        record = _record(job.name, place, files, node)
+        if record.files and record != registered:
+            yield RegisterState(job.name, *place, record)
+        elif not record.files and registered is not None:
+            yield UnregisterState(job.name, *place)
+        counted_on = registered.files if registered is not None else {}
+        going = tuple(sorted(held.get(place, {}).keys() - staying.keys() - counted_on.keys()))
+        if going:
+            yield DeleteState(job.name, *place, going)
+
+
+def _as_registered(job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState) -> JobView:
+    """The job as if every boundary held here had been told of, with no file that anybody could count on yet."""
+    empty = StateRecord(incarnation=node.incarnation, generation=0)
+    new: dict[Place, dict[str, StateRecord]] = {place: {node.name: empty} for place in held if place not in job.state}
+    return replace(job, state={**job.state, **new})
+
+
+def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeState) -> StateRecord:
+    keys = {layer: StateKey(job, *place, layer) for layer in sorted(files)}
+    return StateRecord(
+        incarnation=node.incarnation,
+        generation=max((file.generation for file in files.values()), default=0),
+        files={
+            layer: StateFile(
+                size_bytes=files[layer].size_bytes, sha256=files[layer].sha256, is_durable=key in node.durable
+            )
+            for layer, key in keys.items()
+        },
+        trouble=next((node.troubles[key] for key in keys.values() if key in node.troubles), ""),
+    )
+
+
+def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
+    """The boundaries that this node's own workers still have to load, wherever their files came from."""
+    for plan in (job.plan, job.next):
+        if plan is not None and plan.source != "initial" and not _has_begun(job, plan, node):
+            yield plan.source_timeline, plan.boundary
+
+
+def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
+    of = JobGeneration(job.name, plan.generation)
+    mine = [
+        node.workers[stage.device_index]
+        for stage in plan.stages
+        if (stage.node, stage.node_incarnation) == (node.name, node.incarnation)
+        and stage.device_index < len(node.workers)
+    ]
+    return all(worker.started == of for worker in mine)
+
+
+def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Place | None:
+    """The newest journal of a job that has no past of its own any more: people ask for it."""
+    if lineage_of(job) is not None:
+        return None
+    return max((place for place, files in held.items() if JOURNAL in files), default=None)
+
+
+def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """What this node copies to the checkpoint folder while training goes on. A stop's copies are agent_orders'."""
+    place = due_checkpoint(job)
+    if place is None or not fewest_holders(job, place, view.nodes):
+        return
+    for part in parts_of(job):
+        key = StateKey(job.name, *place, part)
+        if key in node.held and key not in node.durable and copier(job, place, part, view.nodes) == node.name:
+            yield CopyToCheckpoint(key)

@@ -1,0 +1,213 @@
+"""The files of a node's store in action: taken in from workers, fetched, copied to durable storage, let go."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import RecoveryError
+from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.state_duties import is_welcome
+from headway.daemon.records import CheckpointFile
+from headway.daemon.storage.checkpoint import copy_to_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
+from headway.proto import control_pb2
+
+log = structlog.get_logger()
+
+SWEEP_PERIOD_S: Final = 60.0
+STRAY_AFTER_S: Final = 600.0
+"""A file that nobody knows may be one that a worker is just writing; after this time it is not."""
+NUM_AT_ONCE: Final = 4
+"""Files of one boundary that are asked for at the same time."""
+
+
+class StateKeeper:
+    """What an agent does with files, and what it knows of them beside the store."""
+
+    def __init__(
+        self, *, node: str, view: ClusterView, store: StateStore, client: NodeClient, checkpoint_root: Path | None
+    ) -> None:
+        self._node = node
+        self._view = view
+        self._store = store
+        self._client = client
+        self._checkpoint_root = checkpoint_root
+        self._copies = asyncio.Semaphore(2)
+        self.durable: set[StateKey] = set()
+        """Held files that are in the checkpoint folder too."""
+        self.troubles: dict[StateKey, str] = {}
+        """Held files that could not be copied there, and why."""
+
+    # --- From workers -----------------------------------------------------------------------------------------------
+
+    def wrote(self, wrote: control_pb2.Wrote) -> str:
+        """Take in what a worker wrote. Returns why it cannot be kept, if that is a failure of the worker's part.
+
+        A snapshot that is not of the job's own past any more, or for which there is no room, is deleted: training goes
+        on.
+        """
+        job = self._view.jobs.get(wrote.job)
+        timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
+        paths = [Path(file.path) for file in wrote.files]
+        if job is None or timeline is None or not is_welcome(job, timeline, wrote.boundary):
+            log.warning("state_not_wanted", job=wrote.job, generation=wrote.generation, boundary=wrote.boundary)
+            self._discard(paths)
+            return ""
+        for file in wrote.files:
+            key = StateKey(wrote.job, timeline, wrote.boundary, file.layer)
+            try:
+                self._store.adopt(
+                    key,
+                    Path(file.path),
+                    size_bytes=file.size_bytes,
+                    sha256=file.sha256,
+                    generation=wrote.generation,
+                    uid=_uid(job),
+                )
+            except RecoveryError as error:
+                if not wrote.is_snapshot:
+                    return str(error)
+                log.warning("snapshot_not_kept", job=wrote.job, boundary=wrote.boundary, error=str(error))
+                keys = [StateKey(wrote.job, timeline, wrote.boundary, other.layer) for other in wrote.files]
+                self._store.remove(self._store.forget(keys))
+                self._discard(paths)
+                return ""
+        return ""
+
+    def refused_file(self, path: Path) -> None:
+        """A worker found a file damaged: it is not held any more."""
+        for key, file in list(self._store.contents.items()):
+            if file.path == path:
+                log.error("damaged_file_dropped", key=str(key))
+                self._store.delete(key)
+
+    def _discard(self, paths: Iterable[Path]) -> None:
+        """Delete files that a worker wrote and that nobody takes, but none that the store has."""
+        known = {file.path for file in self._store.contents.values()}
+        for path in paths:
+            if path not in known:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    # --- Steps ------------------------------------------------------------------------------------------------------
+
+    async def fetch(self, step: FetchState) -> None:
+        """One file that a worker is to load. Raises RecoveryError or ConfigError."""
+        job = self._job(step.of.job)
+        if step.checkpoint_url:
+            await fetch_checkpointed(
+                self._store,
+                step.key,
+                url=resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root),
+                expected=step.expected,
+                generation=step.of.generation,
+                uid=_uid(job),
+            )
+        else:
+            await self._fetch_from(step.holders, step.key, step.expected, generation=step.of.generation)
+
+    async def fetch_copies(self, step: FetchCopies) -> None:
+        """Files of one boundary, a few at once. Raises RecoveryError when one cannot be had."""
+        at_once = asyncio.Semaphore(NUM_AT_ONCE)
+        errors: list[RecoveryError] = []
+
+        async def one(key: StateKey, holders: tuple[str, ...], expected: CheckpointFile) -> None:
+            async with at_once:
+                try:
+                    await self._fetch_from(holders, key, expected, generation=step.generation)
+                except RecoveryError as error:
+                    errors.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for key, file in zip(step.keys, step.files, strict=True):
+                if key not in self._store.contents:
+                    group.create_task(one(key, file.holders, file.expected), name=f"copy of {key}")
+        if errors:
+            raise errors[0]
+
+    async def _fetch_from(
+        self, holders: tuple[str, ...], key: StateKey, expected: CheckpointFile, *, generation: int
+    ) -> None:
+        job = self._job(key.job)
+        addresses = [self._view.nodes[name].address for name in holders if name in self._view.nodes]
+        await fetch_from_nodes(
+            self._store,
+            self._client,
+            key,
+            addresses=addresses,
+            expected=expected,
+            generation=generation,
+            uid=_uid(job),
+        )
+
+    async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
+        """Copy one file to durable storage; what goes wrong is kept as its trouble. Raises RecoveryError, ConfigError.
+
+        Two at once: a file system over a network gains by it, and training keeps its processor.
+        """
+        key = step.key
+        job = self._job(key.job)
+        assert job.spec is not None, "a job that is known has its spec"
+        async with self._copies:
+            file = self._store.get(key)
+            if file is None:
+                raise RecoveryError(str(key), "is not held any more")
+            try:
+                folder = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
+                url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
+                await asyncio.to_thread(copy_to_checkpoint, file.path, url, key.layer)
+            except Exception as error:
+                self.troubles[key] = str(error)
+                raise
+        self.troubles.pop(key, None)
+        self.durable.add(key)
+
+    async def delete(self, step: DeleteState) -> None:
+        """Forget files at once, and delete them in a thread: a large one takes its time."""
+        await asyncio.to_thread(self._store.remove, self._store.forget(step.keys))
+
+    def abandon(self, keys: Iterable[StateKey]) -> None:
+        """What was fetched of these files is not wanted."""
+        for key in keys:
+            self._store.abandon(key)
+
+    def forget_what_is_gone(self) -> None:
+        """Of files that are not held there is nothing to know."""
+        held = self._store.contents.keys()
+        self.durable &= held
+        self.troubles = {key: why for key, why in self.troubles.items() if key in held}
+
+    async def sweep(self) -> None:
+        """Until cancelled: delete, now and then, files of the store's folder that nobody knows."""
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            known = self._store.known_paths()
+            num_bytes = await asyncio.to_thread(self._store.sweep, known, older_than=time.time() - STRAY_AFTER_S)
+            if num_bytes:
+                log.warning("stray_files_deleted", size_bytes=num_bytes)
+
+    def _job(self, name: str) -> JobView:
+        """Raises RecoveryError when the job was removed since the step was due."""
+        job = self._view.jobs.get(name)
+        if job is None or job.spec is None:
+            raise RecoveryError(name, "was removed")
+        return job
+
+
+def _timeline_of(job: JobView | None, generation: int) -> int | None:
+    plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
+    return next((plan.timeline for plan in plans if plan.generation == generation), None)
+
+
+def _uid(job: JobView) -> str:
+    return job.submission.uid if job.submission is not None else ""
