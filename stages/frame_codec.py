@@ -52,6 +52,25 @@ def heartbeat(generation: Generation, *, sequence: int, acknowledged: int) -> by
     return HEADER_LENGTH.pack(len(header)) + header
 
 
+class Goodbye:
+    """The last that is said in one direction. Takes a number like a frame, so that it is sent again like one."""
+
+    def __init__(self, generation: Generation, *, sequence: int) -> None:
+        self._generation = generation
+        self._sequence = sequence
+        self.payload_bytes = 0
+
+    def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:  # noqa: ARG002
+        """Like those of a frame: always one."""
+        header = FrameHeader(
+            kind=FrameHeader.GOODBYE,
+            generation=self._generation,
+            sequence=self._sequence,
+            acknowledged=acknowledged(),
+        ).SerializeToString()
+        yield HEADER_LENGTH.pack(len(header)) + header
+
+
 class OutgoingFrame:
     """A frame that was handed over and is not yet acknowledged. Holds the tensors, not a copy of them."""
 
@@ -119,16 +138,28 @@ class FrameAssembler:
         """The first sequence number not yet received: what is acknowledged."""
         self.acknowledged = 0
         """What the peer last acknowledged."""
+        self.num_duplicates = 0
+        """Messages of frames that had been received before; they are dropped."""
+        self.is_ended = False
+        """Whether the peer said goodbye."""
         self._generation = generation
         self._contract = contract
         self._kinds = {WIRE_KINDS[kind]: kind for kind in kinds}
         self._partial: _Partial | None = None
+
+    def restart(self, *, acknowledged: int) -> None:
+        """A new stream begins: the frame that was underway on the old one will come again from its first byte."""
+        self._partial = None
+        self.acknowledged = acknowledged
 
     def feed(self, message: bytes) -> Frame | None:
         """Take one message; the frame, when this was its last chunk. Raises ProtocolError."""
         header, chunk = self._parse(message)
         if header.generation != self._generation:
             raise self._error(f"a frame of generation {header.generation} on a link of {self._generation}")
+        if 0 <= header.sequence < self.next_sequence:
+            self.num_duplicates += 1
+            return None
         if header.sequence != self.next_sequence:
             raise self._error(f"frame {header.sequence} where {self.next_sequence} was due")
         if header.acknowledged < self.acknowledged:
@@ -137,6 +168,14 @@ class FrameAssembler:
         if header.kind == FrameHeader.HEARTBEAT:
             if chunk.nbytes or self._partial is not None:
                 raise self._error("a heartbeat with or inside a payload")
+            return None
+        if self.is_ended:
+            raise self._error("a frame after the goodbye")
+        if header.kind == FrameHeader.GOODBYE:
+            if chunk.nbytes or self._partial is not None or header.payload_bytes:
+                raise self._error("a goodbye with or inside a payload")
+            self.next_sequence += 1
+            self.is_ended = True
             return None
         partial = self._partial = self._begin(header) if self._partial is None else self._resume(self._partial, header)
         end = partial.filled + chunk.nbytes

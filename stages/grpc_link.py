@@ -1,29 +1,58 @@
-"""The link over a gRPC stream: what one side has to say, has said, and has heard, and the two loops that move it.
+"""The link over gRPC streams: what one side has to say, has said, and has heard, and the loops that move it.
 
 `send` and `close` belong to the thread that computes, everything else to the loop's thread; a lock guards what both
-touch. A frame's tensors are held until the peer has acknowledged it, that is, placed it in its inbox. How a stream
-comes about is link_endpoint.py's business.
+touch. A frame's tensors are held until the peer has acknowledged it, that is, placed it in its inbox; after a break
+they are written again. How a stream comes about, and how often, is link_endpoint.py's business.
 """
 
 import asyncio
 import threading
-from collections import deque
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
 from headway.stages.errors import ProtocolError
-from headway.stages.frame_codec import FrameAssembler, OutgoingFrame, heartbeat
+from headway.stages.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation
 from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
+from headway.stages.resend_window import ResendWindow
 
 ACKNOWLEDGE_AFTER = timedelta(milliseconds=20)
 """How long an acknowledgement waits for a frame to travel with before it travels alone."""
 
 CLOSE_GRACE = timedelta(seconds=5)
-"""How long a closed link goes on delivering what was handed over before."""
+"""How long a closed link goes on delivering what was handed over before, over a new stream if need be."""
+
+FINISH_GRACE = timedelta(seconds=1)
+"""How long the last acknowledgement of a link may take to leave."""
+
+TICK = timedelta(seconds=0.5)
+"""A side that wrote nothing for a tick says so with a heartbeat: the peer hears something each second."""
+
+SILENT_TICKS = 4
+"""So many ticks without a message, two missed heartbeats, and the stream is dropped. Ticks are counted, not time: while
+this process itself stands still, nobody is silent."""
+
+STALLED_TICKS = 20
+"""So many ticks inside one write, and the stream is dropped."""
+
+MAX_VIOLATIONS = 3
+"""So many violations of the protocol without a good frame in between, and the link is given up."""
+
+FIRST_CHUNK_BYTES = 64 << 10
+MIN_CHUNK_BYTES = 16 << 10
+CHUNK_SECONDS = 0.25
+"""How long one chunk should take: on a slow line a whole one would leave the peer without a message for too long."""
+
+
+def next_chunk_bytes(num_bytes: int, seconds: float) -> int:
+    """The size of chunk, after one frame of `num_bytes` took `seconds` to write."""
+    return max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, int(CHUNK_SECONDS * num_bytes / max(seconds, 1e-6))))
 
 
 class MessageStream(Protocol):
@@ -54,8 +83,26 @@ class LinkOverflowError(Exception):
         return f"{self.peer}: {self.unacknowledged_bytes} bytes unacknowledged, the limit is {self.limit_bytes}"
 
 
+@dataclass(slots=True)
+class Turn:
+    """One stream's time to serve a link. Ended by the next one's, or by a reason."""
+
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+
+    def end(self, reason: str) -> None:
+        """Drop the stream, now or as soon as it is served."""
+        self.reason = self.reason or reason
+        self.ended.set()
+
+    async def wait(self) -> None:
+        """Raises ConnectionError with the reason once this turn has ended."""
+        await self.ended.wait()
+        raise ConnectionError(self.reason)
+
+
 class GrpcLink:
-    """A `Link`. Usable before it is connected: frames wait within the contract's bound."""
+    """A `Link`. Usable before it is connected and between two streams: frames wait within the contract's bound."""
 
     def __init__(
         self,
@@ -76,16 +123,21 @@ class GrpcLink:
         # Both threads, under the lock:
         self._lock = threading.Lock()
         self._is_open = True
-        self._unsent: deque[OutgoingFrame] = deque()
-        self._unacknowledged: deque[OutgoingFrame] = deque()
-        self._unacknowledged_bytes = 0
-        self._num_sent = 0
+        self._window: ResendWindow[OutgoingFrame | Goodbye] = ResendWindow()
         # The loop's thread alone:
         self._wake = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._over = asyncio.Event()
+        self._turn = Turn()
+        self._serving = asyncio.Lock()
         self._acknowledged_to_peer = 0
         self._acknowledge_timer: asyncio.TimerHandle | None = None
         self._is_heartbeat_due = False
+        self._num_heard = self._num_written = 0
+        self._is_writing = False
+        self._num_violations = 0
+        self._num_streams = 0
+        self._broken_at: float | None = None
+        self._outage_s = 0.0
 
     @property
     def peer(self) -> str:
@@ -96,36 +148,67 @@ class GrpcLink:
     def unacknowledged_bytes(self) -> int:
         """Payload bytes handed over that the peer has not acknowledged."""
         with self._lock:
-            return self._unacknowledged_bytes
+            return self._window.num_bytes
+
+    @property
+    def num_resumed(self) -> int:
+        """How often a new stream has taken up where an old one broke."""
+        return max(0, self._num_streams - 1)
+
+    @property
+    def outage_s(self) -> float:
+        """How long this link has been without a stream since its first one, in seconds."""
+        broken_at = self._broken_at
+        return self._outage_s + (0.0 if broken_at is None else time.monotonic() - broken_at)
 
     def send(self, frame: Frame) -> None:
-        """See `Link`. Raises LinkOverflowError beyond the contract's bound; after a break the frame is dropped."""
+        """See `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is dropped."""
         assert frame.generation == self._generation, "a frame of another generation"
-        outgoing = OutgoingFrame(frame, sequence=self._num_sent)
+        outgoing = OutgoingFrame(frame, sequence=self._window.next_to_push)
         with self._lock:
             if not self._is_open:
                 return
-            total = self._unacknowledged_bytes + outgoing.payload_bytes
+            total = self._window.num_bytes + outgoing.payload_bytes
             if total > self._contract.max_unacknowledged_bytes:
                 raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
-            self._unacknowledged_bytes = total
-            self._unacknowledged.append(outgoing)
-            self._unsent.append(outgoing)
-            self._num_sent += 1
+            self._window.push(outgoing, num_bytes=outgoing.payload_bytes)
         self._loop.call_soon(self._wake.set)
 
     def close(self) -> None:
-        """See `Link`. What was sent before is still delivered, within CLOSE_GRACE, if the stream is connected."""
+        """See `Link`. What was sent before is still delivered, within CLOSE_GRACE, if the link was ever connected."""
         with self._lock:
+            if not self._is_open:
+                return
             self._is_open = False
+            self._window.push(Goodbye(self._generation, sequence=self._window.next_to_push), num_bytes=0)
         self._loop.call_soon(self._on_closed)
 
     # --- in the loop's thread ---------------------------------------------------------------------------------------
 
     @property
-    def is_closed(self) -> bool:
-        """Whether close() was called or the link was lost."""
-        return self._closed.is_set()
+    def is_over(self) -> bool:
+        """Whether the link needs no stream any more: the goodbye was heard, or the link was lost."""
+        return self._over.is_set()
+
+    @property
+    def num_streams(self) -> int:
+        """How many streams have served it."""
+        return self._num_streams
+
+    @property
+    def was_connected(self) -> bool:
+        """Whether it has had a stream."""
+        return self._num_streams > 0
+
+    @property
+    def broken_at(self) -> float | None:
+        """When the last stream broke (the loop's clock), None while there is one or before the first."""
+        return self._broken_at
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the frame that is expected next. Stands still between two turns."""
+        return self._assembler.next_sequence
 
     def lose(self, reason: str) -> None:
         """Give the link up: LinkLost in the inbox, unless it is closed or lost already."""
@@ -133,70 +216,126 @@ class GrpcLink:
             if self._is_open:
                 self._is_open = False
                 self._inbox.put(LinkLost(self._peer, reason))
-            self._unsent.clear()
-            self._unacknowledged.clear()
-            self._unacknowledged_bytes = 0
-        self._on_closed()
+        self._end()
 
-    async def run(self, stream: MessageStream) -> None:
-        """Serve a connected stream until the link is closed or lost. Then raises the peer's ProtocolError."""
+    def violated(self, error: ProtocolError) -> None:
+        """Count a violation. The stream was dropped for it; the link is given up after MAX_VIOLATIONS."""
+        self._num_violations += 1
+        if self._num_violations >= MAX_VIOLATIONS:
+            self.lose(f"protocol violated {self._num_violations} times: {error.reason}")
+
+    def interrupt(self, reason: str) -> None:
+        """Drop the stream, if there is one; the link resumes."""
+        self._turn.end(reason)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Turn]:
+        """A new stream supersedes the one that is served; inside, nothing of the old one is heard any more."""
+        self._turn.end("superseded by a new connection")
+        mine = self._turn = Turn()
+        async with self._serving:
+            yield mine
+
+    async def run(self, stream: MessageStream, turn: Turn, *, acknowledged: int) -> None:
+        """Serve a connected stream until the link is over; the peer expects frame `acknowledged` next.
+
+        Raises ConnectionError with the reason when the stream broke, ProtocolError when the peer violated the protocol.
+        """
+        self._resume(acknowledged)
+        over = asyncio.create_task(self._over.wait())
+        writer = asyncio.create_task(self._write(stream))
+        tasks = [over, writer, *map(asyncio.create_task, (self._read(stream), self._watch(), turn.wait()))]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(self._read(stream))
-                writer = tasks.create_task(self._write(stream))
-                await self._closed.wait()
-                await asyncio.wait({writer}, timeout=CLOSE_GRACE.total_seconds())
-                reader.cancel()
-                writer.cancel()
-        except* ProtocolError as errors:
-            error = errors.exceptions[0]
-            assert isinstance(error, ProtocolError)
-            raise error from None
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._over.is_set():
+                await asyncio.wait({writer}, timeout=FINISH_GRACE.total_seconds())
         finally:
-            if self._acknowledge_timer is not None:
-                self._acknowledge_timer.cancel()
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            if not self._over.is_set():
+                self._broken_at = self._loop.loop.time()
+        if self._over.is_set():
+            return
+        errors = [result for result in results if isinstance(result, Exception)]
+        errors.append(ConnectionError("the stream was cancelled"))
+        raise next((error for error in errors if isinstance(error, ProtocolError)), errors[0])
+
+    def _resume(self, acknowledged: int) -> None:
+        try:
+            with self._lock:
+                self._window.resume(acknowledged)
+        except ValueError as error:
+            raise ProtocolError(self._peer, str(error)) from error
+        self._assembler.restart(acknowledged=acknowledged)
+        self._acknowledged_to_peer = self._assembler.next_sequence
+        self._num_streams += 1
+        if self._broken_at is not None:
+            self._outage_s += self._loop.loop.time() - self._broken_at
+            self._broken_at = None
 
     async def _read(self, stream: MessageStream) -> None:
-        try:
-            while (message := await stream.read()) is not None:
-                frame = self._assembler.feed(message)
-                self._forget(self._assembler.acknowledged)
-                if frame is not None:
-                    self._deliver(frame)
-            self.lose("the peer closed the link")
-        except ConnectionError as error:
-            self.lose(str(error))
-        except ProtocolError as error:
-            self.lose(f"protocol violated: {error.reason}")
-            raise
+        while (message := await stream.read()) is not None:
+            frame = self._assembler.feed(message)
+            self._num_heard += 1
+            if frame is not None:
+                self._deliver(frame)
+            self._forget(self._assembler.acknowledged)
+            if frame is not None:
+                self._num_violations = 0
+            if self._assembler.is_ended:
+                self._is_heartbeat_due = True
+                self.lose("the peer closed the link")
+                return
+        raise ConnectionError("the stream ended without a goodbye")
 
     async def _write(self, stream: MessageStream) -> None:
-        try:
-            while True:
-                self._wake.clear()
-                while (frame := self._next_unsent()) is not None:
-                    for message in frame.messages(self._acknowledge):
-                        await stream.write(message)
-                if self._is_heartbeat_due and self._assembler.next_sequence > self._acknowledged_to_peer:
-                    # Only the loop's thread makes unsent frames sent, so this is the next one's number.
-                    await stream.write(
-                        heartbeat(self._generation, sequence=self._next_to_write(), acknowledged=self._acknowledge())
-                    )
+        chunk_bytes = FIRST_CHUNK_BYTES
+        while True:
+            self._wake.clear()
+            while (frame := self._next_unwritten()) is not None:
+                begun_at = time.monotonic()
+                for message in frame.messages(self._acknowledge, chunk_bytes=chunk_bytes):
+                    await self._write_one(stream, message)
+                if frame.payload_bytes >= FIRST_CHUNK_BYTES:
+                    chunk_bytes = next_chunk_bytes(frame.payload_bytes, time.monotonic() - begun_at)
+            if self._is_heartbeat_due:
                 self._is_heartbeat_due = False
-                if self._closed.is_set():
-                    break
-                await self._wake.wait()
-            await stream.finish()
-        except ConnectionError as error:
-            self.lose(str(error))
+                # Only the loop's thread makes unwritten frames written, so this is the next one's number.
+                beat = heartbeat(
+                    self._generation, sequence=self._window.next_to_write, acknowledged=self._acknowledge()
+                )
+                await self._write_one(stream, beat)
+            if self._over.is_set():
+                return await stream.finish()
+            await self._wake.wait()
 
-    def _next_unsent(self) -> OutgoingFrame | None:
-        with self._lock:
-            return self._unsent.popleft() if self._unsent else None
+    async def _write_one(self, stream: MessageStream, message: bytes) -> None:
+        self._is_writing = True
+        await stream.write(message)
+        self._is_writing = False
+        self._num_written += 1
 
-    def _next_to_write(self) -> int:
+    async def _watch(self) -> None:
+        """Heartbeats out, and silence noticed. Raises ConnectionError."""
+        num_heard, num_written, silent_ticks, quiet_ticks = self._num_heard, self._num_written, 0, 0
+        self._is_writing = False
+        while True:
+            await asyncio.sleep(TICK.total_seconds())
+            silent_ticks = silent_ticks + 1 if self._num_heard == num_heard else 0
+            quiet_ticks = quiet_ticks + 1 if self._num_written == num_written else 0
+            num_heard, num_written = self._num_heard, self._num_written
+            if silent_ticks >= SILENT_TICKS:
+                raise ConnectionError(f"silent for {SILENT_TICKS * TICK.total_seconds():g} s")
+            if self._is_writing and quiet_ticks >= STALLED_TICKS:
+                raise ConnectionError(f"took nothing for {STALLED_TICKS * TICK.total_seconds():g} s")
+            if quiet_ticks:
+                self._is_heartbeat_due = True
+                self._wake.set()
+
+    def _next_unwritten(self) -> OutgoingFrame | Goodbye | None:
         with self._lock:
-            return self._unsent[0].sequence if self._unsent else self._num_sent
+            return self._window.pop_unwritten()
 
     def _acknowledge(self) -> int:
         self._acknowledged_to_peer = self._assembler.next_sequence
@@ -213,16 +352,31 @@ class GrpcLink:
 
     def _on_acknowledge_timer(self) -> None:
         self._acknowledge_timer = None
-        self._is_heartbeat_due = True
-        self._wake.set()
+        if self._assembler.next_sequence > self._acknowledged_to_peer:
+            self._is_heartbeat_due = True
+            self._wake.set()
 
     def _forget(self, acknowledged: int) -> None:
         with self._lock:
-            if acknowledged > self._num_sent - len(self._unsent):
-                raise ProtocolError(self._peer, f"acknowledgement {acknowledged} of frames not yet sent")
-            while self._unacknowledged and self._unacknowledged[0].sequence < acknowledged:
-                self._unacknowledged_bytes -= self._unacknowledged.popleft().payload_bytes
+            try:
+                self._window.acknowledge(acknowledged)
+            except ValueError as error:
+                raise ProtocolError(self._peer, str(error)) from error
+            is_all_said = not self._is_open and acknowledged == self._window.next_to_push
+        if is_all_said:
+            self._end()
 
     def _on_closed(self) -> None:
-        self._closed.set()
+        self._wake.set()
+        if not self.was_connected:
+            self._end()
+        elif not self.is_over:
+            self._loop.loop.call_later(CLOSE_GRACE.total_seconds(), self._end)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._window.clear()
+        if self._acknowledge_timer is not None:
+            self._acknowledge_timer.cancel()
+        self._over.set()
         self._wake.set()

@@ -3,6 +3,9 @@ downstream one, over TCP with mTLS.
 
 A hello names protocol, job, generation and both processes. One that is too early is answered `not yet` and dialled
 again; one that is too late or not meant for this process is answered with the reason, and the dialler gives up.
+
+A stream that breaks is dialled again by the side that dialled it first, over a new connection; the new one supersedes
+the old, whatever the listening side still thinks of that. Each side gives up `resume_timeout` after the break.
 """
 
 import asyncio
@@ -11,17 +14,20 @@ from datetime import timedelta
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_codec import MAX_MESSAGE_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
-from headway.stages.grpc_link import GrpcLink, MessageStream
+from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import Inbox
 from headway.stages.loop_thread import LoopThread
 from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+
+log = structlog.get_logger()
 
 SERVICE = "headway.data.Link"
 METHOD = "Stream"
@@ -29,6 +35,9 @@ START_TIMEOUT = timedelta(seconds=10)
 HELLO_TIMEOUT = timedelta(seconds=10)
 FIRST_REDIAL_S = 0.02
 LAST_REDIAL_S = 0.5
+FIRST_ATTEMPT_S = 2.0
+ATTEMPT_GROWTH = 1.5
+"""How long a redial may take, and how much longer the next one: packets may vanish, and a machine may be slow."""
 
 _TRANSPORT_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -47,7 +56,9 @@ _DIAL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+_HOPELESS = frozenset(
+    {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+)
 
 
 @dataclass(slots=True)
@@ -58,7 +69,12 @@ class _Awaited:
     generation: Generation
     peer_stage: StageIndex
     peer_incarnation: str
-    is_connected: bool = False
+    resume_timeout: timedelta
+    newest_attempt: int = 0
+
+
+class _RefusedError(Exception):
+    """The neighbour, or what listens in its place, will never accept this link."""
 
 
 class LinkEndpoint:
@@ -74,7 +90,10 @@ class LinkEndpoint:
         self._port = 0
         self._awaited: dict[str, _Awaited] = {}
         self._generations: dict[str, Generation] = {}
+        self._dialled: dict[str, GrpcLink] = {}
         self._num_stale = 0
+        self._num_resumed = 0
+        self._dialled_cut_until = self._accepted_cut_until = 0.0
 
     @property
     def port(self) -> int:
@@ -85,6 +104,11 @@ class LinkEndpoint:
     def num_stale(self) -> int:
         """Hellos of generations that were over."""
         return self._num_stale
+
+    @property
+    def num_resumed(self) -> int:
+        """How often a link of this endpoint, of any generation, went on over a new stream."""
+        return self._num_resumed
 
     def start(self) -> None:
         """Listen on a free port of the host. Raises RuntimeError when the host is not this machine's."""
@@ -104,12 +128,14 @@ class LinkEndpoint:
         peer_incarnation: str,
         inbox: Inbox,
         contract: FrameContract,
-        timeout: timedelta,
+        first_contact: timedelta,
+        resume_timeout: timedelta,
         address: str = "",
     ) -> GrpcLink:
         """The link to the upstream neighbour, which dials. `stage` is ours; `address` is for messages only.
 
-        LinkLost arrives in the inbox if the neighbour has not dialled within `timeout`.
+        LinkLost arrives in the inbox if the neighbour has not dialled within `first_contact`, or not again within
+        `resume_timeout` of a break.
         """
         peer_stage = StageIndex(stage - 1)
         link = GrpcLink(
@@ -120,7 +146,8 @@ class LinkEndpoint:
             contract=contract,
             receives=DOWNSTREAM_KINDS,
         )
-        self._loop.call_soon(self._await, job, _Awaited(link, generation, peer_stage, peer_incarnation), timeout)
+        awaited = _Awaited(link, generation, peer_stage, peer_incarnation, resume_timeout)
+        self._loop.call_soon(self._await, job, awaited, first_contact)
         return link
 
     def dial(
@@ -133,11 +160,13 @@ class LinkEndpoint:
         peer_incarnation: str,
         inbox: Inbox,
         contract: FrameContract,
-        timeout: timedelta,
+        first_contact: timedelta,
+        resume_timeout: timedelta,
     ) -> GrpcLink:
         """The link to the downstream neighbour at `address`. `stage` is ours.
 
-        LinkLost arrives in the inbox if it has not accepted within `timeout`, or at once if it refuses for good.
+        LinkLost arrives in the inbox if it has not accepted within `first_contact`, or not again within
+        `resume_timeout` of a break, or at once if it refuses for good.
         """
         link = GrpcLink(
             self._loop,
@@ -153,12 +182,30 @@ class LinkEndpoint:
             generation=generation,
             incarnation=self._incarnation,
             expected_incarnation=peer_incarnation,
-            next_sequence=0,
             stage=stage,
         )
         self._loop.call_soon(self._meet, job, generation)
-        self._loop.spawn(self._dial(link, address, hello, timeout), name=f"dial {link.peer}")
+        self._loop.spawn(self._dial(link, address, hello, first_contact, resume_timeout), name=f"dial {link.peer}")
         return link
+
+    def cut(self, duration: timedelta, *, dialled: bool = True, accepted: bool = True) -> None:
+        """For tests: drop the streams of the links that were dialled, accepted, or both, and let none be for so long.
+
+        Callable from any thread; the links themselves stay and resume.
+        """
+        self._loop.call_soon(self._cut, duration, dialled, accepted)
+
+    def _cut(self, duration: timedelta, dialled: bool, accepted: bool) -> None:
+        until = self._loop.loop.time() + duration.total_seconds()
+        links: list[GrpcLink] = []
+        if dialled:
+            self._dialled_cut_until = until
+            links += self._dialled.values()
+        if accepted:
+            self._accepted_cut_until = until
+            links += (awaited.link for awaited in self._awaited.values())
+        for link in links:
+            link.interrupt("cut by a test")
 
     # --- the listening side, in the loop's thread -------------------------------------------------------------------
 
@@ -184,8 +231,18 @@ class LinkEndpoint:
         self._loop.loop.call_later(timeout.total_seconds(), self._on_awaited_too_long, awaited, timeout)
 
     def _on_awaited_too_long(self, awaited: _Awaited, timeout: timedelta) -> None:
-        if not awaited.is_connected:
+        if not awaited.link.was_connected:
             awaited.link.lose(f"did not dial within {timeout.total_seconds():g} s")
+
+    def _on_broken(self, awaited: _Awaited, reason: str) -> None:
+        broken_at, timeout_s = awaited.link.broken_at, awaited.resume_timeout.total_seconds()
+        if broken_at is not None and not awaited.link.is_over:
+            log.info("link_broken", peer=awaited.link.peer, generation=awaited.generation, reason=reason)
+            self._loop.loop.call_at(broken_at + timeout_s, self._on_broken_too_long, awaited, broken_at, reason)
+
+    def _on_broken_too_long(self, awaited: _Awaited, broken_at: float, reason: str) -> None:
+        if awaited.link.broken_at == broken_at:
+            awaited.link.lose(f"not resumed within {awaited.resume_timeout.total_seconds():g} s: {reason}")
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         stream = _ServerStream(context)
@@ -194,85 +251,143 @@ class LinkEndpoint:
                 first = await stream.read()
         except (TimeoutError, ConnectionError):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
-        reply, awaited = self._judge(first)
+        if self._loop.loop.time() < self._accepted_cut_until:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by a test")
+        reply, awaited, next_sequence = self._judge(first)
         reply.incarnation = self._incarnation
         if awaited is None:
             self._num_stale += reply.verdict == HelloReply.STALE
             await context.write(reply.SerializeToString())
             return
-        awaited.is_connected = True
+        reason = "the stream was cut"
         try:
-            await context.write(reply.SerializeToString())
-            await awaited.link.run(stream)
+            async with awaited.link.turn() as turn:
+                await self._serve_accepted(awaited.link, stream, turn, reply, next_sequence)
         except ProtocolError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.reason)
+            reason = error.reason
+            awaited.link.violated(error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        except (ConnectionError, TimeoutError) as error:
+            reason = str(error) or "took no answer to its hello"
+            await context.abort(grpc.StatusCode.ABORTED, reason)
         finally:
-            awaited.link.lose("the stream was cut")
+            self._on_broken(awaited, reason)
 
-    def _judge(self, first: bytes | None) -> tuple[HelloReply, _Awaited | None]:
-        """The answer to a hello, and the link it is for if it is accepted."""
+    async def _serve_accepted(
+        self, link: GrpcLink, stream: MessageStream, turn: Turn, reply: HelloReply, next_sequence: int
+    ) -> None:
+        if link.is_over:
+            reply = HelloReply(verdict=HelloReply.STALE, reason="the link is over here", incarnation=self._incarnation)
+        reply.next_sequence = link.next_sequence
+        async with asyncio.timeout(HELLO_TIMEOUT.total_seconds()):
+            await stream.write(reply.SerializeToString())
+        if not link.is_over:
+            self._num_resumed += link.was_connected
+            await link.run(stream, turn, acknowledged=next_sequence)
+
+    def _judge(self, first: bytes | None) -> tuple[HelloReply, _Awaited | None, int]:
+        """The answer to a hello; the link it is for if it is accepted, and the number its sender expects next."""
         try:
             hello = Hello.FromString(first or b"")
         except DecodeError:
-            return HelloReply(verdict=HelloReply.WRONG_PROTOCOL, reason="the first message is not a hello"), None
+            return _refusal(HelloReply.WRONG_PROTOCOL, "the first message is not a hello")
         if hello.protocol != self._protocol:
-            reason = f"protocol {hello.protocol} instead of {self._protocol}"
-            return HelloReply(verdict=HelloReply.WRONG_PROTOCOL, reason=reason), None
+            return _refusal(HelloReply.WRONG_PROTOCOL, f"protocol {hello.protocol} instead of {self._protocol}")
         if hello.expected_incarnation != self._incarnation:
-            return HelloReply(verdict=HelloReply.WRONG_PEER, reason="another process listens here now"), None
+            return _refusal(HelloReply.WRONG_PEER, "another process listens here now")
         known = self._generations.get(hello.job, Generation(-1))
         awaited = self._awaited.get(hello.job)
         if hello.generation > known:
-            return HelloReply(verdict=HelloReply.NOT_YET, reason=f"generation {known} is the newest here"), None
+            return _refusal(HelloReply.NOT_YET, f"generation {known} is the newest here")
         if hello.generation < known:
-            return HelloReply(verdict=HelloReply.STALE, reason=f"generation {known} is in force here"), None
+            return _refusal(HelloReply.STALE, f"generation {known} is in force here")
         if awaited is None or awaited.generation != known:
-            return HelloReply(verdict=HelloReply.WRONG_PEER, reason="no upstream stage is expected here"), None
-        if awaited.link.is_closed:
-            return HelloReply(verdict=HelloReply.STALE, reason=f"generation {known} is over here"), None
-        if (hello.stage, hello.incarnation) != (awaited.peer_stage, awaited.peer_incarnation) or awaited.is_connected:
+            return _refusal(HelloReply.WRONG_PEER, "no upstream stage is expected here")
+        if (hello.stage, hello.incarnation) != (awaited.peer_stage, awaited.peer_incarnation):
             reason = f"stage {hello.stage} of process {hello.incarnation} is not the one that is awaited"
-            return HelloReply(verdict=HelloReply.WRONG_PEER, reason=reason), None
-        return HelloReply(verdict=HelloReply.ACCEPTED, next_sequence=0), awaited
+            return _refusal(HelloReply.WRONG_PEER, reason)
+        if awaited.link.is_over:
+            return _refusal(HelloReply.STALE, f"generation {known} is over here")
+        if hello.attempt < awaited.newest_attempt:
+            return _refusal(HelloReply.STALE, f"attempt {awaited.newest_attempt} was here before")
+        awaited.newest_attempt = hello.attempt
+        return HelloReply(verdict=HelloReply.ACCEPTED), awaited, hello.next_sequence
 
     # --- the dialling side, in the loop's thread --------------------------------------------------------------------
 
-    async def _dial(self, link: GrpcLink, address: str, hello: Hello, timeout: timedelta) -> None:
-        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
-        reason = "no answer"
-        async with grpc.aio.secure_channel(address, credentials, options=_DIAL_OPTIONS) as channel:
-            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            pause_s = FIRST_REDIAL_S
-            give_up_at = self._loop.loop.time() + timeout.total_seconds()
-            while not link.is_closed and self._loop.loop.time() < give_up_at:
-                call = method()
-                try:
-                    async with asyncio.timeout_at(give_up_at):
-                        reply = await _greet(_ClientStream(call), hello)
-                except TimeoutError:
-                    break
-                except ConnectionError as error:
-                    reason = str(error)
-                    if call.done() and await call.code() not in _TRANSIENT:
-                        return link.lose(reason)
-                else:
-                    if reply.verdict == HelloReply.ACCEPTED:
-                        return await self._serve_dialled(link, _ClientStream(call))
-                    reason = reply.reason
-                    if reply.verdict != HelloReply.NOT_YET:
-                        return link.lose(f"{HelloReply.Verdict.Name(reply.verdict)}: {reason}")
-                finally:
-                    if link.is_closed or not call.done():
-                        call.cancel()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LAST_REDIAL_S)
-        return link.lose(f"not connected within {timeout.total_seconds():g} s: {reason}")
+    async def _dial(
+        self, link: GrpcLink, address: str, hello: Hello, first_contact: timedelta, resume_timeout: timedelta
+    ) -> None:
+        """Until the link is over: attempt after attempt, each of which serves the link as long as its stream lives."""
+        self._dialled[hello.job] = link
+        begun_at, reason = self._loop.loop.time(), "no answer"
+        pause_s, attempt_s = FIRST_REDIAL_S, HELLO_TIMEOUT.total_seconds()
+        while not link.is_over:
+            since = begun_at if link.broken_at is None else link.broken_at
+            limit_s = (resume_timeout if link.was_connected else first_contact).total_seconds()
+            left_s = since + limit_s - self._loop.loop.time()
+            if left_s <= 0:
+                what = "resumed" if link.was_connected else "connected"
+                return link.lose(f"not {what} within {limit_s:g} s: {reason}")
+            hello.attempt += 1
+            num_streams = link.num_streams
+            try:
+                await self._attempt(link, address, hello, timeout_s=min(attempt_s, left_s))
+            except _RefusedError as error:
+                return link.lose(str(error))
+            except ProtocolError as error:
+                reason = error.reason
+                link.violated(error)
+            except ConnectionError as error:
+                reason = str(error)
+            except TimeoutError:
+                reason = f"no answer within {min(attempt_s, left_s):.1f} s"
+            if link.is_over:
+                return None
+            if link.num_streams > num_streams:
+                log.info("link_broken", peer=link.peer, generation=hello.generation, reason=reason)
+                pause_s, attempt_s = FIRST_REDIAL_S, FIRST_ATTEMPT_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_REDIAL_S)
+            attempt_s = min(ATTEMPT_GROWTH * attempt_s, HELLO_TIMEOUT.total_seconds())
+        return None
 
-    async def _serve_dialled(self, link: GrpcLink, stream: MessageStream) -> None:
-        try:
-            await link.run(stream)
-        except ProtocolError:
-            return  # told by LinkLost; the channel's end cancels the call
+    async def _attempt(self, link: GrpcLink, address: str, hello: Hello, *, timeout_s: float) -> None:
+        """One connection of its own: what is left of a broken one never delays the next.
+
+        Raises ConnectionError, TimeoutError, ProtocolError, _RefusedError; returns when the link is over.
+        """
+        if self._loop.loop.time() < self._dialled_cut_until:
+            raise ConnectionError("cut by a test")
+        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
+        async with (
+            link.turn() as turn,
+            grpc.aio.secure_channel(address, credentials, options=_DIAL_OPTIONS) as channel,
+        ):
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            call = method()
+            stream = _ClientStream(call)
+            hello.next_sequence = link.next_sequence
+            try:
+                async with asyncio.timeout(timeout_s):
+                    reply = await _greet(stream, hello)
+                if reply.verdict == HelloReply.NOT_YET:
+                    raise ConnectionError(reply.reason)
+                if reply.verdict != HelloReply.ACCEPTED:
+                    raise _RefusedError(f"{HelloReply.Verdict.Name(reply.verdict)}: {reply.reason}")
+                self._num_resumed += link.was_connected
+                await link.run(stream, turn, acknowledged=reply.next_sequence)
+            except ConnectionError as error:
+                if call.done() and await call.code() in _HOPELESS:
+                    raise _RefusedError(str(error)) from error
+                raise
+            finally:
+                if not call.done():
+                    call.cancel()
+
+
+def _refusal(verdict: HelloReply.Verdict, reason: str) -> tuple[HelloReply, None, int]:
+    return HelloReply(verdict=verdict, reason=reason), None, 0
 
 
 async def _greet(stream: MessageStream, hello: Hello) -> HelloReply:

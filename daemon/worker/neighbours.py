@@ -28,7 +28,7 @@ class Neighbours:
         self.close()
         stage, job, generation = StageIndex(start.stage.index), start.job_name, Generation(start.generation)
         contract = FrameContract.of(spec.model, spec.train)
-        timeout = max(FIRST_CONTACT, timedelta(seconds=spec.fault.link_timeout_s))
+        resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
         upstream: Link | None = None
         downstream: Link | None = None
         if stage > 0:
@@ -39,7 +39,8 @@ class Neighbours:
                 peer_incarnation=start.upstream.incarnation,
                 inbox=self._inbox,
                 contract=contract,
-                timeout=timeout,
+                first_contact=max(FIRST_CONTACT, resume_timeout),
+                resume_timeout=resume_timeout,
                 address=start.upstream.address,
             )
             self._links.append(upstream)
@@ -52,7 +53,8 @@ class Neighbours:
                 peer_incarnation=start.downstream.incarnation,
                 inbox=self._inbox,
                 contract=contract,
-                timeout=timeout,
+                first_contact=max(FIRST_CONTACT, resume_timeout),
+                resume_timeout=resume_timeout,
             )
             self._links.append(downstream)
         return upstream, downstream

@@ -4,6 +4,7 @@ import os
 import queue
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
-from headway.stages.frame_codec import HEADER_LENGTH
+from headway.stages.frame_codec import HEADER_LENGTH, heartbeat
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.grpc_link import GrpcLink, LinkOverflowError
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
@@ -46,8 +47,9 @@ def total(generation: Generation = GENERATION) -> Frame:
 def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any) -> GrpcLink:
     """Await stage 0 on stage 1's endpoint."""
     fields: dict[str, Any] = {"stage": StageIndex(1), "peer_incarnation": "above", **changes}
+    fields = {"first_contact": timeout, "resume_timeout": timeout, "contract": CONTRACT, **fields}
     generation = fields.pop("generation", GENERATION)
-    return endpoint.accept(job, generation, inbox=inbox, contract=CONTRACT, timeout=timeout, **fields)
+    return endpoint.accept(job, generation, inbox=inbox, **fields)
 
 
 def dial(
@@ -55,10 +57,9 @@ def dial(
 ) -> GrpcLink:
     """Dial stage 1 from stage 0's endpoint."""
     fields: dict[str, Any] = {"stage": StageIndex(0), "peer_incarnation": "below", **changes}
+    fields = {"first_contact": timeout, "resume_timeout": timeout, "contract": CONTRACT, **fields}
     generation = fields.pop("generation", GENERATION)
-    return endpoint.dial(
-        f"127.0.0.1:{port}", job, generation, inbox=inbox, contract=CONTRACT, timeout=timeout, **fields
-    )
+    return endpoint.dial(f"127.0.0.1:{port}", job, generation, inbox=inbox, **fields)
 
 
 def lost(inbox: Inbox) -> LinkLost:
@@ -201,21 +202,27 @@ def raw_total(payload: bytes = bytes(64), **changes: Any) -> bytes:
         (raw_total(generation=3), "a frame of generation 3 on a link of 4"),
         (raw_total(sequence=1), "frame 1 where 0 was due"),
         (raw_total(payload_bytes=1 << 40), "a payload of"),
-        (raw_total(acknowledged=9), "acknowledgement 9 of frames not yet sent"),
+        (heartbeat(GENERATION, sequence=0, acknowledged=9), "acknowledgement 9 of frames not yet sent"),
     ],
+    ids=["length", "generation", "gap", "payload", "acknowledgement"],
 )
 def test_a_hostile_peer_is_named_and_told(
     endpoints: Endpoints, identity: TlsIdentity, message: bytes, reason: str
 ) -> None:
-    """A process with a good certificate says something impossible: the link is lost with the reason, on both sides."""
+    """A process with a good certificate says something impossible: it is told so each time, its stream is dropped, and
+    after the third time the link is lost with the reason."""
     loop, _, below = endpoints
     lower = Inbox()
     awaited = accept(below, "hostile", lower, address="10.0.0.1:1")
-    reply, end = loop.run(speak(below.port, identity, hello(), message), timeout=SOON, what="the hostile peer")
-    assert reply.verdict == HelloReply.ACCEPTED
-    assert reason in end
+    for attempt in range(3):
+        assert lower.empty()
+        first = hello(attempt=attempt)
+        reply, end = loop.run(speak(below.port, identity, first, message), timeout=SOON, what="the hostile peer")
+        assert reply.verdict == HelloReply.ACCEPTED
+        assert reason in end
     told = lost(lower)
     assert told.peer == "stage 0 at 10.0.0.1:1"
+    assert told.reason.startswith("protocol violated 3 times")
     assert reason in told.reason
     awaited.close()
 
@@ -250,8 +257,8 @@ time.sleep(60)
 """
 
 
-def test_a_killed_peer_is_lost_at_once(tmp_path: Path) -> None:
-    """The process at the other end is killed: LinkLost names it, long before any timeout."""
+def test_a_killed_peer_is_lost_after_the_timeout(tmp_path: Path) -> None:
+    """The process at the other end is killed: LinkLost names it after the timeout, and never if the link is closed."""
     certificates = CertificateAuthority.create(tmp_path / "authority").issue("node")
     loop = LoopThread("dialler")
     loop.start()
@@ -269,11 +276,15 @@ def test_a_killed_peer_is_lost_at_once(tmp_path: Path) -> None:
         try:
             upper = Inbox()
             port = int(process.stdout.readline())
-            link = dial(above, port, "killed", upper)
+            link = dial(above, port, "killed", upper, resume_timeout=timedelta(seconds=1))
             link.send(total())
             assert process.stdout.readline() == "connected\n"
         finally:
             process.kill()
-        assert lost(upper).peer == f"stage 1 at 127.0.0.1:{port}"
+        killed_at = time.monotonic()
+        told = lost(upper)
+        assert 0.9 < time.monotonic() - killed_at < 5
+        assert told.peer == f"stage 1 at 127.0.0.1:{port}"
+        assert told.reason.startswith("not resumed within 1 s: UNAVAILABLE")
         link.close()
     loop.stop()

@@ -108,7 +108,8 @@ class GrpcPairs:
             peer_incarnation="below",
             inbox=at_upstream,
             contract=frame_contract,
-            timeout=TIMEOUT,
+            first_contact=TIMEOUT,
+            resume_timeout=TIMEOUT,
         )
         upstream_end = self.below.accept(
             job,
@@ -117,7 +118,8 @@ class GrpcPairs:
             peer_incarnation="above",
             inbox=at_downstream,
             contract=frame_contract,
-            timeout=TIMEOUT,
+            first_contact=TIMEOUT,
+            resume_timeout=TIMEOUT,
         )
         self.links += [downstream_end, upstream_end]
         return Pair(downstream_end, upstream_end, at_upstream, at_downstream)

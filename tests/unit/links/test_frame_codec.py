@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.proto.data_pb2 import FrameHeader, TensorSpec
 from headway.stages.errors import ProtocolError
-from headway.stages.frame_codec import HEADER_LENGTH, FrameAssembler, OutgoingFrame, heartbeat
+from headway.stages.frame_codec import HEADER_LENGTH, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.link import Frame, FrameKind
@@ -93,6 +93,37 @@ def test_a_heartbeat_carries_an_acknowledgement_and_no_number() -> None:
     assert receiver.next_sequence == 1
 
 
+def test_what_was_received_before_is_dropped() -> None:
+    """A frame that comes twice, even in the middle of the next one, is delivered once."""
+    first, second = messages(activation()), messages(activation(), sequence=1, chunk_bytes=64)
+    receiver = assembler()
+    assert receiver.feed(first[0]) is not None
+    assert [receiver.feed(chunk) for chunk in (second[0], first[0], *second[1:-1])] == [None] * len(second)
+    assert receiver.feed(second[-1]) is not None
+    assert receiver.num_duplicates == 1
+    assert receiver.next_sequence == 2
+
+
+def test_a_new_stream_begins_with_a_whole_frame() -> None:
+    """A frame that was cut off in its middle comes again from its first byte."""
+    chunks = messages(activation(), chunk_bytes=64)
+    receiver = assembler()
+    receiver.feed(chunks[0])
+    receiver.restart(acknowledged=0)
+    assert [receiver.feed(chunk) for chunk in chunks][-1] is not None
+
+
+def test_a_goodbye_takes_a_number() -> None:
+    """It is acknowledged and, when it comes again, dropped like a frame."""
+    receiver = assembler()
+    (goodbye,) = Goodbye(GENERATION, sequence=0).messages(lambda: 0)
+    assert receiver.feed(goodbye) is None
+    assert receiver.is_ended
+    assert receiver.next_sequence == 1
+    assert receiver.feed(goodbye) is None
+    assert receiver.num_duplicates == 1
+
+
 VIOLATIONS: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     "an empty message": (lambda: [b""], "a message of 0 bytes"),
     "random bytes": (lambda: [b"\x04\x00\x00\x00\xff\xff\xff\xff"], "an undecodable header"),
@@ -100,7 +131,12 @@ VIOLATIONS: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     "a huge header length": (lambda: [b"\xff\xff\xff\xff" + bytes(100)], "a header of 4294967295 bytes"),
     "a stale generation": (lambda: messages(activation(generation=3)), "generation 3 on a link of 4"),
     "a gap": (lambda: [*messages(activation()), *messages(activation(), sequence=2)], "frame 2 where 1 was due"),
-    "a duplicate": (lambda: messages(activation()) * 2, "frame 0 where 1 was due"),
+    "a negative number": (lambda: [message(kind=FrameHeader.HEARTBEAT, sequence=-1)], "frame -1 where 0 was due"),
+    "a frame after the goodbye": (
+        lambda: [*Goodbye(GENERATION, sequence=0).messages(lambda: 0), *messages(activation(), sequence=1)],
+        "a frame after the goodbye",
+    ),
+    "a goodbye with a payload": (lambda: [message(b"x", kind=FrameHeader.GOODBYE)], "a goodbye with"),
     "a wrong shape": (lambda: messages(activation(shape=(2, 3, 9))), "ACTIVATION tensor 0 is"),
     "a kind of the other direction": (lambda: [message(kind=FrameHeader.GRADIENT)], "of kind 2 in this direction"),
     "an unknown kind": (lambda: [message(kind=77)], "of kind 77"),

@@ -1,0 +1,215 @@
+"""What a gRPC link does when the network fails it: each frame comes once, in order, unchanged, or LinkLost says why."""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+import torch
+
+from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.grpc_link import GrpcLink
+from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.link import Frame, FrameKind, LinkLost
+from headway.stages.link_endpoint import LinkEndpoint
+from tests.fakes.tcp_proxy import TcpProxy, Way
+from tests.integration.links.conftest import Endpoints
+
+DEADLINE_S = 30.0
+GENERATION = Generation(3)
+MAX_BYTES = 4 << 20
+NUM_FRAMES = 24
+Inbox = queue.SimpleQueue[Frame | LinkLost]
+
+
+def make_frame(kind: FrameKind, batch: int, num_bytes: int) -> Frame:
+    """Bytes that depend on the place of the frame and within it."""
+    values = (torch.arange(num_bytes) * 31 + batch).to(torch.uint8)
+    return Frame(kind, GENERATION, Batch(batch), Microbatch(0), (values,))
+
+
+@dataclass
+class Pair:
+    """Both ends of a link through a proxy."""
+
+    above: LinkEndpoint
+    below: LinkEndpoint
+    upper: GrpcLink
+    lower: GrpcLink
+    at_upper: Inbox
+    at_lower: Inbox
+
+    def exchange(self, num_bytes: list[int], *, pause: Callable[[], None] = lambda: None) -> None:
+        """So many frames both ways, and each is compared as it arrives."""
+        for batch, size in enumerate(num_bytes):
+            self.upper.send(make_frame(FrameKind.ACTIVATION, batch, size))
+            self.lower.send(make_frame(FrameKind.GRADIENT, batch, size))
+            pause()
+        for inbox, kind in ((self.at_lower, FrameKind.ACTIVATION), (self.at_upper, FrameKind.GRADIENT)):
+            for batch, size in enumerate(num_bytes):
+                received, sent = inbox.get(timeout=DEADLINE_S), make_frame(kind, batch, size)
+                assert isinstance(received, Frame), received
+                assert (received.kind, received.batch) == (kind, batch)
+                assert torch.equal(received.tensors[0], sent.tensors[0])
+            assert inbox.empty()
+
+
+@dataclass
+class Pairs:
+    """Makes connected pairs; each has a job of its own."""
+
+    endpoints: Endpoints
+    proxy: TcpProxy
+    made: list[Pair] = field(default_factory=list)
+
+    def __call__(self, *, resume_timeout_s: float = DEADLINE_S) -> Pair:
+        _, above, below = self.endpoints
+        at_upper, at_lower = Inbox(), Inbox()
+        form = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
+        contract = FrameContract({FrameKind.ACTIVATION: form, FrameKind.GRADIENT: form}, 2 * NUM_FRAMES)
+        job = f"resume-{id(self)}-{len(self.made)}"
+        limits = {
+            "first_contact": timedelta(seconds=DEADLINE_S),
+            "resume_timeout": timedelta(seconds=resume_timeout_s),
+        }
+        lower = below.accept(
+            job, GENERATION, stage=StageIndex(1), peer_incarnation="above", inbox=at_lower, contract=contract, **limits
+        )
+        upper = above.dial(
+            f"127.0.0.1:{self.proxy.port}",
+            job,
+            GENERATION,
+            stage=StageIndex(0),
+            peer_incarnation="below",
+            inbox=at_upper,
+            contract=contract,
+            **limits,
+        )
+        pair = Pair(above, below, upper, lower, at_upper, at_lower)
+        self.made.append(pair)
+        pair.exchange([1])
+        return pair
+
+
+@pytest.fixture
+def proxy(endpoints: Endpoints) -> Iterator[TcpProxy]:
+    """Between the two ends."""
+    with TcpProxy(endpoints[2].port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def make_pair(endpoints: Endpoints, proxy: TcpProxy) -> Iterator[Pairs]:
+    """Connected pairs through the proxy."""
+    pairs = Pairs(endpoints, proxy)
+    yield pairs
+    proxy.heal()
+    for pair in pairs.made:
+        pair.upper.close()
+        pair.lower.close()
+
+
+def random_sizes(seed: int) -> list[int]:
+    """From nothing to the largest, most of them small."""
+    return [int(MAX_BYTES ** random.Random(seed * 1000 + batch).random()) for batch in range(NUM_FRAMES)]
+
+
+FAULTS: dict[str, Callable[[TcpProxy], object]] = {
+    "cut": lambda proxy: proxy.cut(),
+    "all is lost": lambda proxy: proxy.drop(),
+    "what goes down is lost": lambda proxy: proxy.drop(Way.THERE),
+    "what goes up is lost": lambda proxy: proxy.drop(Way.BACK),
+    "stalled": lambda proxy: proxy.stall(),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [pytest.param("cut", 10.0, marks=pytest.mark.slow), *((fault, 4.0) for fault in FAULTS)],
+)
+def test_frames_under_way_survive_an_outage(make_pair: Pairs, proxy: TcpProxy, fault: str, seconds: float) -> None:
+    """The network fails amid a stream of frames and heals: every frame arrives once, in order, unchanged."""
+    pair = make_pair()
+    num_resumed = pair.above.num_resumed + pair.below.num_resumed
+    begin = iter([lambda: None] * 5 + [lambda: FAULTS[fault](proxy)])
+    healer = threading.Timer(seconds, proxy.heal)
+    healer.start()
+    pair.exchange(random_sizes(1), pause=lambda: next(begin, lambda: None)())
+    healer.join()
+    assert pair.upper.num_resumed >= 1
+    assert pair.lower.num_resumed >= 1
+    assert 0.5 < pair.upper.outage_s < seconds + 6
+    assert pair.above.num_resumed + pair.below.num_resumed >= num_resumed + 2
+
+
+def test_many_cuts_at_random_moments(make_pair: Pairs, proxy: TcpProxy) -> None:
+    """Fifty resets while frames of all sizes go both ways."""
+    pair = make_pair()
+    chance = random.Random(7)
+    for seed in range(5):
+        cuts = [chance.random() * 0.15 for _ in range(10)]
+
+        def cut_again(moments: list[float] = cuts) -> None:
+            for moment in moments:
+                time.sleep(moment)
+                proxy.reset()
+
+        cutter = threading.Thread(target=cut_again)
+        cutter.start()
+        pair.exchange(random_sizes(seed))
+        cutter.join()
+    pair.exchange([10])
+    assert pair.upper.num_resumed >= 3
+
+
+def test_an_outage_that_lasts_too_long_ends_the_link_on_both_sides(make_pair: Pairs, proxy: TcpProxy) -> None:
+    """Nothing gets through for longer than the timeout: both sides are told who is gone and why, not earlier."""
+    pair = make_pair(resume_timeout_s=1.5)
+    begun_at = time.monotonic()
+    proxy.cut()
+    for inbox, link in ((pair.at_upper, pair.upper), (pair.at_lower, pair.lower)):
+        told = inbox.get(timeout=DEADLINE_S)
+        assert isinstance(told, LinkLost)
+        assert told.peer == link.peer
+        assert told.reason.startswith("not resumed within 1.5 s: ")
+    assert 1.4 < time.monotonic() - begun_at < 6
+
+
+def test_a_closed_link_is_not_retried_and_its_last_frames_arrive(make_pair: Pairs, proxy: TcpProxy) -> None:
+    """One side says its last frames and closes; the network breaks then: the frames and the goodbye still come."""
+    pair = make_pair()
+    frames = [make_frame(FrameKind.ACTIVATION, batch, 1 << 20) for batch in range(8)]
+    for sent in frames:
+        pair.upper.send(sent)
+    pair.upper.close()
+    proxy.reset()
+    for sent in frames:
+        received = pair.at_lower.get(timeout=DEADLINE_S)
+        assert isinstance(received, Frame)
+        assert torch.equal(received.tensors[0], sent.tensors[0])
+    assert pair.at_lower.get(timeout=5) == LinkLost(pair.lower.peer, "the peer closed the link")
+    assert pair.at_upper.empty()
+
+
+def test_a_quiet_link_stays(make_pair: Pairs) -> None:
+    """Nobody sends anything for longer than silence is allowed: heartbeats keep the one stream."""
+    pair = make_pair()
+    with pytest.raises(queue.Empty):
+        pair.at_upper.get(timeout=3.5)
+    assert (pair.upper.num_resumed, pair.lower.num_resumed) == (0, 0)
+    pair.exchange([5])
+
+
+@pytest.mark.parametrize("sides", [{"dialled": True, "accepted": False}, {"dialled": False, "accepted": True}, {}])
+def test_an_endpoint_can_be_cut_off(make_pair: Pairs, sides: dict[str, bool]) -> None:
+    """The streams of one kind of link are dropped and refused for half a second; then the link goes on."""
+    pair = make_pair()
+    for endpoint in (pair.above, pair.below):
+        endpoint.cut(timedelta(seconds=0.5), **sides)
+    pair.exchange(random_sizes(2))
+    assert pair.upper.num_resumed >= 1
+    assert pair.upper.outage_s >= 0.4
