@@ -28,6 +28,8 @@ SLOW_STOPPED_S: Final = 0.08
 SLOW_RUNNING_S: Final = 0.02
 NUM_FLAPS: Final = 3
 ETCD_TIMEOUT_S: Final = 10.0
+ETCD_RESTART_S: Final = 60.0
+POLL_S: Final = 0.1
 
 TargetT = TypeVar("TargetT")
 
@@ -42,17 +44,15 @@ class Injector:
         targets: LocalTargets | None,
         job: str | None = None,
         nodes: Sequence[str] = (),
-        restart_etcd: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """targets None: not a cluster of this machine. job: whose workers are struck at; None: any. nodes: the only
-        ones that are struck at; none: all. restart_etcd: after `etcd-kill`, which is refused without it.
+        ones that are struck at; none: all.
         """
         self._session = session
         self._targets = targets
         self._job = job
         self._nodes = frozenset(nodes)
-        self._restart_etcd = restart_etcd
         self._clock = clock
         self._began = clock()
         self._healer = Healer()
@@ -78,8 +78,6 @@ class Injector:
                     f"needs a cluster of this machine (`headway up`); to others can be done: {possible}",
                     f"--faults {kind}",
                 )
-            if kind is FaultKind.ETCD_KILL and self._restart_etcd is None:
-                raise ConfigError("nobody would start this etcd again; `etcd-stop` freezes it", f"--faults {kind}")
             if kind is FaultKind.LINK_CUT and (shutil.which("ss") is None or os.geteuid() != 0):
                 raise ConfigError("needs the program `ss` and root", f"--faults {kind}")
 
@@ -138,13 +136,23 @@ class Injector:
         return blow
 
     def _kill_etcd(self, strike: Strike) -> Blow | None:
-        etcd = self._targets.etcd() if self._targets is not None else None
-        if etcd is None or self._restart_etcd is None:
+        assert self._targets is not None, "refused before"
+        etcd = self._targets.etcd()
+        if etcd is None:
             return None
         blow = self._blow(strike, f"etcd (pid {etcd.pid})")
         _send(etcd.pid, signal.SIGKILL)
-        self._begin(self._until(blow, self._restart_etcd()))
+        self._begin(self._until(blow, self._another_etcd(self._targets, etcd.pid)))
         return blow
+
+    async def _another_etcd(self, targets: LocalTargets, pid: int) -> None:
+        """Wait until whoever runs the cluster has started etcd again, for as long as that may take."""
+        deadline = self._clock() + ETCD_RESTART_S
+        while self._clock() < deadline:
+            etcd = targets.etcd()
+            if etcd is not None and etcd.pid != pid:
+                return
+            await asyncio.sleep(POLL_S)
 
     # --- What lasts ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.daemon.chaos.fault_schedule import (
+    DEFAULT_KINDS,
+    fault_schedule,
+    parse_duration,
+    parse_kinds,
+    parse_rate,
+)
 from headway.daemon.command_line.options import AsJson, Certs, Cluster, Etcd, say, say_json
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ def chaos(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; not needed when one is active.")] = None,
     faults: Annotated[
         str, typer.Option(help="Kinds, separated by commas; docs/robustness.md has the catalogue.")
-    ] = "kill,daemon-kill,pause,slow,corrupt",
+    ] = ",".join(DEFAULT_KINDS),
     rate: Annotated[str, typer.Option(help="How many on average, for instance 6/min.")] = "6/min",
     for_: Annotated[str, typer.Option("--for", help="How long, for instance 90s or 2m.")] = "2m",
     seed: Annotated[int, typer.Option(help="The same seed and options strike at the same times.")] = 0,
@@ -50,7 +57,6 @@ def chaos(
     \b
     headway chaos --faults kill,pause,corrupt --rate 6/min --for 2m --seed 1
     """
-    from headway.daemon.chaos.fault_schedule import fault_schedule, parse_duration, parse_kinds, parse_rate
     from headway.daemon.client.cluster_access import find_cluster
     from headway.daemon.local.interrupts import run_interruptible
 

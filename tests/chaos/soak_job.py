@@ -48,7 +48,6 @@ LONGEST_S = 6.0
 HANG_S = 60.0
 START_TIMEOUT_S = 90.0
 DRAINED_AFTER_S = 3.0
-ETCD_AWAY_S = 1.0
 EVERY_NTH_IS_DOUBLE = 5
 NUM_LOG_LINES = 12
 
@@ -187,11 +186,6 @@ async def _strike(
     targets = LocalTargets.of(cluster.state_dir)
     later: set[asyncio.Task[None]] = set()
 
-    async def restart_etcd() -> None:
-        await cluster.stop_etcd()
-        await asyncio.sleep(ETCD_AWAY_S)
-        await cluster.start_etcd()
-
     def tell(what: str, blow: Blow) -> None:
         say(f"{blow.at_s:6.1f} s  {blow.number:3d} {blow.kind}: " + (blow.target if what == "struck" else _how(blow)))
         if what == "struck" and blow.kind == FaultKind.DRAIN:
@@ -199,7 +193,7 @@ async def _strike(
 
     sampling = asyncio.create_task(sample_for_ever(targets, samples))
     try:
-        async with Injector(session, targets=targets, job=case.name, restart_etcd=restart_etcd) as injector:
+        async with Injector(session, targets=targets, job=case.name) as injector:
             begin = time.monotonic() - injector.now_s
             injector.refuse(case.kinds)
             campaign = Campaign(session, injector, job=case.name, strikes=case.strikes(), tell=tell, settle_s=HANG_S)
