@@ -70,6 +70,8 @@ class SpecRecord:
     spec: JobSpec
     uid: str = ""
     """A random id of this submission: a job of the same name after it shares no folder with it."""
+    parent: str = ""
+    """The job, and the boundary, from whose checkpoint this one began; empty: it began with its own weights."""
     submitted_at: float = 0.0
     submitted_by: str = ""
 

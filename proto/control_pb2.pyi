@@ -394,7 +394,7 @@ class Peer(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "source_timeline", "snapshot_dir", "snapshot_live", "furthest")
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +407,7 @@ class Start(_message.Message):
     SNAPSHOT_DIR_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LIVE_FIELD_NUMBER: _ClassVar[int]
     FURTHEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_JOB_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     generation: int
     timeline: int
@@ -419,7 +420,8 @@ class Start(_message.Message):
     snapshot_dir: str
     snapshot_live: bool
     furthest: int
-    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Union[Peer, _Mapping]] = ..., downstream: _Optional[_Union[Peer, _Mapping]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ...) -> None: ...
+    source_job: str
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Union[Peer, _Mapping]] = ..., downstream: _Optional[_Union[Peer, _Mapping]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ...) -> None: ...
 
 class ChooseStop(_message.Message):
     __slots__ = ("job_name", "generation")

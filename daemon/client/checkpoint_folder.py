@@ -92,10 +92,9 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
         raise ConfigError(f"cannot be listed: {error.strerror or error}", url) from error
 
 
-def begin_with(manifest: Manifest, name: str) -> CheckpointRecord:
-    """The first `checkpoint` record of a job of that name. What is older belongs to the job that wrote it."""
-    parent = manifest.job if manifest.job != name else ""
-    return replace(manifest.checkpoint, origin_job=parent, earlier=(), dropped=())
+def begin_with(manifest: Manifest) -> CheckpointRecord:
+    """The first `checkpoint` record of a new job, which never deletes it, or older ones: they are not its own."""
+    return replace(manifest.checkpoint, origin_job=manifest.job, earlier=(), dropped=())
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:

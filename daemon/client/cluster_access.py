@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -64,6 +64,8 @@ class ClusterFile:
     certificates: str
     daemons: tuple[str, ...] = ()
     """host:port of each daemon that was up when this was written."""
+    pids: dict[str, int] = field(default_factory=dict)
+    """Node name to its daemon's process."""
 
 
 def find_cluster(

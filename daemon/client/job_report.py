@@ -53,7 +53,7 @@ class JobReport:
     submitted_at: float
     since: float
     parent: str = ""
-    """The job from whose checkpoint this one began, and that checkpoint's boundary; empty: it began with its own."""
+    """As in SpecRecord."""
     provisional_from: int | None = None
     """Batches from here on would be computed again if a node were lost now."""
     safety: SafetyReport = field(default_factory=SafetyReport)
@@ -98,16 +98,11 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         checkpoint_url=job.checkpoint.url if job.checkpoint else "",
         submitted_at=job.submission.submitted_at if job.submission else 0.0,
         since=phase.since,
-        parent=_parent(job),
+        parent=job.submission.parent if job.submission else "",
         provisional_from=max(0, batch + 1 - safety.lag) if batch is not None and safety.lag else None,
         safety=safety,
         goodput=report_goodput(job),
     )
-
-
-def _parent(job: JobView) -> str:
-    checkpoint = job.checkpoint
-    return checkpoint.origin_job if checkpoint is not None and checkpoint.origin_job != job.name else ""
 
 
 def _exactness(job: JobView) -> tuple[bool | None, str]:

@@ -39,6 +39,7 @@ async def submit(
     record = SpecRecord(
         spec=spec,
         uid=secrets.token_hex(8),
+        parent=f"{checkpoint.origin_job}, boundary {checkpoint.boundary}" if checkpoint is not None else "",
         submitted_at=time.time(),
         submitted_by=f"{getpass.getuser()}@{socket.gethostname()}",
     )

@@ -225,7 +225,7 @@ def _picture(
         parts += [Text(), _nodes(snapshot)]
     parts += [Text(), _exact(report)]
     if report.parent:
-        parts.append(Text(f"began with a checkpoint of job {report.parent}", style="dim"))
+        parts.append(Text(f"began with a checkpoint of {report.parent}", style="dim"))
     parts += [_safety(line) for line in safety_lines(report.safety) if has_details or not line.startswith("check")]
     parts += _goodput(report, has_details)
     if events := snapshot.events[len(snapshot.events) - num_events :]:

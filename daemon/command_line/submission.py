@@ -73,7 +73,7 @@ def submit(
         if manifest is None:
             await submit_job(session, resolved)
         else:
-            first = checkpoint_folder.begin_with(manifest, name)
+            first = checkpoint_folder.begin_with(manifest)
             await submit_job(session, resolved, checkpoint=first, generation=manifest.generation)
         warning = why_unprotected(resolved, view.nodes)
         if as_json:

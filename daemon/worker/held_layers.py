@@ -104,7 +104,7 @@ def _load_layer(
     return read_layer(
         Path(source.path),
         name,
-        job=start.job_name,
+        job=start.source_job or start.job_name,
         boundary=Boundary(start.boundary),
         model=spec.model,
         train=spec.train,
@@ -119,7 +119,7 @@ def _load_journal(source: LayerSource | None, start: Start, session: HeldSession
     if source is not None and kind == "path":
         return read_journal(
             Path(source.path),
-            job=start.job_name,
+            job=start.source_job or start.job_name,
             boundary=Boundary(start.boundary),
             timeline=_source_timeline(start),
         )

@@ -83,12 +83,10 @@ def test_memory_urls_serve_as_folders_do() -> None:
 
 
 def test_another_jobs_checkpoint_names_its_parent_and_takes_over_no_folder(tmp_path: Path) -> None:
-    """The same name has no parent; folders to delete stay with the job that wrote them."""
+    """The job that wrote it is named, so that its folder is not deleted as the new job's own, even by a namesake."""
     write(tmp_path / "demo", 40, earlier=("checkpoints/older",), dropped=("checkpoints/oldest",))
-    manifest = read_checkpoint(str(tmp_path))
-    child = begin_with(manifest, "child")
-    assert (child.origin_job, child.earlier, child.dropped) == ("demo", (), ())
-    assert begin_with(manifest, "demo").origin_job == ""
+    first = begin_with(read_checkpoint(str(tmp_path)))
+    assert (first.origin_job, first.earlier, first.dropped) == ("demo", (), ())
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_key(tmp_path: Path) -> None:

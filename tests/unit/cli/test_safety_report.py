@@ -11,6 +11,7 @@ from headway.daemon.records import (
     Keys,
     PlanRecord,
     ProgressRecord,
+    SpecRecord,
     StateFile,
     StateRecord,
     decode,
@@ -97,13 +98,13 @@ def test_trouble_and_rollbacks_are_told() -> None:
     assert any(line.startswith("warning: boundary 20 on a: /mnt/full") for line in lines)
 
 
-def test_a_job_from_anothers_checkpoint_names_its_parent() -> None:
-    """origin_job is shown as the parent; a job's own checkpoint has none."""
+def test_a_job_from_a_checkpoint_names_its_parent() -> None:
+    """What was submitted says whose checkpoint it began with; later checkpoints of its own do not hide that."""
     cluster = Writer()
-    for origin, parent in (("other", "other"), ("", ""), ("demo", "")):
-        record = CheckpointRecord(timeline=1, boundary=48, url="u", origin_job=origin)
-        cluster.put(Keys.of("demo", "checkpoint"), record)
-        assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).parent == parent
+    assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).parent == ""
+    cluster.put(Keys.of("demo", "spec"), SpecRecord(spec=SPEC, parent="other, boundary 48"))
+    cluster.put(Keys.of("demo", "checkpoint"), CheckpointRecord(timeline=1, boundary=60, url="u"))
+    assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).parent == "other, boundary 48"
 
 
 def test_batches_that_come_again_replace_those_of_before() -> None:
