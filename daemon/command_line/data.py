@@ -1,5 +1,6 @@
 """Commands about data."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,10 @@ def prepare(
     from rich.console import Console
 
     from headway.daemon.data.prepare import prepare as prepare_data
+    from headway.daemon.data.text_check import doubts
 
+    for doubt in doubts(sources):
+        sys.stderr.write(f"headway: {doubt}\n")
     console = Console(stderr=True)
     index = prepare_data(
         sources,

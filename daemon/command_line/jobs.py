@@ -253,6 +253,7 @@ def export(
 def plan(
     job: JobFile,
     nodes: Annotated[int, typer.Option(min=0, help="So many equal CPU nodes instead of the cluster's.")] = 0,
+    memory: Annotated[float, typer.Option(min=0, help="GiB of each of those --nodes; 0: enough.")] = 0.0,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -268,7 +269,7 @@ def plan(
 
     spec = read_job(job)
     if nodes:
-        told = preview(spec, equal_nodes(nodes))
+        told = preview(spec, equal_nodes(nodes, memory_bytes=round(memory * (1 << 30))))
     else:
 
         async def work(session: "ClusterSession") -> tuple[Any, ...]:

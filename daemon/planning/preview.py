@@ -36,8 +36,8 @@ class PlanPreview:
         return [head, *stages, *self.explanation]
 
 
-def equal_nodes(num_nodes: int) -> tuple[NodeRecord, ...]:
-    """So many equal CPU nodes of one site."""
+def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, ...]:
+    """So many equal CPU nodes of one site. memory_bytes: of each; 0: enough."""
     return tuple(
         NodeRecord(
             name=f"node-{index}",
@@ -46,7 +46,7 @@ def equal_nodes(num_nodes: int) -> tuple[NodeRecord, ...]:
             host="",
             site="default",
             devices=(Device(kind="cpu"),),
-            memory_bytes=0,
+            memory_bytes=memory_bytes,
             arithmetic_class="equal",
         )
         for index in range(1, num_nodes + 1)

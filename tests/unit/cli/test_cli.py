@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from headway.daemon.cli import app, run
-from headway.daemon.errors import ConflictError, JobFailedError
+from headway.daemon.errors import ConflictError, JobFailedError, StoreUnreachableError
 
 ROOT = Path(__file__).resolve().parents[3]
 Headway = Callable[..., tuple[int, str, str]]
@@ -246,3 +246,49 @@ def test_version(headway: Headway) -> None:
     code, out, _ = headway("--version")
     assert code == 0
     assert out.count(".") == 2
+
+
+def test_plan_with_little_memory_says_what_is_needed(headway: Headway, tmp_path: Path) -> None:
+    """`plan --nodes 2 --memory` refuses a job that does not fit, in one line; with more memory it is placed."""
+    (tmp_path / "job.toml").write_text('[job]\nname = "tiny"\n')
+    code, _, err = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "0.01")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "64")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "meaning"),
+    [
+        ("Ssl handshake failed: error:1000007d:SSL routines:CERTIFICATE_VERIFY_FAILED: self signed", "not signed by"),
+        ("Ssl handshake failed: SSLV3_ALERT_UNKNOWN_CA", "of another authority"),
+        ("Ssl handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "speaks no TLS"),
+    ],
+)
+def test_a_wrong_certificate_is_told_in_words(
+    told: str, meaning: str, monkeypatch: pytest.MonkeyPatch, headway: Headway, fake_cluster: ModuleType
+) -> None:
+    """gRPC's text of a failed handshake becomes one sentence that begins with who was called."""
+
+    async def fail(_: object) -> None:
+        raise StoreUnreachableError("10.0.0.7:2379", told)
+
+    monkeypatch.setattr(fake_cluster.FakeSession, "view", fail)
+    code, _, err = headway("jobs")
+    assert code == 3
+    assert err.startswith("headway: 10.0.0.7:2379: ")
+    assert meaning in err
+    assert "SSL" not in err.replace("TLS", "")
+
+
+def test_doubtful_data_is_told(tmp_path: Path, headway: Headway) -> None:
+    """`data prepare` warns of an empty file and of one that is no text, and takes what there is."""
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("once upon a time " * 100)
+    (tmp_path / "books" / "b.txt").write_bytes(b"")
+    (tmp_path / "books" / "c.bin").write_bytes(b"PNG\x00\xff" * 10)
+    (tmp_path / "books" / "d.txt").write_text("ä" * 70_000)
+    code, _, err = headway("data", "prepare", str(tmp_path / "books"), "--out", str(tmp_path / "out"))
+    assert code == 0
+    assert "b.txt: is empty" in err
+    assert "c.bin: does not look like text (a zero byte at 3)" in err
+    assert err.count("\n") == 2
