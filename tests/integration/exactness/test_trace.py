@@ -35,7 +35,8 @@ async def test_every_microbatch_is_computed_once_on_the_version_before(
         result = await finished(session, "trace", tmp_path / "out")
     assert len(set(result.generations)) == 2
 
-    lines = [json.loads(line) for path in history.glob("trace-*.jsonl") for line in path.read_text().splitlines()]
+    texts = [text for path in history.glob("trace-*.jsonl") for text in path.read_text().splitlines()]
+    lines = [line for line in map(json.loads, texts) if "op" in line]
     counts = Counter((line["stage"], line["op"], line["batch"], line["microbatch"]) for line in lines)
     m = spec.train.microbatches
     expected = {
