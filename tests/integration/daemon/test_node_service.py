@@ -1,6 +1,7 @@
 """The Node service over real mTLS channels: files from a store, another node or a checkpoint; data; logs."""
 
-import hashlib
+import socket
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
@@ -16,19 +18,35 @@ from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.records import CheckpointFile, CheckpointRecord, NodeRecord, SpecRecord, StateRecord
+from headway.daemon.records import CheckpointFile, CheckpointRecord, NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.storage import transfer
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
 from headway.proto import control_pb2
+from headway.stages.errors import UnavailableError
 from headway.stages.shard_writer import writing_shards
+from headway.stages.state_file import StateHeader, write_state
 from headway.stages.tls_identity import TlsIdentity
 from headway.stages.tokens import TokenShards
 
 KEY = StateKey("j", 1, 5, "head")
-DATA = bytes(range(256)) * 10_000
-FILE = CheckpointFile(size_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+
+
+def state_file() -> tuple[bytes, CheckpointFile]:
+    """A state file of some 2.5 MB: three chunks."""
+    header = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        written = write_state(path, {"weight": torch.arange(640_000, dtype=torch.float32)}, header)
+        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, sha256=written.sha256)
+
+
+DATA, FILE = state_file()
+HELD_BY_B = StateRecord(
+    incarnation="b-1", generation=1, files={"head": StateFile(size_bytes=FILE.size_bytes, sha256=FILE.sha256)}
+)
 
 
 @dataclass
@@ -130,7 +148,7 @@ async def test_a_held_file_is_given_from_any_byte(network: Network) -> None:
 async def test_a_node_that_has_it_not_looks_for_a_holder_only_when_asked(network: Network) -> None:
     """b holds the file and etcd says so; a gives it when it may forward, and says what is missing when not."""
     network.b.hold()
-    network.job.state[1, 5, "head"] = {"b": StateRecord(size_bytes=len(DATA), sha256=FILE.sha256, generation=1)}
+    network.job.state[1, 5] = {"b": HELD_BY_B}
     assert await network.read(network.a, offset=77, forward=True) == DATA[77:]
     with pytest.raises(RecoveryError, match="head at boundary 5 of j, timeline 1: is not held by node a"):
         await network.read(network.a)
@@ -155,12 +173,47 @@ async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
     assert b"".join(network.a.store.read(KEY)) == DATA
 
 
-async def test_a_fetch_of_altered_bytes_fails_and_names_the_node(network: Network) -> None:
-    """b's file was altered after it was registered: a does not take it."""
-    network.b.hold(b"\xff" + DATA[1:])
-    with pytest.raises(RecoveryError, match="arrived with SHA-256"):
+async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(network: Network) -> None:
+    """b breaks off after its first chunk; the second holder is asked for the rest only."""
+    network.b.hold()
+    asked: list[int] = []
+
+    class Breaking(NodeClient):
+        """Loses the first answer after one chunk."""
+
+        async def fetch_state(self, address: str, key: StateKey, *, offset: int = 0, **_: Any) -> AsyncIterator[Any]:
+            asked.append(offset)
+            async for chunk in network.client.fetch_state(network.b.address, key, offset=offset):
+                yield chunk
+                if address == "broken":
+                    raise UnavailableError("broken", "is gone")
+
+    client = Breaking.__new__(Breaking)
+    addresses = ["broken", network.b.address]
+    await fetch_from_nodes(network.a.store, client, KEY, addresses=addresses, expected=FILE)
+    assert asked == [0, 1 << 20]
+    assert b"".join(network.a.store.read(KEY)) == DATA
+    assert network.a.store.awaited == frozenset()
+
+
+async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts the call and sends nothing, as a stopped process does: the next one gives the file."""
+    monkeypatch.setattr(transfer, "SILENCE_S", 0.3)
+    network.b.hold()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [f"127.0.0.1:{silent.getsockname()[1]}", network.b.address]
+        await fetch_from_nodes(network.a.store, network.client, KEY, addresses=addresses, expected=FILE)
+    assert network.a.store.get(KEY) is not None
+
+
+async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Network) -> None:
+    """b's file was altered after it was registered: a does not take it, and b holds it no more."""
+    network.b.hold(DATA[:-1] + b"!")
+    with pytest.raises(RecoveryError, match="arrived damaged"):
         await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=FILE)
     assert network.a.store.get(KEY) is None
+    assert network.b.store.get(KEY) is None
+    assert not network.b.store.path_of(KEY).exists()
 
 
 async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,7 +251,7 @@ def test_written_files_are_registered_once() -> None:
     """The files are in the store: they are registered in one record, unless etcd says so already."""
     files = held("block.1", "head", JOURNAL)
     record = state_record("block.1", "head", JOURNAL)
-    fields = {"plan": WHOLE, "next": SPLIT, "stop": STOP, "workers": STOPPED_RECORD}
+    fields: dict[str, Any] = {"plan": WHOLE, "next": SPLIT, "stop": STOP, "workers": STOPPED_RECORD}
     older = {(1, 5): {"a": state_record("head")}}
     status = node(STOPPED.did_prepare(G2), held=files)
     steps = of_kind(next_steps(view_of(job(state=older, **fields)), status), RegisterState)

@@ -112,7 +112,7 @@ def test_snapshots_are_spaced_out_when_copies_lag() -> None:
         return {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in boundaries}
 
     def spaced(boundaries: tuple[int, ...], **fields: object) -> list[Step]:
-        return [step for step in steps(lagging(*boundaries), node(**fields)) if isinstance(step, OrderSpaceSnapshots)]  # type: ignore[arg-type]
+        return [step for step in steps(lagging(*boundaries), node(**fields)) if isinstance(step, OrderSpaceSnapshots)]
 
     assert spaced((20, 40, 60)) == []
     assert spaced((20, 40, 60, 80)) == [OrderSpaceSnapshots(0, G3, 2, 80)]

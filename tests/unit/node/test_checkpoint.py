@@ -1,24 +1,38 @@
 """Checkpoints: where they lie, that manifests come whole or not at all, and what is said when they cannot be had."""
 
-import hashlib
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.records import CheckpointFile, CheckpointRecord, encode
 from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
+    delete_checkpoint,
     fetch_from_checkpoint,
+    newest_checkpoint,
     probe,
     read_manifest,
     resolve_checkpoint_dir,
     write_manifest,
 )
+from headway.stages.state_file import StateHeader, write_state
 
-DATA = b"layer" * 500
-FILE = CheckpointFile(size_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+
+def state_file() -> tuple[bytes, CheckpointFile]:
+    """A small state file."""
+    header = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        written = write_state(path, {"weight": torch.arange(500, dtype=torch.float32)}, header)
+        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, sha256=written.sha256)
+
+
+DATA, FILE = state_file()
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -41,9 +55,9 @@ def test_a_layer_comes_back_as_it_was(folder: str, tmp_path: Path) -> None:
 def test_an_altered_layer_is_refused(folder: str, tmp_path: Path) -> None:
     """A byte was changed in the checkpoint: the fetch names the file, and leaves nothing behind."""
     source, target = tmp_path / "head", tmp_path / "back"
-    source.write_bytes(b"L" + DATA[1:])
+    source.write_bytes(DATA[:-1] + b"!")
     copy_to_checkpoint(source, folder, "head")
-    with pytest.raises(RecoveryError, match=r"head\.safetensors: has SHA-256"):
+    with pytest.raises(RecoveryError, match=r"head\.safetensors: is damaged"):
         fetch_from_checkpoint(folder, "head", FILE, target)
     assert not target.exists()
 
@@ -69,6 +83,45 @@ def test_a_damaged_manifest_is_told(folder: str) -> None:
     write_manifest(folder, b'{"timeline": 1,')
     with pytest.raises(RecoveryError, match="is no manifest"):
         read_manifest(folder)
+
+
+def test_the_newest_checkpoint_below_a_folder_is_found(folder: str) -> None:
+    """Two checkpoints and half a third: the one that got furthest, whichever folder the search begins in."""
+    with pytest.raises(RecoveryError, match="no checkpoint is here"):
+        newest_checkpoint(folder)
+    for timeline, boundary in ((3, 40), (2, 60)):
+        url = f"{folder}/j/u/{timeline:08d}-{boundary:010d}"
+        record = CheckpointRecord(timeline=timeline, boundary=boundary, url="elsewhere", files={"head": FILE})
+        write_manifest(url, encode(record))
+    write_manifest(f"{folder}/j/u/00000004-0000000080", b'{"timeline": 4,')
+    for start in (folder, f"{folder}/j", f"{folder}/j/u/00000002-0000000060"):
+        found = newest_checkpoint(start)
+        assert (found.timeline, found.boundary) == (2, 60)
+        assert read_manifest(found.url) == replace(found, url="elsewhere")
+
+
+def test_a_deleted_checkpoint_loses_its_manifest_first(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder goes; a checkpoint beside it stays; deleting it again is no error."""
+    (tmp_path / "head").write_bytes(DATA)
+    for name in ("a", "b"):
+        copy_to_checkpoint(tmp_path / "head", f"{folder}/{name}", "head")
+        write_manifest(f"{folder}/{name}", encode(CheckpointRecord(timeline=1, boundary=5, url=name)))
+    file_system, path = fsspec.core.url_to_fs(folder)
+    removed: list[str] = []
+    remove = file_system.rm
+
+    def note(name: str, **options: bool) -> None:
+        removed.append(Path(name).name)
+        remove(name, **options)
+
+    monkeypatch.setattr(file_system, "rm", note)
+    delete_checkpoint(f"{folder}/a")
+    assert removed == ["manifest.json", "a"]
+    delete_checkpoint(f"{folder}/a")
+    assert sorted(Path(name).name for name in file_system.find(path)) == ["head.safetensors", "manifest.json"]
+    assert newest_checkpoint(folder).url.endswith("/b")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -1,18 +1,33 @@
 """The store of layer files: what comes in is verified, what is not needed goes, and nothing outlives its daemon."""
 
-import hashlib
+import errno
+import os
 import stat
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
+from headway.stages.state_file import StateHeader, write_state
 
 KEY = StateKey("j", 1, 5, "head")
-DATA = b"weights" * 1000
-SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+def state_file() -> tuple[bytes, str]:
+    """A state file of some 7000 bytes, and its checksum."""
+    header = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        written = write_state(path, {"weight": torch.arange(1700, dtype=torch.float32)}, header)
+        return path.read_bytes(), written.sha256
+
+
+DATA, SHA256 = state_file()
 
 
 @pytest.fixture
@@ -24,7 +39,7 @@ def store(tmp_path: Path) -> StateStore:
 
 def receive(store: StateStore, data: bytes, *, sha256: str, key: StateKey = KEY) -> None:
     """Bring a file in, in two chunks."""
-    incoming = store.receive(key)
+    incoming = store.receive(key, size_bytes=len(data))
     incoming.append(data[:100], offset=0)
     incoming.append(data[100:], offset=100)
     incoming.verify(sha256)
@@ -41,27 +56,88 @@ def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) ->
 
 def test_altered_bytes_are_refused_and_dropped(store: StateStore) -> None:
     """One byte differs: the file is refused, and the next attempt begins at 0."""
-    with pytest.raises(RecoveryError, match="arrived with SHA-256"):
-        receive(store, b"W" + DATA[1:], sha256=SHA256)
+    with pytest.raises(RecoveryError, match="arrived damaged"):
+        receive(store, DATA[:-1] + b"!", sha256=SHA256)
     assert store.get(KEY) is None
-    assert store.receive(KEY).offset == 0
+    assert store.receive(KEY, size_bytes=len(DATA)).offset == 0
+
+
+def test_a_whole_file_of_other_content_is_refused(store: StateStore) -> None:
+    """It is sound, and not the one that was registered."""
+    with pytest.raises(RecoveryError, match="arrived with SHA-256"):
+        receive(store, DATA, sha256="f" * 64)
+    assert store.get(KEY) is None
 
 
 def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
     """100 bytes arrived: the next holder is asked from there, and a chunk that leaves a gap is refused."""
-    store.receive(KEY).append(DATA[:100], offset=0)
-    again = store.receive(KEY)
+    store.receive(KEY, size_bytes=len(DATA)).append(DATA[:100], offset=0)
+    again = store.receive(KEY, size_bytes=len(DATA))
     assert again.offset == 100
     with pytest.raises(RecoveryError, match="began at byte 200, not 100"):
         again.append(DATA[200:], offset=200)
 
 
+def test_what_is_abandoned_leaves_nothing(store: StateStore, tmp_path: Path) -> None:
+    """The fetch is given up: its partial file and its folders go, and its room is free again."""
+    store.receive(KEY, size_bytes=9000).append(DATA[:100], offset=0)
+    other = replace(KEY, layer="embed")
+    with pytest.raises(RecoveryError, match="store_quota_bytes allows 10000"):
+        store.receive(other, size_bytes=9000)
+    store.abandon(KEY)
+    assert list((tmp_path / "store").iterdir()) == []
+    assert store.awaited == frozenset()
+    store.receive(other, size_bytes=9000)
+
+
+def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No space is left: the error names the folder, and the partial file does not lie in the way."""
+    incoming = store.receive(KEY, size_bytes=len(DATA))
+    incoming.append(DATA[:100], offset=0)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(RecoveryError, match="No space left on device") as caught:
+            incoming.append(DATA[100:], offset=100)
+    assert "\n" not in str(caught.value)
+    assert incoming.offset == 0
+
+
 def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
-    """7000 of 10000 bytes are held: 7000 more are refused with the figures; replacing the same file is fine."""
+    """Of 10000 bytes most are held: 7000 more are refused with the figures; replacing the same file is fine."""
     receive(store, DATA, sha256=SHA256)
-    with pytest.raises(RecoveryError, match="would hold 14000 bytes, and store_quota_bytes allows 10000"):
+    with pytest.raises(RecoveryError, match=f"would hold {len(DATA) + 7000} bytes, and store_quota_bytes allows 10000"):
         store.require_room(7000, "block.0")
     store.require_room(7000, "head", held=KEY)
+
+
+def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tmp_path: Path) -> None:
+    """Beside a held file and one on its way in lie an old stray one and one that is just being written."""
+    receive(store, DATA, sha256=SHA256)
+    awaited = replace(KEY, layer="embed")
+    store.receive(awaited, size_bytes=10).append(b"part", offset=0)
+    folder = store.directory_of("j", 1, 7)
+    for name in ("old", "new"):
+        (folder / name).write_bytes(b"stray")
+    partial = store.path_of(awaited).with_suffix(".partial")
+    for path in (folder / "old", store.path_of(KEY), partial):
+        os.utime(path, (1000, 1000))
+    assert store.sweep(store.known_paths(), older_than=2000) == 5
+    left = {path.name for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    assert left == {"head.safetensors", "embed.partial", "new"}
+
+
+def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:
+    """A file is taken in, and let go: each is told once; letting go of what is not held is nothing."""
+    told: list[int] = []
+    store.on_change = lambda: told.append(len(store.contents))
+    receive(store, DATA, sha256=SHA256)
+    store.delete(KEY)
+    store.delete(KEY)
+    assert told == [1, 0]
 
 
 def test_a_written_file_of_another_size_is_not_adopted(store: StateStore) -> None:
