@@ -48,6 +48,18 @@ class Store:
             self._drop(key)
         return True
 
+    def backup(self) -> "Store":
+        """What a snapshot of it would hold."""
+        return Store(dict(self.values), dict(self.revisions), dict(self.owners), revision=self.revision)
+
+    def restore(self, backup: "Store") -> None:
+        """Be as it was then; whoever watched must list again."""
+        self.values, self.revisions = dict(backup.values), dict(backup.revisions)
+        self.owners, self.revision = dict(backup.owners), backup.revision
+        self.history = [
+            Change(key, value, self.revisions[key][1], self.revisions[key][0]) for key, value in self.values.items()
+        ]
+
     def revoke(self, lease: str) -> None:
         """Delete everything that lives by a lease."""
         self.revision += 1

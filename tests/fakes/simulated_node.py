@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.records import NodeRecord
+from headway.daemon.records import Lineage, NodeRecord
+
+
+def steady_view() -> ClusterView:
+    """A view whose etcd has been there for ever."""
+    view = ClusterView()
+    view.set_in_sight(True, now=-1000.0)
+    return view
 
 
 @dataclass
@@ -21,9 +28,15 @@ class Worker:
     last: int = 0
     """It stops here."""
     chosen: int | None = None
-    timeline: int = 0
+    lineage: Lineage = field(default_factory=lambda: Lineage(timeline=0))
+    """Of its state: what was trained into it."""
+    written: list[int] = field(default_factory=list)
+    """Boundaries of periodic snapshots that its daemon has not taken over yet."""
     failure: tuple[int, str] | None = None
     """(generation, error)"""
+    fault: str = ""
+    is_down: bool = False
+    """The process is gone and no spare has taken over."""
     hangs: bool = False
 
     @property
@@ -41,10 +54,11 @@ class Node:
 
     record: NodeRecord
     workers: list[Worker]
-    view: ClusterView = field(default_factory=ClusterView)
+    view: ClusterView = field(default_factory=lambda: steady_view())
     seen: int = 0
     """How much of the store's history its view was fed."""
-    held: set[HeldKey] = field(default_factory=set)
+    held: dict[HeldKey, Lineage] = field(default_factory=dict)
+    """Files, and what was trained into each."""
     durable: set[HeldKey] = field(default_factory=set)
     is_alive: bool = True
     is_frozen: bool = False

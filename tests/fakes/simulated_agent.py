@@ -1,0 +1,282 @@
+"""What a node's daemon does about the plans that its own view shows, on simulated files and workers."""
+
+from dataclasses import replace
+
+from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
+from headway.daemon.coordination.case import JOURNAL, place
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.planning.copy_places import copy_places
+from headway.daemon.records import (
+    Keys,
+    Lineage,
+    PlanRecord,
+    Save,
+    StagePlan,
+    StateFile,
+    StateRecord,
+    StopRecord,
+    WorkerRecord,
+    WorkerState,
+    encode,
+)
+from tests.fakes.simulated_etcd import Store
+from tests.fakes.simulated_node import HeldKey, Node, Worker
+
+FileKey = tuple[str, int, int, str]
+
+
+class SimulatedAgents:
+    """The agents of all nodes; the world is its heir."""
+
+    store: Store
+    nodes: dict[str, Node]
+    checkpoint_files: dict[FileKey, Lineage]
+    """(job, timeline, boundary, part): what was trained into a file in durable storage."""
+
+    def facts(self) -> ClusterView:
+        raise NotImplementedError
+
+    def act(self, node: Node) -> None:
+        """Everything that is due on a node, as its own view has it."""
+        if not node.is_alive or node.is_frozen:
+            return
+        self._register_again(node)
+        for job in list(node.view.jobs.values()):
+            for plan in (job.plan, job.next):
+                for stage_index, stage in enumerate(plan.stages if plan is not None else ()):
+                    if plan is not None and (stage.node, stage.node_incarnation) == (node.name, node.lease):
+                        self._serve(node, job, plan, stage_index)
+        for worker in node.workers:
+            job_view = node.view.jobs.get(worker.job)
+            plans = [plan for plan in (job_view.plan, job_view.next) if plan] if job_view else []
+            mine = (node.name, node.lease, node.workers.index(worker))
+            if worker.job and not any(place(stage) == mine for plan in plans for stage in plan.stages):
+                worker.job, worker.prepared, worker.started, worker.layers = "", 0, 0, ()
+                worker.applied = worker.last = 0
+                worker.written.clear()
+        for job in list(node.view.jobs.values()):
+            if job.spec is not None:
+                self._copy(node, job)
+                self._register_state(node, job)
+        self._delete(node)
+
+    def _register_again(self, node: Node) -> None:
+        key = Keys.node(node.name)
+        if self.store.values.get(key) != encode(node.record):
+            self.store.transact({}, {key: encode(node.record)}, lease=node.lease)
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def _copy(self, node: Node, job: JobView) -> None:
+        """Buddies fetch what the owners registered; due files go to durable storage."""
+        plan, spec, view = job.plan, job.spec, node.view
+        if plan is None or spec is None:
+            return
+        wanted = kept(job, view.nodes)
+        buddies = copy_places(spec, plan, view.nodes)
+        for index, stage in enumerate(plan.stages):
+            if node.name not in buddies[index]:
+                continue
+            for where in wanted:
+                for part in _parts(plan, index):
+                    self._fetch(node, job, (job.name, *where, part), stage)
+        every = spec.fault.checkpoint_every
+        for key in list(node.held):
+            if key[0] == job.name and every and key[2] % every == 0 and key[2] > 0 and plan.lineage.has(key[1], key[2]):
+                self._make_durable(node, key)
+
+    def _make_durable(self, node: Node, key: HeldKey) -> None:
+        before = self.checkpoint_files.setdefault(key, node.held[key])
+        assert before == node.held[key], f"two contents of {key}"
+        node.durable.add(key)
+
+    def _fetch(self, node: Node, job: JobView, key: HeldKey, stage: StagePlan) -> bool:
+        """From the owner or any other holder that the view names, if it lives and has it."""
+        if key in node.held:
+            return True
+        for name in sorted(job.holders(*key[1:]), key=lambda name: name != stage.node):
+            other = self.nodes.get(name)
+            record = job.state[key[1], key[2]][name]
+            if other is not None and other.is_alive and other.lease == record.incarnation and key in other.held:
+                node.held[key] = other.held[key]
+                return True
+        return False
+
+    def _register_state(self, node: Node, job: JobView) -> None:
+        plan = job.plan
+        lineage = lineage_of(job)
+        if lineage is None:
+            return
+        files: dict[tuple[int, int], dict[str, StateFile]] = {}
+        for name, timeline, boundary, part in node.held:
+            if name == job.name and lineage.has(timeline, boundary):
+                is_durable = (name, timeline, boundary, part) in node.durable
+                found = files.setdefault((timeline, boundary), {})
+                found[part] = StateFile(size_bytes=1, sha256="0", is_durable=is_durable)
+        generation = plan.generation if plan is not None else job.phase.generation
+        for where, parts in files.items():
+            key = Keys.state(job.name, *where, node.name)
+            mine = job.state.get(where, {}).get(node.name)
+            if mine is None or (mine.files, mine.incarnation) != (parts, node.lease) or key not in self.store.values:
+                record = StateRecord(incarnation=node.lease, generation=generation, files=dict(sorted(parts.items())))
+                compare = {Keys.of(job.name, "plan"): node.view.revision_of(Keys.of(job.name, "plan"))}
+                if self.store.values.get(key) != encode(record):
+                    self.store.transact(compare, {key: encode(record)}, lease=node.lease)
+
+    def _delete(self, node: Node) -> None:
+        """What nobody counts on any more: first it is not registered any more, then it is gone."""
+        wanted = {name: kept(job, node.view.nodes) for name, job in node.view.jobs.items()}
+        gone: dict[tuple[str, int, int], list[HeldKey]] = {}
+        for key in node.held:
+            job = node.view.jobs.get(key[0])
+            where = (key[1], key[2])
+            if job is not None and where in wanted[key[0]]:
+                continue
+            lineage = lineage_of(job) if job is not None else None
+            is_known = job is not None and node.name in job.state.get(where, {})
+            if lineage is None or not lineage.has(*where) or is_known:
+                gone.setdefault(key[:3], []).append(key)
+        for (name, *where), keys in gone.items():
+            is_current = node.seen == len(self.store.history)
+            before = self._newest(name) if is_current else None
+            key = Keys.state(name, where[0], where[1], node.name)
+            if key in self.store.values:
+                self.store.transact({}, {}, (key,))
+            for held in keys:
+                del node.held[held]
+                node.durable.discard(held)
+            assert not is_current or self._newest(name) == before, f"{node.name} deleted what {name} would go back to"
+
+    def _newest(self, name: str) -> tuple[int, int] | None:
+        facts = self.facts()
+        job = facts.jobs.get(name)
+        return newest_complete(job, facts.nodes) if job is not None and job.spec is not None else None
+
+    # --- Workers ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int) -> None:
+        """One stage of one plan: prepare, start, stop, save, and tell."""
+        stage = plan.stages[stage_index]
+        worker = node.workers[stage.device_index]
+        generation = plan.generation
+        has_failed = worker.failure is not None and worker.failure[0] >= generation
+        if worker.hangs:
+            return
+        is_old = generation < node.record.generations.get(job.name, 0)
+        can_prepare = not has_failed and not worker.is_down and not is_old and worker.job in ("", job.name)
+        if can_prepare and max(worker.prepared, worker.started) < generation:
+            worker.job, worker.prepared = job.name, generation
+            node.record = replace(node.record, generations=node.record.generations | {job.name: generation})
+            self._register_again(node)
+        is_in_force = job.plan is plan
+        if is_in_force and not has_failed and worker.prepared == generation and worker.started < generation:
+            self._start(node, job, plan, stage_index, worker)
+        if is_in_force and not has_failed and worker.started == generation:
+            self._adopt(node, job, plan, stage_index, worker)
+            self._stop(node, job, plan, stage_index, worker)
+            self._save(node, job, plan, stage_index, worker)
+        self._tell(node, job, plan, stage_index, worker)
+
+    def _start(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+        stage = plan.stages[stage_index]
+        if len(job.workers_of(plan)) < len(plan.stages):
+            return
+        is_change = plan.source == "nodes" and plan.source_timeline == plan.timeline
+        was_here = worker.started > 0 and worker.is_stopped and worker.applied == plan.boundary
+        origin = plan.lineage if is_change else Lineage(timeline=plan.source_timeline, ancestry=plan.ancestry[:-1])
+        for part in _parts(plan, stage_index):
+            is_mine = worker.is_last if part == JOURNAL else part in worker.layers
+            if plan.source == "initial" or (is_change and was_here and is_mine and worker.lineage == plan.lineage):
+                continue
+            key = (job.name, plan.source_timeline, plan.boundary, part)
+            if plan.source == "checkpoint":
+                expected = plan.lineage if plan.timeline == plan.source_timeline else origin
+                assert self.checkpoint_files[key] == expected, f"the checkpoint's {key} is of another past"
+                continue
+            if not self._fetch(node, job, key, stage):
+                return
+            assert node.held[key] == origin, f"{key} has {node.held[key]} in it, the plan wants {origin}"
+        worker.started, worker.layers, worker.is_last = (
+            plan.generation,
+            stage.layers,
+            stage_index + 1 == len(plan.stages),
+        )
+        worker.applied, worker.lineage, worker.chosen = plan.boundary, plan.lineage, None
+        worker.written.clear()
+        assert job.spec is not None
+        worker.last = job.spec.train.batches
+
+    def _adopt(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+        """Take over what the worker wrote while it trained."""
+        for boundary in worker.written:
+            for part in _parts(plan, stage_index):
+                self._hold(node, (job.name, plan.timeline, boundary, part), worker.lineage)
+        worker.written.clear()
+
+    def _hold(self, node: Node, key: HeldKey, content: Lineage) -> None:
+        assert node.held.setdefault(key, content) == content, f"two contents of {key}"
+
+    def _stop(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+        stop = job.stop
+        if stop is None or stop.generation != plan.generation:
+            return
+        if stop.boundary is not None:
+            assert worker.applied <= stop.boundary, "a stage ran past the stop boundary"
+            worker.last = stop.boundary
+        elif stage_index == 0:
+            if worker.chosen is None:
+                # What is begun is admitted: nobody may be further than the first stage admits.
+                worker.chosen = worker.last = min(worker.applied + 1, worker.last)
+            answer = StopRecord(generation=stop.generation, save=stop.save, boundary=worker.chosen)
+            key = Keys.of(job.name, "stop")
+            self.store.transact({key: node.view.revision_of(key)}, {key: encode(answer)})
+
+    def _save(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+        stop = job.stop
+        if stop is None or stop.generation != plan.generation or not worker.is_stopped:
+            return
+        if stop.boundary != worker.applied:
+            return
+        stage = plan.stages[stage_index]
+        parts = list(_parts(plan, stage_index))
+        if stop.save is Save.MOVES:
+            if job.next is None:
+                return
+            successor = job.next
+            parts = [part for part in parts if part == JOURNAL or place(successor.holder(part)) != place(stage)]
+        for part in parts:
+            key = (job.name, plan.timeline, worker.applied, part)
+            self._hold(node, key, worker.lineage)
+            if stop.save is Save.CHECKPOINT:
+                self._make_durable(node, key)
+
+    def _tell(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+        boundary, error, fault = None, "", ""
+        if worker.failure is not None and worker.failure[0] >= plan.generation:
+            state, error, fault = WorkerState.FAILED, worker.failure[1], worker.fault
+        elif worker.started == plan.generation:
+            state = WorkerState.STOPPED if worker.is_stopped else WorkerState.RUNNING
+            boundary = worker.applied if worker.is_stopped else None
+        elif worker.prepared == plan.generation:
+            state = WorkerState.READY
+        else:
+            return
+        record = WorkerRecord(
+            node=node.name,
+            incarnation=worker.incarnation,
+            address=f"{node.name}:2",
+            pid=1,
+            state=state,
+            boundary=boundary,
+            error=error,
+            fault=fault,
+        )
+        key = Keys.worker(job.name, plan.generation, stage_index)
+        if self.store.values.get(key) != encode(record):
+            self.store.transact({}, {key: encode(record)}, lease=node.lease)
+
+
+def _parts(plan: PlanRecord, stage_index: int) -> tuple[str, ...]:
+    """The files of one stage."""
+    is_last = stage_index == len(plan.stages) - 1
+    return (*plan.stages[stage_index].layers, *((JOURNAL,) if is_last else ()))
