@@ -3,18 +3,19 @@
 What must survive lies in the state folder: etcd's data, checkpoints, each node's own folder and log, `cluster.json`.
 What must not (the throw-away certificates, sockets, layer files in memory) lies in a run folder, which a sweeper
 process deletes even if this one is killed. All other children die with this process too, however it ends.
+
+A daemon or an etcd that dies is started again, with the same name, address and data, as systemd would.
 """
 
 import asyncio
 import fcntl
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -23,10 +24,10 @@ import msgspec
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.local import tethered
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
+from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
 from headway.stages.errors import UnavailableError
 
@@ -36,17 +37,8 @@ STOP_TIMEOUT_S = 120.0
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 GUARD_INTERVAL_S = 0.5
+KEEP_UP_INTERVAL_S = 0.1
 IN_MEMORY = Path("/dev/shm")
-
-
-@dataclass(slots=True)
-class NodeProcess:
-    """One daemon."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log_path: Path
-    started_at: float
 
 
 class LocalCluster:
@@ -61,8 +53,13 @@ class LocalCluster:
         etcd_port: int = 0,
         force: asyncio.Event | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        node_settings: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """etcd_port: 0 takes a free one. force: once set, a stop does not wait for checkpoints any more."""
+        """etcd_port: 0 takes a free one. force: once set, a stop does not wait for checkpoints any more.
+
+        node_settings: fields of every NodeConfig. environment: variables of every daemon.
+        """
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")
         self.state_dir = state_dir.absolute()
@@ -70,6 +67,12 @@ class LocalCluster:
         self.nodes: list[NodeProcess] = []
         self._addresses: dict[str, str] = {}
         self._num_nodes = num_nodes
+        self._num_named = 0
+        self._node_settings = dict(node_settings or {})
+        self._environment = dict(environment or {})
+        self._keeping_up: asyncio.Task[None] | None = None
+        self._is_etcd_wanted = True
+        self._etcd_failure = ""
         self._etcd_binary = etcd_binary
         self._etcd_port = etcd_port
         self._stop_timeout_s = stop_timeout_s
@@ -126,29 +129,97 @@ class LocalCluster:
                 client_port=self._etcd_port,
             )
         )
-        names = [f"node-{index}" for index in range(1, self._num_nodes + 1)]
-        for name in names:
-            self._spawn(name)
+        for _ in range(self._num_nodes):
+            self._spawn()
         await self._registered(self.nodes)
         self._write_cluster_file()
+        self._keeping_up = asyncio.create_task(self._keep_up(), name="local cluster")
 
-    async def add_node(self) -> str:
+    async def add_node(self, *, environment: Mapping[str, str] | None = None) -> str:
         """One node more; returns its name when it is registered. Raises UnavailableError."""
-        node = self._spawn(f"node-{len(self.nodes) + 1}")
+        node = self._spawn(environment)
         await self._registered([node])
         self._write_cluster_file()
         return node.name
 
-    def check(self) -> None:
-        """Raise UnavailableError if etcd or a daemon has ended without having been asked to."""
+    # --- What a test, or chaos, does to it ---------------------------------------------------------------------------
+
+    @property
+    def node_pids(self) -> dict[str, int]:
+        """Node name to its daemon's process."""
+        return {node.name: node.pid for node in self.nodes}
+
+    def kill_node(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a daemon a signal. If it ends by that it is started again, unless it leaves in good order."""
+        self._node(name).signal(number)
+
+    def remove_node(self, name: str) -> None:
+        """Kill a daemon for good."""
+        node = self._node(name)
+        node.signal(signal.SIGKILL)
+        node.process.wait(KILL_TIMEOUT_S)
+        self._addresses.pop(name, None)
+        self.nodes = [other for other in self.nodes if other is not node]
+        self._write_cluster_file()
+
+    async def stop_etcd(self) -> None:
+        """SIGKILL it, and leave it so until `start_etcd`."""
         assert self._etcd is not None, "the cluster has not started"
-        if self._etcd.returncode is not None:
-            raise UnavailableError(
-                "etcd", f"ended with status {self._etcd.returncode}; see {self.state_dir / 'etcd.log'}"
-            )
+        self._is_etcd_wanted = False
+        await self._etcd.kill()
+
+    async def start_etcd(self) -> None:
+        """Start it again on the same port and data."""
+        assert self._etcd is not None, "the cluster has not started"
+        await self._etcd.restart()
+        self._is_etcd_wanted = True
+
+    async def backup_etcd(self, folder: Path) -> None:
+        """A copy of its data, taken while it is stopped for a moment."""
+        await self.stop_etcd()
+        await asyncio.to_thread(shutil.copytree, self.state_dir / "etcd", folder)
+        await self.start_etcd()
+
+    async def restore_etcd(self, folder: Path) -> None:
+        """Start it from an older copy of its data: everything written since is forgotten."""
+        await self.stop_etcd()
+        await asyncio.to_thread(shutil.rmtree, self.state_dir / "etcd")
+        await asyncio.to_thread(shutil.copytree, folder, self.state_dir / "etcd")
+        await self.start_etcd()
+
+    def _node(self, name: str) -> NodeProcess:
+        return next(node for node in self.nodes if node.name == name)
+
+    # --- Watching over it --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise UnavailableError if etcd or a daemon cannot be kept up, or if every daemon has left."""
+        assert self._etcd is not None, "the cluster has not started"
+        if self._etcd_failure:
+            raise UnavailableError("etcd", self._etcd_failure)
         for node in self.nodes:
-            if node.process.poll() is not None:
-                raise UnavailableError(node.name, _ended(node))
+            if node.failure:
+                raise UnavailableError(node.name, node.failure)
+        if self.nodes and all(node.has_left for node in self.nodes):
+            raise UnavailableError("the cluster", "every daemon was told to leave")
+
+    async def _keep_up(self) -> None:
+        """Start again what dies, until cancelled."""
+        num_etcd_failures = 0
+        while True:
+            await asyncio.sleep(KEEP_UP_INTERVAL_S)
+            if [node for node in self.nodes if node.keep_up()]:
+                self._write_cluster_file()
+            if self._etcd is not None and self._is_etcd_wanted and self._etcd.returncode is not None:
+                try:
+                    await self._etcd.restart()
+                    num_etcd_failures = 0
+                except (ConfigError, StoreError) as error:
+                    num_etcd_failures += 1
+                    if num_etcd_failures >= MAX_FALSE_STARTS:
+                        self._etcd_failure = f"{error} (see {self.state_dir / 'etcd.log'})"
+                        return
+                    await asyncio.sleep(num_etcd_failures * KEEP_UP_INTERVAL_S)
 
     async def guard(self, *, grace_s: float = 0.0) -> None:
         """Never returns: raises UnavailableError when something has ended, `grace_s` after it was seen."""
@@ -167,11 +238,16 @@ class LocalCluster:
         """
         if self._lock is not None:  # else the folder, and the file in it, are another cluster's
             (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
+        if self._keeping_up is not None:
+            self._keeping_up.cancel()
+            await asyncio.wait([self._keeping_up])
+            self._keeping_up = None
+        await self._have_etcd()
         for node in self.nodes:
-            _signal(node.process, signal.SIGTERM)
+            node.signal(signal.SIGTERM)
         await self._ended(self._stop_timeout_s)
         for node in self.nodes:
-            _signal(node.process, signal.SIGKILL)
+            node.signal(signal.SIGKILL)
         await self._ended(KILL_TIMEOUT_S, is_forced=True)
         self.nodes.clear()
         if self._etcd is not None:
@@ -186,6 +262,13 @@ class LocalCluster:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    async def _have_etcd(self) -> None:
+        """Jobs are not saved without it: start it if it is stopped and somebody would need it."""
+        is_anybody_there = any(node.process.poll() is None for node in self.nodes)
+        if self._etcd is not None and self._etcd.returncode is not None and is_anybody_there:
+            with suppress(ConfigError, StoreError):
+                await self._etcd.restart()
 
     def _take_state_dir(self) -> None:
         """Make the state folder and lock it. Raises ConfigError when it is in use or cannot be used."""
@@ -205,38 +288,31 @@ class LocalCluster:
             ) from error
         self._lock = lock
 
-    def _spawn(self, name: str) -> NodeProcess:
+    def _spawn(self, environment: Mapping[str, str] | None = None) -> NodeProcess:
         assert self._authority is not None
         assert self._etcd is not None
         assert self._run_dir is not None
         assert self._store_dir is not None
+        self._num_named += 1
+        name = f"node-{self._num_named}"
         state_dir = self.state_dir / "nodes" / name
         state_dir.mkdir(parents=True, exist_ok=True)
         flags = {
-            "name": name,
             "etcd": self._etcd.endpoint,
             "certificates": self._authority.issue(name),
-            "listen": "127.0.0.1:0",
-            "state-dir": state_dir,
-            "store-dir": self._store_dir / name,
-            "cache-dir": default_cache_dir().absolute(),
-            "checkpoint-root": self.state_dir,
-            "stop-timeout-s": self._stop_timeout_s,
-            "log-format": "json",
+            "state_dir": state_dir,
+            "store_dir": self._store_dir / name,
+            "cache_dir": default_cache_dir().absolute(),
+            "checkpoint_root": self.state_dir,
+            "stop_timeout_s": self._stop_timeout_s,
+            "log_format": "json",
         }
-        command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli"]
-        command += ["daemon", *(f"--{flag}={value}" for flag, value in flags.items())]
-        log_path = state_dir / "daemon.log"
-        with log_path.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal reaches the parent only
-                env={**os.environ, "TMPDIR": str(self._run_dir / "tmp")},
-            )
-        node = NodeProcess(name, process, log_path, time.time())
+        node = NodeProcess(
+            name=name,
+            flags=flags | self._node_settings,
+            environment={"TMPDIR": str(self._run_dir / "tmp"), **self._environment, **(environment or {})},
+            log_path=state_dir / "daemon.log",
+        )
         self.nodes.append(node)
         return node
 
@@ -247,12 +323,14 @@ class LocalCluster:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S), ClusterSession(self.address) as session:
                 while missing:
-                    self.check()
+                    for node in missing.values():
+                        if node.process.poll() is not None:
+                            raise UnavailableError(node.name, node.last_words)
                     view = await session.view()
                     for name in list(missing):
                         record = view.nodes.get(name)
                         if record is not None and record.started_at >= missing[name].started_at:
-                            del missing[name]
+                            missing.pop(name).port = int(record.address.rpartition(":")[2])
                             self._addresses[name] = record.address
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
@@ -271,21 +349,13 @@ class LocalCluster:
         address = self.address
         daemons = tuple(self._addresses.values())
         content = ClusterFile(
-            pid=os.getpid(), etcd=address.etcd, certificates=str(address.certificates), daemons=daemons
+            pid=os.getpid(),
+            etcd=address.etcd,
+            certificates=str(address.certificates),
+            daemons=daemons,
+            pids=self.node_pids,
         )
         path = self.state_dir / CLUSTER_FILE
         draft = path.with_suffix(".part")
         draft.write_bytes(msgspec.json.encode(content))
         draft.replace(path)
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if process.poll() is None:
-        process.send_signal(number)
-
-
-def _ended(node: NodeProcess) -> str:
-    """How a daemon ended, with the last line that it wrote."""
-    text = node.log_path.read_text(errors="replace").strip()
-    last = text.splitlines()[-1][:300] if text else "it wrote nothing"
-    return f"its daemon ended with status {node.process.returncode}: {last} (see {node.log_path})"

@@ -1,0 +1,115 @@
+"""One daemon of a local cluster: started, and started again when it dies, as systemd would."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from headway.daemon.errors import EXIT_CONFIG
+from headway.daemon.local import tethered
+
+FIRST_BACKOFF_S: Final = 0.2
+MAX_BACKOFF_S: Final = 10.0
+HEALTHY_AFTER_S: Final = 10.0
+MAX_FALSE_STARTS: Final = 5
+"""Failures in a row, each soon after the start, before a daemon is given up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeProcess:
+    """A daemon's process, which is another one after each death."""
+
+    name: str
+    flags: Mapping[str, object]
+    """As of NodeConfig, but for `listen`."""
+    environment: Mapping[str, str]
+    """In addition to ours."""
+    log_path: Path
+    port: int = 0
+    """Where it listened once, so that it keeps its address; 0: not known yet."""
+    process: "subprocess.Popen[bytes]" = field(init=False)
+    started_at: float = field(init=False)
+    num_restarts: int = 0
+    _began: float = 0.0
+    _num_quick: int = 0
+    _num_false_starts: int = 0
+    _restart_at: float | None = None
+    _is_given_up: bool = False
+
+    def __post_init__(self) -> None:
+        self._spawn()
+
+    @property
+    def pid(self) -> int:
+        """Of the newest process."""
+        return self.process.pid
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it ended in good order: it was asked to."""
+        return self.process.poll() == 0
+
+    @property
+    def failure(self) -> str:
+        """Why it is given up; nothing while it runs, or while another attempt is worth it."""
+        return self.last_words if self._is_given_up else ""
+
+    @property
+    def last_words(self) -> str:
+        """How it ended, with the last line that it wrote."""
+        text = self.log_path.read_text(errors="replace").strip()
+        last = text.splitlines()[-1][:300] if text else "it wrote nothing"
+        return f"its daemon ended with status {self.process.returncode}: {last} (see {self.log_path})"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal if it runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def keep_up(self) -> bool:
+        """To be called again and again: start it anew when it died and has rested. Returns whether it was started."""
+        ended = self.process.poll()
+        if ended is None or ended == 0:
+            return False
+        if self._restart_at is None:
+            self._rest(ended)
+        if self._is_given_up or self._restart_at is None or time.monotonic() < self._restart_at:
+            return False
+        self._restart_at = None
+        self.num_restarts += 1
+        self._spawn()
+        return True
+
+    def _rest(self, ended: int) -> None:
+        is_quick = time.monotonic() - self._began < HEALTHY_AFTER_S
+        self._num_quick = self._num_quick + 1 if is_quick else 1
+        self._num_false_starts = self._num_false_starts + 1 if is_quick and ended > 0 else 0
+        self._restart_at = time.monotonic() + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (self._num_quick - 1))
+        is_misconfigured = ended == EXIT_CONFIG and not self.port
+        self._is_given_up = is_misconfigured or self._num_false_starts >= MAX_FALSE_STARTS
+        if ended == EXIT_CONFIG:
+            self.port = 0  # somebody may have taken the port meanwhile
+
+    def _spawn(self) -> None:
+        command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli"]
+        flags = {**self.flags, "name": self.name, "listen": f"127.0.0.1:{self.port}"}
+        command += ["daemon", *(f"--{flag.replace('_', '-')}={_text(value)}" for flag, value in flags.items())]
+        self.started_at, self._began = time.time(), time.monotonic()
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the parent only
+                env={**os.environ, **self.environment},
+            )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
