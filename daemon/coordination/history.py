@@ -23,7 +23,7 @@ def went_back(
     """Why `found` is no continuation of `seen`, or None if it is.
 
     seen: what was known before the listing was asked for, and `found` the listing's own. known: for each key, the
-    revision of its last change or deletion that we heard of, also after the listing. listed: the same as listed.
+    revision of its last change or deletion that we heard of. listed: the revision that the listing has.
     """
     if seen.revision == 0:
         return None

@@ -13,6 +13,7 @@ from headway.daemon.records import (
     PlanRecord,
     SpecRecord,
     StagePlan,
+    StateFile,
     StateRecord,
     WorkerRecord,
     WorkerState,
@@ -44,7 +45,7 @@ def test_job_without_phase_is_queued() -> None:
 
 
 def test_every_record_of_a_job_finds_its_place() -> None:
-    """Workers by (generation, stage), state by (timeline, boundary, layer) and node."""
+    """Workers by (generation, stage), state by (timeline, boundary) and node."""
     view = ClusterView()
     plan = PlanRecord(
         generation=3,
@@ -54,12 +55,15 @@ def test_every_record_of_a_job_finds_its_place() -> None:
     put(view, Keys.of("j", "plan"), plan, 1)
     put(view, Keys.worker("j", 3, 0), WORKER, 2)
     put(view, Keys.worker("j", 2, 0), WORKER, 3)
-    state = StateRecord(size_bytes=1, sha256="x", generation=3)
-    put(view, Keys.state("j", 2, 40, "block.0", "a"), state, 4)
+    file = StateFile(size_bytes=1, sha256="x")
+    state = StateRecord(incarnation="a-1", generation=3, files={"block.0": file})
+    put(view, Keys.state("j", 2, 40, "a"), state, 4)
     job = view.jobs["j"]
     assert job.workers_of(plan) == {0: WORKER}
-    assert job.holders(2, 40, "block.0") == {"a": state}
-    delete(view, Keys.state("j", 2, 40, "block.0", "a"), 5)
+    assert job.state == {(2, 40): {"a": state}}
+    assert job.holders(2, 40, "block.0") == {"a": file}
+    assert job.holders(2, 40, "block.1") == {}
+    delete(view, Keys.state("j", 2, 40, "a"), 5)
     assert job.state == {}
 
 
