@@ -30,7 +30,7 @@ class Blow:
     new_generation: int | None = None
     """None: the generation went on."""
     recomputed: int = 0
-    """Batches that were begun before and computed again."""
+    """Batches that were begun before and computed again; those of one plan count for the first of its blows."""
 
     @property
     def recovery_s(self) -> float | None:
@@ -66,7 +66,8 @@ class Watcher:
             blow.recovered_s = now_s
             if self.generation > blow.generation:
                 blow.new_generation = self.generation
-                if job.plan is not None and job.plan.generation == self.generation:
+                is_counted = any(other.new_generation == self.generation for other in self.blows if other is not blow)
+                if job.plan is not None and job.plan.generation == self.generation and not is_counted:
                     blow.recomputed = max(0, job.plan.furthest - job.plan.boundary)
         return overcome
 

@@ -35,6 +35,15 @@ def test_a_kill_is_overcome_by_progress_of_a_new_generation_only() -> None:
     assert judge(watcher, breaches=()).is_passed
 
 
+def test_batches_recomputed_after_two_faults_count_once() -> None:
+    """Two workers die at once, one plan follows: its 4 batches stand beside the first of them."""
+    watcher, first, second = Watcher(), blow(), blow()
+    watcher.struck(first)
+    watcher.struck(second)
+    assert watcher.see(job(generation=2, batch=8, boundary=8, furthest=12), now_s=2.0) == [first, second]
+    assert (first.recomputed, second.recomputed) == (4, 0)
+
+
 def test_a_pause_is_overcome_by_the_generation_that_goes_on_after_it() -> None:
     """Batches while the node is paused do not count; one after it does, and nothing was recomputed."""
     watcher, pause = Watcher(), blow("pause", until_s=None, takes_worker=False)
