@@ -1,0 +1,89 @@
+"""SIGTERM and SIGINT in every phase of a job: the daemon ends in bounded time, with status 0, and leaves nothing."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import Desired, Phase
+
+STOP_TIMEOUT_S = 10
+BOUND_S = STOP_TIMEOUT_S + 30
+
+
+async def _all_leave(playground: Any, *names: str, number: signal.Signals) -> None:
+    began = time.monotonic()
+    for name in names:
+        playground.signal(name, number)
+    assert [await playground.ended(name) for name in names] == [0] * len(names)
+    assert time.monotonic() - began < BOUND_S
+    await playground.nothing_left()
+    assert (await playground.view()).nodes == {}
+
+
+async def _in_phase(playground: Any, phase: Phase) -> None:
+    """Bring a job on node a (and b) to a phase, and return while it is in it."""
+    if phase is Phase.QUEUED:
+        await playground.submit(batches=100_000, min_nodes=2)
+        await playground.phase(Phase.QUEUED)
+        return
+    await playground.submit(batches=100_000)
+    if phase is Phase.PREPARING:
+        await playground.phase(Phase.PREPARING, Phase.RUNNING)
+        return
+    job = await playground.batch(2)
+    if phase is Phase.CHANGING:
+        playground.start("b", stop_timeout_s=STOP_TIMEOUT_S)
+        await playground.phase(Phase.CHANGING)
+    elif phase is Phase.STOPPING:
+        await playground.ask(Desired.PAUSED, request=1)
+        await playground.phase(Phase.STOPPING, Phase.PAUSED)
+    elif phase is Phase.RECOVERING:
+        (worker,) = job.workers_of(job.plan).values()
+        os.kill(worker.pid, signal.SIGKILL)
+        await playground.phase(Phase.RECOVERING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        (Phase.QUEUED, signal.SIGINT),
+        (Phase.PREPARING, signal.SIGTERM),
+        (Phase.RUNNING, signal.SIGINT),
+        (Phase.CHANGING, signal.SIGTERM),
+        (Phase.STOPPING, signal.SIGINT),
+        (Phase.RECOVERING, signal.SIGTERM),
+    ],
+)
+async def test_a_daemon_leaves_in_every_phase(playground: Any, phase: Phase, number: signal.Signals) -> None:
+    """One node, without a spare so that recovering takes its time; for a change a second one joins, and both leave."""
+    playground.start("a", stop_timeout_s=STOP_TIMEOUT_S, num_spares=0)
+    await playground.until(lambda view: view.nodes.get("a"), "node a")
+    await _in_phase(playground, phase)
+    await _all_leave(playground, *playground.daemons, number=number)
+
+
+async def test_a_daemon_leaves_while_etcd_is_away(tmp_path: Path) -> None:
+    """Nobody can plan without it: it waits for as long as it may, says so, goes with 0, and is not started again."""
+    settings = {"stop_timeout_s": 2, "num_spares": 0}
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=settings) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        first, second = cluster.nodes
+        await cluster.stop_etcd()
+        first.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(first.process.wait, BOUND_S) == 0
+        assert "leave_overdue" in first.log_path.read_text()
+        await cluster.start_etcd()
+        async with asyncio.timeout(BOUND_S):
+            while set((await session.view()).nodes) != {second.name}:
+                await asyncio.sleep(0.1)
+        assert first.num_restarts == 0
