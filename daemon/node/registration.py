@@ -43,6 +43,8 @@ class Registration:
         self._written_at = 0
         """The revision of our last write."""
         self._written_lease_id = 0
+        self._leaves = False
+        """Whether the drain mark is our own; else people set it in etcd, and take it away."""
         self._epoch = cluster.view.epoch
         self._due = asyncio.Event()
 
@@ -59,6 +61,7 @@ class Registration:
     def change(self, **fields: Any) -> None:
         """Let fields of the record have other values from now on."""
         self._record = replace(self._record, **fields)
+        self._leaves |= bool(fields.get("is_draining"))
         self._due.set()
 
     def look_again(self) -> None:
@@ -103,8 +106,8 @@ class Registration:
         if self._cluster.revision < self._written_at:
             return  # our own write is on its way
         shown = self._cluster.view.nodes.get(self._record.name)
-        if shown is not None and shown.incarnation == self._record.incarnation and shown.is_draining:
-            self._record = replace(self._record, is_draining=True)  # somebody has asked us to
+        if shown is not None and shown.incarnation == self._record.incarnation:
+            self._record = replace(self._record, is_draining=self._leaves or shown.is_draining)
         if shown != self._record or self._written_lease_id != self.lease_id:
             await self._write()
             log.info("node_record_written", down_devices=self._record.down_devices, lease=f"{self.lease_id:x}")
@@ -123,8 +126,8 @@ class Registration:
                 else:
                     await asyncio.sleep(NAME_POLL_S)
                 continue
-            if other is not None and other.is_draining:
-                self._record = replace(self._record, is_draining=True)
+            if other is not None:
+                self._record = replace(self._record, is_draining=self._leaves or other.is_draining)
             condition = Compare.unchanged(self._key, found.mod_revision if found is not None else 0)
             put = Put(self._key, encode(self._record), self.lease_id)
             try:
