@@ -135,6 +135,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         if (file := desk.store.get(key)) is not None:
             if offset >= file.size_bytes:
                 await self._check(key, file)
+            fault_point("transfer.file", path=file.path, layer=key.layer, boundary=key.boundary, node=desk.node)
             chunks = desk.store.read(key, offset=offset)
             async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, sha256=file.sha256):
                 fault_point(

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 SWEEP_PERIOD_S: Final = 60.0
 STRAY_AFTER_S: Final = 600.0
 """A file that nobody knows may be one that a worker is just writing; after this time it is not."""
-NUM_AT_ONCE: Final = 4
+NUM_AT_ONCE: Final = 2
 """Files of one boundary that are asked for at the same time."""
 
 
