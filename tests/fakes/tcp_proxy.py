@@ -73,7 +73,7 @@ class TcpProxy:
 
     def stall(self, *ways: Way) -> None:
         """Take nothing more from who sends these ways; nothing is lost, connections stay."""
-        self._do(lambda: [self._open[way].clear() for way in ways or BOTH])
+        self._do(lambda: self._close_gates(ways or BOTH))
 
     def delay(self, duration: timedelta) -> None:
         """Hold every piece of at most 64 KiB for so long, each way: latency, and a limit of rate with it."""
@@ -98,6 +98,10 @@ class TcpProxy:
     def _reset_all(self) -> None:
         for passage in tuple(self._passages):
             passage.reset()
+
+    def _close_gates(self, ways: tuple[Way, ...]) -> None:
+        for way in ways:
+            self._open[way].clear()
 
     def _heal(self) -> None:
         self._dropped.clear()

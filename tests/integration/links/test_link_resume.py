@@ -43,7 +43,7 @@ class Pair:
     at_upper: Inbox
     at_lower: Inbox
 
-    def exchange(self, num_bytes: list[int], *, pause: Callable[[], None] = lambda: None) -> None:
+    def exchange(self, num_bytes: list[int], *, pause: Callable[[], object] = lambda: None) -> None:
         """So many frames both ways, and each is compared as it arrives."""
         for batch, size in enumerate(num_bytes):
             self.upper.send(make_frame(FrameKind.ACTIVATION, batch, size))
@@ -72,12 +72,16 @@ class Pairs:
         form = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
         contract = FrameContract({FrameKind.ACTIVATION: form, FrameKind.GRADIENT: form}, 2 * NUM_FRAMES)
         job = f"resume-{id(self)}-{len(self.made)}"
-        limits = {
-            "first_contact": timedelta(seconds=DEADLINE_S),
-            "resume_timeout": timedelta(seconds=resume_timeout_s),
-        }
+        first_contact, resume_timeout = timedelta(seconds=DEADLINE_S), timedelta(seconds=resume_timeout_s)
         lower = below.accept(
-            job, GENERATION, stage=StageIndex(1), peer_incarnation="above", inbox=at_lower, contract=contract, **limits
+            job,
+            GENERATION,
+            stage=StageIndex(1),
+            peer_incarnation="above",
+            inbox=at_lower,
+            contract=contract,
+            first_contact=first_contact,
+            resume_timeout=resume_timeout,
         )
         upper = above.dial(
             f"127.0.0.1:{self.proxy.port}",
@@ -87,7 +91,8 @@ class Pairs:
             peer_incarnation="below",
             inbox=at_upper,
             contract=contract,
-            **limits,
+            first_contact=first_contact,
+            resume_timeout=resume_timeout,
         )
         pair = Pair(above, below, upper, lower, at_upper, at_lower)
         self.made.append(pair)
@@ -129,7 +134,7 @@ FAULTS: dict[str, Callable[[TcpProxy], object]] = {
 
 @pytest.mark.parametrize(
     ("fault", "seconds"),
-    [pytest.param("cut", 10.0, marks=pytest.mark.slow), *((fault, 4.0) for fault in FAULTS)],
+    [pytest.param("cut", 10.0, marks=pytest.mark.slow), *((fault, 3.0) for fault in FAULTS)],
 )
 def test_frames_under_way_survive_an_outage(make_pair: Pairs, proxy: TcpProxy, fault: str, seconds: float) -> None:
     """The network fails amid a stream of frames and heals: every frame arrives once, in order, unchanged."""
