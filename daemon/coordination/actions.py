@@ -98,7 +98,13 @@ def enforce_first(case: Case, to: Phase) -> Command:
     """`plan` ← `next`"""
     plan = case.job.next
     assert plan is not None
-    text = f"Trains from batch {plan.boundary} on: {plan.reason}"
+    again = case.job.phase.phase is Phase.RECOVERING
+    on = f"{num_stages(len(plan.stages))} on {listed([stage.node for stage in plan.stages])}"
+    text = (
+        f"Trains again from batch {plan.boundary} on: {on}"
+        if again
+        else (f"Trains from batch {plan.boundary} on: {plan.reason}")
+    )
     return move(case, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
 

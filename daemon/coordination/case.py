@@ -1,5 +1,6 @@
 """One job as the coordinator sees it at one moment: the facts that conditions and actions share. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,6 +78,11 @@ class Loss:
         return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
 
     @property
+    def is_held_against_node(self) -> bool:
+        """A node that was lost, or whose worker died or did not answer; not one whose neighbour is out of reach."""
+        return self.worker is None or self.is_death
+
+    @property
     def death(self) -> Death:
         """For the failure budget."""
         worker = self.worker
@@ -126,9 +132,10 @@ class Case:
 
     @cached_property
     def quarantined(self) -> frozenset[str]:
-        """Nodes that failed too often of late."""
-        after = self.quarantine_after
-        return frozenset(name for name, found in self.view.failures.items() if after and len(found) >= after)
+        """Nodes that failed too often of late, the present failure counted."""
+        counts = Counter({name: len(found) for name, found in self.view.failures.items()})
+        counts.update({loss.stage.node for loss in self.losses if loss.is_held_against_node})
+        return frozenset(name for name, number in counts.items() if 0 < self.quarantine_after <= number)
 
     @cached_property
     def origin(self) -> Origin:
@@ -219,25 +226,34 @@ class Case:
         """To write or fetch the whole state, at the least that is expected of disks and links."""
         return sum(cost.state_bytes for cost in layer_costs(self.spec)) / TRANSFER_BYTES_PER_S
 
+    def _seen(self, at: float) -> float:
+        """From when nodes were able to say something about what happened at a moment: etcd may have been away."""
+        return max(at, self.view.steady_since or 0.0)
+
     @property
     def stop_deadline(self) -> float:
         """When the present step of a stop is late."""
-        return self.job.stop_changed_at + STOP_DEADLINE_S + STOP_BATCHES * self.batch_seconds + self.transfer_seconds
+        return (
+            self._seen(self.job.stop_changed_at)
+            + STOP_DEADLINE_S
+            + STOP_BATCHES * self.batch_seconds
+            + self.transfer_seconds
+        )
 
     @property
     def prepare_deadline(self) -> float:
         """When the workers of `next` are late."""
-        return self.job.entered_at + PREPARE_DEADLINE_S
+        return self._seen(self.job.entered_at) + PREPARE_DEADLINE_S
 
     @property
     def start_deadline(self) -> float:
         """When the workers of a new plan in force are late."""
-        return self.job.entered_at + START_DEADLINE_S + self.transfer_seconds
+        return self._seen(self.job.entered_at) + START_DEADLINE_S + self.transfer_seconds
 
     @property
     def end_deadline(self) -> float:
         """When the last workers are late at the end of the job, after the first have reached it."""
-        return self.job.workers_changed_at + STOP_DEADLINE_S + STOP_BATCHES * self.batch_seconds
+        return self._seen(self.job.workers_changed_at) + STOP_DEADLINE_S + STOP_BATCHES * self.batch_seconds
 
     @property
     def recovery_allowed_at(self) -> float:

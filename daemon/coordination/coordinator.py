@@ -201,6 +201,8 @@ def decide(
     people read; nothing is decided by it. quarantine_after: failures of a node after which plans leave it out;
     0: never.
     """
+    if view.steady_since is None:
+        return Decision()  # etcd is away: what it says may be long out of date, and nothing can be written
     commands: list[Command] = []
     deadlines: list[float] = []
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}

@@ -62,10 +62,10 @@ def why_recovering(case: Case) -> str:
     """What was lost, as one sentence without its full stop."""
     job = case.job
     if case.losses:
-        causes = [loss for loss in case.losses if loss.worker is None or loss.is_death] or case.losses[:1]
+        causes = [loss for loss in case.losses if loss.is_held_against_node] or case.losses[:1]
         return listed(list(dict.fromkeys(_what_was_lost(case, loss) for loss in causes)))
     if case.known_generation > job.phase.generation:
-        return f"etcd is older than what nodes know: plan {case.known_generation} is gone"
+        return f"nodes know plan {case.known_generation}, which etcd has forgotten"
     plan = job.next if job.phase.phase is Phase.RECOVERING else job.plan
     if not case.can_load(plan):
         return f"the nodes that held boundary {plan.boundary if plan is not None else 0} are gone"

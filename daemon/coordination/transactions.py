@@ -134,7 +134,7 @@ def held_against_nodes(case: Case, losses: tuple[Loss, ...]) -> dict[str, tuple[
     """A failure for every node that was lost, or whose worker died or did not answer; not for a broken link."""
     leased = {}
     for loss in losses:
-        if loss.worker is None or loss.is_death:
+        if loss.is_held_against_node:
             name = loss.stage.node
             number = max(case.view.failures.get(name, {}), default=-1) + 1
             what = "its worker" if loss.worker is not None or loss.is_late else "it"

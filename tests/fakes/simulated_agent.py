@@ -136,12 +136,12 @@ class SimulatedAgents:
             is_known = job is not None and node.name in job.state.get(where, {})
             if lineage is None or not lineage.has(*where) or is_known:
                 gone.setdefault(key[:3], []).append(key)
-        for (name, *where), keys in gone.items():
+        for (name, timeline, boundary), keys in gone.items():
             is_current = node.seen == len(self.store.history)
             before = self._newest(name) if is_current else None
-            key = Keys.state(name, where[0], where[1], node.name)
-            if key in self.store.values:
-                self.store.transact({}, {}, (key,))
+            record = Keys.state(name, timeline, boundary, node.name)
+            if record in self.store.values:
+                self.store.transact({}, {}, (record,))
             for held in keys:
                 del node.held[held]
                 node.durable.discard(held)

@@ -260,10 +260,10 @@ class SimulatedCluster(SimulatedAgents):
             manifest = decode(command.manifest, CheckpointRecord)
             self.manifests[command.url] = command.manifest
             for part in manifest.files:
-                key = (command.job, manifest.timeline, manifest.boundary, part)
-                assert key in self.checkpoint_files, "a manifest of missing files"
+                file = (command.job, manifest.timeline, manifest.boundary, part)
+                assert file in self.checkpoint_files, "a manifest of missing files"
                 expected = Lineage(timeline=manifest.timeline, ancestry=manifest.ancestry)
-                assert self.checkpoint_files[key] == expected, "a checkpoint of two pasts"
+                assert self.checkpoint_files[file] == expected, "a checkpoint of two pasts"
         if isinstance(command, DeleteCheckpoints):
             job = self.facts().jobs[command.job]
             assert job.checkpoint is None or job.checkpoint.url not in command.urls

@@ -182,3 +182,4 @@ def test_job_that_is_removed_is_gone() -> None:
 def test_names_of_checkpoint_folders() -> None:
     """By timeline and boundary, below the job's name, under a path or a URL."""
     assert boundary_url("s3://x/y/", "j", timeline=3, boundary=40) == "s3://x/y/j/00000003-0000000040"
+    assert boundary_url("/c", "j", timeline=3, boundary=40, uid="u") == "/c/j/u/00000003-0000000040"

@@ -1,6 +1,7 @@
 """The coordinator among simulated nodes: thousands of orders of events, with everything checked at every decision."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def build(seed: int) -> tuple[SimulatedCluster, random.Random]:
     for index in range(chance.randint(1, 4)):
         cluster.add_node(f"n{index}", num_devices=chance.choice((1, 1, 2)))
     cluster.submit(small_spec("first", num_blocks=chance.randint(1, 4), batches=chance.choice((1, 4, 40, 40))))
-    limits = {"max_nodes": chance.choice((0, 2)), "min_nodes": chance.choice((1, 1, 2))}
+    limits: dict[str, Any] = {"max_nodes": chance.choice((0, 2)), "min_nodes": chance.choice((1, 1, 2))}
     cluster.submit(small_spec("second", num_blocks=2, batches=chance.choice((1, 4, 40, 40)), **limits))
     return cluster, chance
 

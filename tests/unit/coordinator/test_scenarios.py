@@ -1,18 +1,17 @@
 """What the coordinator decides, one story at a time, on a simulated cluster in good order."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from headway.daemon.coordination.case import (
-    ABSENCE_GRACE_S,
     CHANGE_RETRY_S,
-    PREPARE_DEADLINE_S,
     SETTLE_S,
     START_DEADLINE_S,
 )
-from headway.daemon.coordination.commands import Transaction, WriteManifest
+from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import TABLE, decide
 from headway.daemon.coordination.diagram import page
 from headway.daemon.records import (
@@ -29,7 +28,7 @@ from headway.daemon.records import (
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 
-def cluster_of(*names: str, **spec: int) -> SimulatedCluster:
+def cluster_of(*names: str, **spec: Any) -> SimulatedCluster:
     """Nodes that are there, and a job `first` of 5 layers."""
     cluster = SimulatedCluster()
     for name in names:
@@ -192,41 +191,6 @@ def test_pause_and_resume() -> None:
     assert plan(cluster).generation == 2
 
 
-def test_failed_worker_fails_the_job_with_its_traceback_and_resume_begins_a_new_timeline() -> None:
-    """Paused at a checkpoint, resumed, then a worker dies: failed; resumed, it rolls back onto a new timeline."""
-    cluster = cluster_of("a")
-    running_at_full_speed(cluster)
-    cluster.want("first", Desired.PAUSED)
-    run_until(cluster, Phase.PAUSED)
-    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
-    cluster.want("first", Desired.RUNNING)
-    running_at_full_speed(cluster)
-    cluster.fail_worker("a", "Traceback: out of memory")
-    run_until(cluster, Phase.FAILED)
-    assert cluster.phase("first").error == "Traceback: out of memory"
-    assert cluster.phase("first").reason == "the worker of stage 0 on node a failed"
-    cluster.calm(max_rounds=20)
-    assert cluster.phase("first").phase is Phase.FAILED, "an old wish does not revive it"
-    cluster.want("first", Desired.RUNNING)
-    run_until(cluster, Phase.RUNNING)
-    assert (plan(cluster).generation, plan(cluster).timeline) == (3, 3)
-    assert plan(cluster).ancestry == ((1, saved.boundary),)
-
-
-def test_lost_node_fails_the_job_after_its_grace() -> None:
-    """A node's lease expires: within ABSENCE_GRACE_S it may come back; then the job fails and says who was lost."""
-    cluster = cluster_of("a", "b")
-    running_at_full_speed(cluster)
-    if cluster.leader == "b":
-        cluster.leader = ""
-    cluster.kill("b")
-    cluster.expire("b")
-    lost_at = cluster.now
-    run_until(cluster, Phase.FAILED)
-    assert cluster.now - lost_at >= ABSENCE_GRACE_S
-    assert cluster.phase("first").reason == "node b was lost (its lease expired)"
-
-
 def test_node_that_comes_back_in_time_is_forgiven() -> None:
     """etcd lost the leases for a moment and the same daemon registers again: the job trains on."""
     cluster = cluster_of("a")
@@ -235,17 +199,6 @@ def test_node_that_comes_back_in_time_is_forgiven() -> None:
     cluster.calm(max_rounds=20)
     assert cluster.phase("first").phase is Phase.RUNNING
     assert plan(cluster).generation == 1
-
-
-def test_replaced_daemon_is_a_lost_node_at_once() -> None:
-    """The name is there but the incarnation is another: what it held is gone."""
-    cluster = cluster_of("a", "b")
-    running_at_full_speed(cluster)
-    cluster.kill("b")
-    cluster.expire("b")
-    cluster.add_node("b")
-    run_until(cluster, Phase.FAILED, max_rounds=2)
-    assert cluster.phase("first").reason == "node b was lost (its daemon started anew)"
 
 
 @pytest.mark.parametrize(("wanted", "reached"), [(Desired.CANCELLED, Phase.CANCELLED), (Desired.PAUSED, Phase.PAUSED)])
@@ -267,59 +220,6 @@ def test_cancel_and_pause_work_in_every_phase(phase: Phase, wanted: Desired, rea
     if reached is Phase.PAUSED:
         cluster.want("first", Desired.CANCELLED)
         run_until(cluster, Phase.CANCELLED)
-
-
-def test_worker_that_never_gets_ready_fails_the_job_by_its_deadline() -> None:
-    """A worker hangs in its imports: after PREPARE_DEADLINE_S the job fails and names it."""
-    cluster = cluster_of("a")
-    cluster.nodes["a"].workers[0].hangs = True
-    run_until(cluster, Phase.PREPARING)
-    began = cluster.now
-    run_until(cluster, Phase.FAILED)
-    assert PREPARE_DEADLINE_S <= cluster.now - began < PREPARE_DEADLINE_S + 2
-    assert cluster.phase("first").reason == "stage 0 on a not ready in time"
-
-
-def test_worker_that_never_starts_fails_the_job_by_its_deadline() -> None:
-    """All were ready, one never runs."""
-    cluster = cluster_of("a", "b")
-    run_until(cluster, Phase.RUNNING)
-    cluster.nodes["b"].workers[0].hangs = True
-    began = cluster.now
-    run_until(cluster, Phase.FAILED)
-    assert cluster.now - began >= START_DEADLINE_S
-    assert "on b did not start in time" in cluster.phase("first").reason
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_worker_that_never_stops_fails_the_job_by_its_deadline(victim: int) -> None:
-    """A pause is asked for and one stage hangs: the job fails and names the stage that was waited for."""
-    cluster = cluster_of("a", "b")
-    running_at_full_speed(cluster)
-    name = plan(cluster).stages[victim].node
-    cluster.nodes[name].workers[0].hangs = True
-    cluster.want("first", Desired.PAUSED)
-    run_until(cluster, Phase.FAILED)
-    assert f"stage {victim} on " in cluster.phase("first").reason
-    assert name in cluster.phase("first").reason
-
-
-def test_worker_that_hangs_at_the_end_fails_the_job_by_its_deadline() -> None:
-    """The first stages have done their last batch, the last has not."""
-    cluster = cluster_of("a", "b", batches=40)
-    running_at_full_speed(cluster)
-    last = plan(cluster).stages[-1].node
-
-    def first_has_stopped() -> bool:
-        return any(worker.is_stopped for node in cluster.nodes.values() for worker in node.workers)
-
-    # The stage in front gets there one batch earlier than the one behind it.
-    cluster.calm(until=lambda: cluster.nodes[last].workers[0].applied >= 38)
-    cluster.nodes[plan(cluster).stages[0].node].workers[0].applied = 40
-    cluster.nodes[last].workers[0].hangs = True
-    assert first_has_stopped()
-    run_until(cluster, Phase.FAILED)
-    assert f"stage 1 on {last} did not reach the end in time" in cluster.phase("first").reason
 
 
 def test_change_that_was_given_up_is_tried_again_later() -> None:
@@ -434,5 +334,5 @@ def test_missing_records_fail_the_job_instead_of_hanging_it() -> None:
         Keys.of("first", "plan"), None, mod_revision=cluster.store.revision + 1, create_revision=0, now=cluster.now
     )
     [command] = decide(view, now=cluster.now).commands
-    assert not isinstance(command, WriteManifest)
+    assert isinstance(command, Transaction)
     assert "records in etcd are incomplete" in command.reason

@@ -7,7 +7,8 @@ import pytest
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Command, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.records import Desired, Keys, Phase, StateRecord, decode, encode
+from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.records import Desired, Keys, Phase, StateFile, StateRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 
@@ -16,7 +17,7 @@ def stopping(save: str) -> SimulatedCluster:
     cluster = SimulatedCluster()
     for name in ("a", "b"):
         cluster.add_node(name)
-    cluster.submit(small_spec("first", batches=200))
+    cluster.submit(small_spec("first", batches=200, fault=FaultSpec(copies=1, snapshot_every=0, checkpoint_every=0)))
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
     cluster.calm(max_rounds=3)
     if save == "moves":
@@ -42,21 +43,41 @@ def test_a_stop_waits_for_every_file(save: str) -> None:
     cluster = stopping(save)
     [command] = decided(cluster, cluster.truth())
     assert isinstance(command, Transaction if save == "moves" else WriteManifest)
-    files = sorted(key for key in cluster.store.values if key.startswith(Keys.job("first") + "state/"))
-    assert any(key.split("/")[-2] == "journal" for key in files)
-    assert len(files) >= 2
-    for key in files:
-        view = cluster.truth()
-        view.apply(key, None, mod_revision=cluster.store.revision + 1, create_revision=0, now=cluster.now)
-        assert decided(cluster, view) == [], key
+    records = {key: raw for key, raw in cluster.store.values.items() if key.startswith(Keys.job("first") + "state/")}
+    num_files = 0
+    for key, raw in records.items():
+        record = decode(raw, StateRecord)
+        for part in record.files:
+            boundary = cluster.truth().jobs["first"].stop
+            if boundary is None or f"/{boundary.boundary:010d}/" not in key or len(_holders(cluster, key, part)) > 1:
+                continue
+            num_files += 1
+            less = replace(record, files={name: file for name, file in record.files.items() if name != part})
+            assert decided(cluster, shown(cluster, key, less)) == [], (key, part)
+    assert num_files >= 2
 
 
-def test_a_checkpoint_waits_until_every_file_is_durable() -> None:
+@pytest.mark.parametrize("save", ["checkpoint"])
+def test_a_checkpoint_waits_until_every_file_is_durable(save: str) -> None:
     """A file that only its node holds → no manifest."""
-    cluster = stopping("checkpoint")
-    for key in [key for key in cluster.store.values if key.startswith(Keys.job("first") + "state/")]:
-        view = cluster.truth()
-        held = replace(decode(cluster.store.values[key], StateRecord), is_durable=False)
-        revision = cluster.store.revision + 1
-        view.apply(key, encode(held), mod_revision=revision, create_revision=revision, now=cluster.now)
-        assert decided(cluster, view) == [], key
+    cluster = stopping(save)
+    for key, raw in list(cluster.store.values.items()):
+        if key.startswith(Keys.job("first") + "state/"):
+            record = decode(raw, StateRecord)
+            for part, file in record.files.items():
+                if len(_holders(cluster, key, part)) == 1:
+                    files = record.files | {part: replace(file, is_durable=False)}
+                    assert decided(cluster, shown(cluster, key, replace(record, files=files))) == [], (key, part)
+
+
+def shown(cluster: SimulatedCluster, key: str, record: StateRecord) -> ClusterView:
+    """What etcd would say with another record there."""
+    view = cluster.truth()
+    revision = cluster.store.revision + 1
+    view.apply(key, encode(record), mod_revision=revision, create_revision=revision, now=cluster.now)
+    return view
+
+
+def _holders(cluster: SimulatedCluster, key: str, part: str) -> dict[str, StateFile]:
+    timeline, boundary = (int(piece) for piece in key.split("/")[-3:-1])
+    return cluster.truth().jobs["first"].holders(timeline, boundary, part)

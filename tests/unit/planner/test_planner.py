@@ -1,6 +1,7 @@
 """Plans: exact cuts, orders, memory, depth, exactness, and what people are told."""
 
 import itertools
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -258,8 +259,9 @@ def test_impossible_memory_is_refused_with_the_arithmetic() -> None:
 def test_host_memory_counts_the_states_that_are_kept() -> None:
     """A host without room for two boundary states is refused; snapshots need three times as much."""
     state = sum(cost.state_bytes for cost in layer_costs(job()))
-    assert isinstance(make_plan(job(), [node("a", host_bytes=state)]), PlanRefused)
-    assert isinstance(make_plan(job(), [node("a", host_bytes=3 * state)]), ClusterPlan)
+    never = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=0))
+    assert isinstance(make_plan(never, [node("a", host_bytes=state)]), PlanRefused)
+    assert isinstance(make_plan(never, [node("a", host_bytes=3 * state)]), ClusterPlan)
     often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
     assert isinstance(make_plan(often, [node("a", host_bytes=3 * state)]), PlanRefused)
 
@@ -356,3 +358,29 @@ def test_state_is_two_versions_and_the_optimizers_buffers() -> None:
     assert block.state_bytes == 4 * (4 * (block.num_parameters - num_rest) + 5 * num_rest)
     flushing = layer_costs(job(num_blocks=1, schedule="1f1b"))[1]
     assert flushing.state_bytes == 4 * (2 * (block.num_parameters - num_rest) + 3 * num_rest)
+
+
+# --- Nodes that failed ----------------------------------------------------------------------------------------------
+
+
+def test_nodes_in_quarantine_and_devices_without_a_worker_are_left_out() -> None:
+    """b failed too often and c's only worker is gone: a plan on a; without a, the reason names both."""
+    crippled = replace(node("c"), down_devices=(0,))
+    nodes = [node("a"), node("b"), crippled]
+    assert {stage.node for stage in planned(job(), nodes, quarantined=frozenset({"b"})).stages} == {"a"}
+    reason = refused(job(), nodes[1:], quarantined=frozenset({"b"}))
+    assert reason == "waits for 1 node; node b is quarantined; c has no worker on device 0"
+
+
+def test_names_sort_by_their_numbers() -> None:
+    """Alike nodes stand in the pipeline in the order that people count: node-2 before node-10."""
+    plan = planned(job(), [node(f"node-{number}") for number in (10, 2, 1)])
+    assert [stage.node for stage in plan.stages] == ["node-1", "node-2", "node-10"]
+
+
+def test_among_equals_layers_stay_where_their_files_are() -> None:
+    """Two cuts of the same speed: the one that needs no fetching wins."""
+    nodes = [node("a", site="x"), node("b", site="y")]
+    [first, second] = planned(job(), nodes).stages
+    held = {first.node: second.layers, second.node: first.layers}
+    assert [stage.node for stage in planned(job(), nodes, held=held).stages] == [second.node, first.node]

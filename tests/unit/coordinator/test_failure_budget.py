@@ -1,0 +1,68 @@
+"""How often a job may fail: by batch, by deaths, by the same error elsewhere, and when the count starts anew."""
+
+from headway.daemon.coordination.failure_budget import (
+    MAX_DEATHS,
+    MAX_SAME_BATCH,
+    Death,
+    broken_rule,
+    counted,
+    was_killed,
+)
+from headway.daemon.records import FailureCount, WorkerRecord, WorkerState
+
+
+def rule_after(*deaths: Death, boundary: int = 0) -> str:
+    count = FailureCount()
+    for death in deaths[:-1]:
+        count = counted(count, [death], boundary=boundary)
+        assert not broken_rule(count, [death])
+    return broken_rule(counted(count, deaths[-1:], boundary=boundary), deaths[-1:])
+
+
+def test_the_same_batch_three_times() -> None:
+    """Twice is bad luck; the third time names the batch. Other batches between, or an unknown one, start it anew."""
+    again = [Death(node="a", batch=7)] * MAX_SAME_BATCH
+    assert rule_after(*again) == "batch 7 failed 3 times without a new boundary to go back to"
+    assert not rule_after(*again[:2], Death(node="a", batch=8), *again[:2])
+    assert not rule_after(*again[:2], Death(node="a"))
+
+
+def test_ten_deaths() -> None:
+    """At different batches, of different nodes."""
+    deaths = [Death(node=f"n{batch}", batch=batch) for batch in range(MAX_DEATHS)]
+    assert rule_after(*deaths) == "10 workers failed without a new boundary to go back to"
+
+
+def test_the_same_error_on_two_nodes() -> None:
+    """Twice on one node may be the node; on two nodes it is the job."""
+    one, other = Death(node="a", fault="ValueError: x"), Death(node="b", fault="ValueError: x")
+    assert not rule_after(one, one)
+    assert not rule_after(one, Death(node="b", fault="ValueError: y"))
+    assert rule_after(one, other) == "the same error came on a and b: ValueError: x"
+
+
+def test_hopeless_at_once() -> None:
+    """A loss that is not finite comes again."""
+    assert rule_after(Death(node="a", is_hopeless=True)) == "trying again would end in the same error"
+
+
+def test_a_newer_boundary_starts_the_count_anew() -> None:
+    """The job got further: what was is forgotten. An older one, after a loss of files, is no progress."""
+    count = FailureCount(boundary=40, num_deaths=9, batch=47, num_same_batch=2, faults=(("x", "a"),))
+    assert counted(count, [Death(node="b", batch=47)], boundary=60).num_deaths == 1
+    assert counted(count, [Death(node="b", batch=47)], boundary=20).num_deaths == 10
+    assert counted(count, [], boundary=40) == count, "a node's loss is no worker's failure"
+
+
+def test_killed_or_failed() -> None:
+    """A process ended from outside, against an error that the worker told of."""
+
+    def worker(error: str, fault: str = "") -> WorkerRecord:
+        return WorkerRecord(
+            node="a", incarnation="", address="", pid=1, state=WorkerState.FAILED, error=error, fault=fault
+        )
+
+    assert was_killed(worker("node a: worker-0 (pid 7) ended by signal SIGKILL\nlast words"))
+    assert was_killed(worker("node a: worker-0 stood still for 9 s; it was killed\nworker-0 (pid 7) ended by signal 9"))
+    assert not was_killed(worker("worker-0: the link to stage 1 is lost"))
+    assert not was_killed(worker("node a: worker-0 (pid 7) ended with exit status 1\nTraceback", fault="ValueError"))

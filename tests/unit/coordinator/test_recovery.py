@@ -1,0 +1,288 @@
+"""What the coordinator does about failures, one story at a time, on a simulated cluster in good order."""
+
+from typing import Any
+
+import pytest
+
+from headway.daemon.coordination.case import LEASE_TTL_S, PREPARE_DEADLINE_S, START_DEADLINE_S
+from headway.daemon.coordination.coordinator import decide
+from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, PlanRecord, decode
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.fakes.simulated_node import Worker, steady_view
+from tests.unit.coordinator.test_scenarios import cluster_of, events, plan, run_until, running_at_full_speed
+
+
+def trained(*names: str, batches: int, **spec: Any) -> SimulatedCluster:
+    """Nodes that have trained so many batches of the job `first`."""
+    cluster = cluster_of(*names, **spec)
+    running_at_full_speed(cluster)
+    cluster.calm(until=lambda: all(worker.applied >= batches for worker in workers(cluster)))
+    cluster.calm(max_rounds=2)
+    return cluster
+
+
+def workers(cluster: SimulatedCluster) -> list[Worker]:
+    return [worker for node in cluster.nodes.values() for worker in node.workers if worker.started]
+
+
+def lose(cluster: SimulatedCluster, name: str) -> None:
+    cluster.kill(name)
+    cluster.expire(name)
+
+
+def recovered(cluster: SimulatedCluster) -> PlanRecord:
+    """The plan that came into force after the one that is there now."""
+    before = plan(cluster).generation
+    cluster.calm(until=lambda: plan(cluster).generation > before)
+    return plan(cluster)
+
+
+def test_killed_worker_costs_a_few_batches_and_a_new_timeline() -> None:
+    """SIGKILL; a spare takes over: back to the newest boundary that nodes hold, on a new timeline, with a sentence."""
+    cluster = trained("a", "b", batches=6)
+    cluster.fail_worker("b")
+    after = recovered(cluster)
+    assert (after.source, after.boundary, after.source_timeline, after.timeline) == ("nodes", 4, 1, 2)
+    assert after.ancestry == ((1, 4),)
+    assert after.furthest >= 6
+    assert {stage.node for stage in after.stages} == {"a", "b"}
+    [told] = [text for text in events(cluster) if "SIGKILL" in text]
+    assert told.startswith("The worker of stage ")
+    assert "on node b was killed by SIGKILL; goes back to boundary 4 (" in told
+    assert told.endswith("batches again), 2 stages on a and b")
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_lost_node_is_planned_without_at_once() -> None:
+    """etcd was there all the time: no grace, no settling; the others hold its layers."""
+    cluster = trained("a", "b", "c", batches=6)
+    victim = next(name for name in ("a", "b", "c") if name != cluster.leader)
+    lose(cluster, victim)
+    cluster.calm(max_rounds=1)
+    assert cluster.phase("first").phase is Phase.RECOVERING
+    after = decode(cluster.store.values[Keys.of("first", "next")], PlanRecord)
+    assert victim not in {stage.node for stage in after.stages}
+    assert (after.source, after.boundary) == ("nodes", 4)
+    assert f"{Keys.FAILURES}{victim}/000000" in cluster.store.values
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_absence_right_after_an_outage_is_forgiven_for_one_lease() -> None:
+    """etcd came back a moment ago without the node's key: only after LEASE_TTL_S does it count as lost."""
+    cluster = trained("a", "b", batches=6)
+    lose(cluster, next(name for name in ("a", "b") if name != cluster.leader))
+    view = steady_view()
+    view.set_in_sight(False, now=cluster.now)
+    view.set_in_sight(True, now=cluster.now)
+    for key, value in cluster.store.values.items():
+        created, modified = cluster.store.revisions[key]
+        view.apply(key, value, mod_revision=modified, create_revision=created, now=cluster.now)
+    early = decide(view, now=cluster.now + LEASE_TTL_S - 0.1)
+    assert early.commands == ()
+    assert early.wake_at == cluster.now + LEASE_TTL_S
+    assert len(decide(view, now=cluster.now + LEASE_TTL_S).commands) == 1
+    view.set_in_sight(False, now=cluster.now)
+    assert decide(view, now=cluster.now + 1000).commands == (), "out of sight, nothing is known"
+
+
+def test_second_failure_while_recovering_makes_another_plan() -> None:
+    """Of `next`, a worker dies: another generation, the same boundary, one more death on the account."""
+    cluster = trained("a", "b", batches=6)
+    cluster.nodes["a"].workers[0].hangs = True  # keeps the first recovery from coming into force
+    cluster.fail_worker("b")
+    run_until(cluster, Phase.RECOVERING)
+    cluster.calm(max_rounds=2)
+    cluster.fail_worker("b")
+    cluster.nodes["a"].workers[0].hangs = False
+    after = recovered(cluster)
+    assert (after.generation, after.timeline, after.boundary) == (3, 3, 4)
+    assert after.ancestry == ((1, 4),)
+    assert cluster.phase("first").failures.num_deaths == 2
+
+
+def test_all_nodes_lost_waits_and_goes_on_from_the_checkpoint() -> None:
+    """Nobody is left: it waits and says so; nodes that come begin at the newest checkpoint."""
+    cluster = trained("a", "b", batches=14)
+    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    assert saved.boundary == 12, "the periodic checkpoint"
+    for name in ("a", "b"):
+        lose(cluster, name)
+    cluster.leader = ""
+    cluster.add_node("c")
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RECOVERING)
+    after = recovered(cluster)
+    assert (after.source, after.boundary, after.source_timeline) == ("checkpoint", 12, 1)
+    assert after.ancestry == ((1, 12),)
+    assert after.timeline == after.generation
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_without_a_plan_it_waits_then_goes_on_or_pauses() -> None:
+    """min_nodes = 2 and one is lost: recovering, with a reason; a pause is obeyed; resumed, it uses what nodes hold."""
+    cluster = trained("a", "b", batches=6, min_nodes=2)
+    victim = next(name for name in ("a", "b") if name != cluster.leader)
+    lose(cluster, victim)
+    cluster.calm(max_rounds=4)
+    phase = cluster.phase("first")
+    assert (phase.phase, phase.reason) == (Phase.RECOVERING, "waits for 1 more node (min_nodes = 2, 1 free)")
+    revision = cluster.store.revision
+    cluster.calm(max_rounds=20)
+    assert cluster.store.revision == revision, "waiting costs no writes"
+    cluster.want("first", Desired.PAUSED)
+    run_until(cluster, Phase.PAUSED)
+    cluster.add_node("c")
+    cluster.want("first", Desired.RUNNING)
+    run_until(cluster, Phase.RUNNING)
+    assert (plan(cluster).source, plan(cluster).boundary, plan(cluster).ancestry) == ("nodes", 4, ((1, 4),))
+    assert plan(cluster).furthest >= 6
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_pause_that_is_wanted_while_recovering_comes_after() -> None:
+    """It goes back first, and then stops for its checkpoint."""
+    cluster = trained("a", "b", batches=6)
+    cluster.fail_worker("a")
+    run_until(cluster, Phase.RECOVERING)
+    cluster.want("first", Desired.PAUSED)
+    recovered(cluster)
+    run_until(cluster, Phase.PAUSED)
+    assert cluster.phase("first").lineage is None
+
+
+def test_failed_job_keeps_its_state_and_resume_uses_it() -> None:
+    """The same error on two nodes: FAILED with the rule and the traceback; resumed, it begins where nodes hold it."""
+    cluster = trained("a", "b", batches=6)
+    cluster.fail_worker("a", "node a: worker-0\nTraceback: bad", fault="ValueError: bad")
+    recovered(cluster)
+    cluster.fail_worker("b", "node b: worker-0\nTraceback: bad", fault="ValueError: bad")
+    run_until(cluster, Phase.FAILED)
+    phase = cluster.phase("first")
+    assert phase.reason.endswith("(ValueError: bad); the same error came on a and b: ValueError: bad")
+    assert phase.error.endswith("Traceback: bad")
+    assert phase.lineage is not None
+    cluster.calm(max_rounds=10)
+    assert cluster.phase("first").phase is Phase.FAILED, "an old wish does not revive it"
+    cluster.want("first", Desired.RUNNING)
+    run_until(cluster, Phase.RUNNING)
+    assert (plan(cluster).source, plan(cluster).boundary) == ("nodes", 4)
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_device_without_a_worker_is_left_out() -> None:
+    """No spare: the plan does without the device until its process is there again."""
+    cluster = trained("a", "b", batches=6)
+    cluster.fail_worker("b", has_spare=False)
+    after = recovered(cluster)
+    assert {stage.node for stage in after.stages} == {"a"}
+    cluster.replace_worker("b")
+    cluster.calm(until=lambda: len(plan(cluster).stages) == 2)
+
+
+def test_node_in_quarantine_is_left_out() -> None:
+    """Its workers died three times: plans do without it, and the wait names it."""
+    cluster = trained("a", "b", batches=6)
+    cluster.quarantine_after = 3
+    for _ in range(3):
+        cluster.fail_worker("b")
+        recovered(cluster)
+        cluster.calm(max_rounds=4)
+    assert {stage.node for stage in plan(cluster).stages} == {"a"}
+
+
+def test_worker_that_does_not_start_is_left_out_of_the_next_plan() -> None:
+    """All were ready, one never runs: after START_DEADLINE_S the job goes on without it."""
+    cluster = cluster_of("a", "b")
+    run_until(cluster, Phase.RUNNING)
+    cluster.nodes["b"].workers[0].hangs = True
+    began = cluster.now
+    run_until(cluster, Phase.RECOVERING)
+    assert cluster.now - began >= START_DEADLINE_S
+    assert any("on node b did not start in time" in text for text in events(cluster))
+    cluster.calm(until=lambda: {stage.node for stage in plan(cluster).stages} == {"a"})
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_worker_that_does_not_stop_is_left_out_and_the_pause_comes_after(victim: int) -> None:
+    """A pause is asked for and one stage hangs: the job goes back without it, and pauses."""
+    cluster = trained("a", "b", batches=6)
+    name = plan(cluster).stages[victim].node
+    cluster.nodes[name].workers[0].hangs = True
+    cluster.want("first", Desired.PAUSED)
+    run_until(cluster, Phase.PAUSED)
+    assert any(f"stage {victim} on node {name} did not" in text for text in events(cluster))
+
+
+def test_worker_that_does_not_get_ready_lets_the_job_try_again() -> None:
+    """It hangs in its imports: after PREPARE_DEADLINE_S the plan is dropped, counted, and tried anew."""
+    cluster = cluster_of("a")
+    cluster.nodes["a"].workers[0].hangs = True
+    run_until(cluster, Phase.PREPARING)
+    began = cluster.now
+    run_until(cluster, Phase.QUEUED)
+    assert PREPARE_DEADLINE_S <= cluster.now - began < PREPARE_DEADLINE_S + 2
+    assert cluster.phase("first").failures.num_deaths == 1
+    assert f"{Keys.FAILURES}a/000000" in cluster.store.values
+    cluster.nodes["a"].workers[0].hangs = False
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_error_while_preparing_fails_the_job() -> None:
+    """The worker told of an error before anything was trained: it would do so again."""
+    cluster = cluster_of("a")
+    run_until(cluster, Phase.PREPARING)
+    cluster.nodes["a"].workers[0].failure = (1, "worker-0: the data has another SHA-256")
+    run_until(cluster, Phase.FAILED)
+    assert "the worker of stage 0 on node a failed" in cluster.phase("first").reason
+
+
+def test_etcd_from_an_older_backup_is_noticed() -> None:
+    """Nodes know plan 2, etcd knows 1: a plan above both, on a new timeline."""
+    cluster = trained("a", "b", batches=6)
+    backup = cluster.store.backup()
+    cluster.add_node("c")
+    recovered(cluster)
+    cluster.calm(max_rounds=10)
+    cluster.restore(backup)
+    after = recovered(cluster)
+    assert after.generation == 3
+    assert any("Nodes know plan 2, which etcd has forgotten" in text for text in events(cluster))
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_periodic_checkpoints_come_and_old_ones_go() -> None:
+    """Every 12 batches, two are kept; their manifests are there and no other's."""
+    cluster = trained("a", "b", batches=52)
+    record = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    assert record.boundary == 48
+    assert sorted(cluster.manifests) == sorted((record.url, *record.earlier))
+    assert [url.rpartition("-")[2] for url in record.earlier] == ["0000000036"]
+    assert record.dropped == ()
+
+
+def test_drained_node_is_not_planned_with_while_recovering() -> None:
+    """A member of `next` begins to drain: another plan without it; if all drain, back on them and then saved."""
+    cluster = trained("a", "b", "c", batches=6)
+    cluster.fail_worker("a")
+    run_until(cluster, Phase.RECOVERING)
+    cluster.drain("b")
+    after = recovered(cluster)
+    assert "b" not in {stage.node for stage in after.stages}
+    cluster = trained("a", "b", batches=6)
+    cluster.fail_worker("a")
+    run_until(cluster, Phase.RECOVERING)
+    for name in ("a", "b"):
+        cluster.drain(name)
+    cluster.calm(until=lambda: Keys.of("first", "checkpoint") in cluster.store.values)
+
+
+def test_without_snapshots_it_begins_at_the_checkpoint_or_the_beginning() -> None:
+    """snapshot_every = 0: nobody holds anything."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("first", batches=60, fault=FaultSpec(snapshot_every=0, checkpoint_every=0)))
+    running_at_full_speed(cluster)
+    cluster.fail_worker("a")
+    after = recovered(cluster)
+    assert (after.source, after.boundary, after.ancestry, after.timeline) == ("initial", 0, (), 2)
