@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -31,6 +31,8 @@ class Boundary:
     number: int
     sha256: dict[str, str]
     """Of each layer's file."""
+    job: str = ""
+    """Who wrote it, if it was another job."""
 
 
 def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
@@ -42,7 +44,14 @@ def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
     found: list[Boundary] = []
     if job.checkpoint is not None:
         hashes = {layer: file.sha256 for layer, file in job.checkpoint.files.items()}
-        found.append(Boundary(timeline=job.checkpoint.timeline, number=job.checkpoint.boundary, sha256=hashes))
+        found.append(
+            Boundary(
+                timeline=job.checkpoint.timeline,
+                number=job.checkpoint.boundary,
+                sha256=hashes,
+                job=job.checkpoint.origin_job,
+            )
+        )
     place = newest_complete(job, nodes)
     if place is not None:
         living = holders(job, place, nodes)
@@ -90,7 +99,7 @@ async def export(
                 key = StateKey(job, boundary.timeline, boundary.number, layer)
                 path = Path(folder) / "layer.safetensors"
                 await _fetch(client, view, key, path, sha256=boundary.sha256[layer])
-                writer.add(layer, _weights(path, key))
+                writer.add(layer, _weights(path, replace(key, job=boundary.job or job)))
             if on_layer is not None:
                 on_layer(len(spec.layers), len(spec.layers))
     finally:

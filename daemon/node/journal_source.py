@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -97,7 +98,7 @@ class JournalSource:
                 raise failure
             url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
             await asyncio.to_thread(fetch_from_checkpoint, url, JOURNAL, checkpoint.files[JOURNAL], path)
-            return await asyncio.to_thread(_entries, path, key)
+            return await asyncio.to_thread(_entries, path, replace(key, job=checkpoint.origin_job or key.job))
 
 
 def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:

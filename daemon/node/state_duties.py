@@ -49,7 +49,7 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
         for place, files in held.items()
     }
     told = {place: records[node.name] for place, records in job.state.items() if node.name in records}
-    shown = kept(_as_registered(job, of_this_job, node), view.nodes)
+    shown = kept(_as_registered(job, of_this_job, node), view.nodes) - _of_its_parent(job)
     loaded = set(_loaded(job, node))
     journal = _last_journal(job, of_this_job)
     for place in sorted(held.keys() | told.keys()):
@@ -67,6 +67,12 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
         going = tuple(sorted(held.get(place, {}).keys() - staying.keys() - counted_on.keys()))
         if going:
             yield DeleteState(job.name, *place, going)
+
+
+def _of_its_parent(job: JobView) -> set[Place]:
+    """The boundary that a job begins with when another one wrote it: loaded from its folder, and never its own past."""
+    checkpoint = job.checkpoint
+    return {(checkpoint.timeline, checkpoint.boundary)} if checkpoint is not None and checkpoint.origin_job else set()
 
 
 def _as_registered(job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState) -> JobView:

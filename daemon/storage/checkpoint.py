@@ -8,7 +8,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,30 +63,6 @@ def read_manifest(url: str) -> CheckpointRecord:
         return decode(raw, CheckpointRecord)
     except ValueError as error:
         raise RecoveryError(target, f"is no manifest: {error}") from error
-
-
-def newest_checkpoint(folder: str) -> CheckpointRecord:
-    """The manifest of the newest checkpoint in a folder or below it: of the highest (boundary, timeline).
-
-    `url` is where it was found, wherever it was written. Raises RecoveryError when there is none that can be read.
-    """
-    file_system, path = _open(folder)
-    try:
-        found = [name for name in file_system.find(path) if name.rpartition("/")[2] == MANIFEST]
-    except OSError as error:
-        raise RecoveryError(folder, f"cannot be read: {error.strerror or error}") from error
-    records, reasons = [], []
-    for name in sorted(found):
-        url = file_system.unstrip_protocol(name).rpartition("/")[0].removeprefix("file://")
-        try:
-            records.append(replace(read_manifest(url), url=url))
-        except RecoveryError as error:
-            reasons.append(str(error))
-    if not records:
-        raise RecoveryError(
-            folder, "; ".join(reasons) or f"no checkpoint is here: none of its folders has a {MANIFEST}"
-        )
-    return max(records, key=lambda record: (record.boundary, record.timeline))
 
 
 def delete_checkpoint(url: str) -> None:

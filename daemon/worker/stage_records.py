@@ -66,7 +66,7 @@ class StageRecords:
     def loading(self, source: LayerSource) -> None:
         """A layer is about to be taken from its source."""
         kind = source.WhichOneof("source") or ""
-        fault_point("load", layer=source.layer, source=kind, boundary=self._boundary, **self._facts)
+        fault_point("load", layer=source.layer, source=kind, path=source.path, boundary=self._boundary, **self._facts)
         self.event(
             "loaded",
             layer=source.layer,

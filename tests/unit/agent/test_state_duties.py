@@ -9,6 +9,7 @@ from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, Regis
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import is_welcome, state_steps
 from headway.daemon.records import (
+    CheckpointRecord,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -21,6 +22,7 @@ from headway.daemon.records import (
     WorkerState,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")
@@ -83,7 +85,8 @@ def node(*places: tuple[int, int], parts: tuple[str, ...] = PARTS, uid: str = "u
         for place in places
         for part in parts
     }
-    return NodeState(name="a", incarnation="a-1", workers=(), held=held, **fields)  # type: ignore[arg-type]
+    known: dict[str, object] = {"workers": ()}
+    return NodeState(name="a", incarnation="a-1", held=held, **(known | fields))  # type: ignore[arg-type]
 
 
 def steps(of: JobView | None, state: NodeState) -> list[Step]:
@@ -166,6 +169,16 @@ def test_a_failed_job_keeps_its_past_and_a_cancelled_one_its_journal() -> None:
     assert steps(cancelled, node((3, 40))) == [RegisterState("j", 3, 40, told("a", JOURNAL))]
     after = replace(cancelled, state={(3, 40): {"a": told("a", JOURNAL)}})
     assert steps(after, node((3, 40))) == [DeleteState("j", 3, 40, tuple(sorted(LAYERS)))]
+
+
+def test_a_parents_boundary_is_loaded_and_never_registered() -> None:
+    """The job began with another job's checkpoint, whose timeline has the same number: its files are not ours."""
+    parent = CheckpointRecord(timeline=3, boundary=100, url="c", origin_job="parent")
+    begun = WorkerStatus(device_index=0, incarnation="w", started=JobGeneration("j", 3))
+    loading = replace(begun, started=None)
+    of = job({}, plan=replace(PLAN, source="checkpoint", source_timeline=3, boundary=100), checkpoint=parent)
+    assert steps(of, node((3, 100), workers=(loading,))) == []
+    assert steps(of, node((3, 100), workers=(begun,))) == [DeleteState("j", 3, 100, tuple(sorted(PARTS)))]
 
 
 def test_a_removed_job_leaves_nothing() -> None:

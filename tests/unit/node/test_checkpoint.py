@@ -1,7 +1,6 @@
 """Checkpoints: where they lie, that manifests come whole or not at all, and what is said when they cannot be had."""
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -14,7 +13,6 @@ from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
     delete_checkpoint,
     fetch_from_checkpoint,
-    newest_checkpoint,
     probe,
     read_manifest,
     resolve_checkpoint_dir,
@@ -85,21 +83,6 @@ def test_a_damaged_manifest_is_told(folder: str) -> None:
         read_manifest(folder)
 
 
-def test_the_newest_checkpoint_below_a_folder_is_found(folder: str) -> None:
-    """Two checkpoints and half a third: the one that got furthest, whichever folder the search begins in."""
-    with pytest.raises(RecoveryError, match="no checkpoint is here"):
-        newest_checkpoint(folder)
-    for timeline, boundary in ((3, 40), (2, 60)):
-        url = f"{folder}/j/u/{timeline:08d}-{boundary:010d}"
-        record = CheckpointRecord(timeline=timeline, boundary=boundary, url="elsewhere", files={"head": FILE})
-        write_manifest(url, encode(record))
-    write_manifest(f"{folder}/j/u/00000004-0000000080", b'{"timeline": 4,')
-    for start in (folder, f"{folder}/j", f"{folder}/j/u/00000002-0000000060"):
-        found = newest_checkpoint(start)
-        assert (found.timeline, found.boundary) == (2, 60)
-        assert read_manifest(found.url) == replace(found, url="elsewhere")
-
-
 def test_a_deleted_checkpoint_loses_its_manifest_first(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +104,7 @@ def test_a_deleted_checkpoint_loses_its_manifest_first(
     assert removed == ["manifest.json", "a"]
     delete_checkpoint(f"{folder}/a")
     assert sorted(Path(name).name for name in file_system.find(path)) == ["head.safetensors", "manifest.json"]
-    assert newest_checkpoint(folder).url.endswith("/b")
+    assert read_manifest(f"{folder}/b").url == "b"
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
