@@ -164,7 +164,7 @@ class Daemon:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(stopping)
         if working.done():
-            await asyncio.wait_for(membership.leave(), END_TIMEOUT_S)
+            await _in_time(membership.leave(), "lease")
             working.result()
         return membership, working
 

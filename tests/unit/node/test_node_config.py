@@ -46,6 +46,8 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
         ("lease_ttl_s = 0", r"lease_ttl_s = 0: at least 1 second"),
         ('lease_ttl_s = "soon"', r"lease_ttl_s = 'soon': Expected `int`"),
         ('devices = "tpu"', r"devices = 'tpu': Invalid enum value 'tpu'"),
+        ("num_spares = -1", r"num_spares = -1: must not be negative"),
+        ("quarantine_after = -1", r"quarantine_after = -1: must not be negative"),
         ("stop_timeout_s = -1.0", r"stop_timeout_s = -1\.0: must not be negative"),
         ('name = "a/b"', r"name = 'a/b': a node's name has no slash"),
         ('listen = "localhost"', r"listen: 'localhost' is not host:port"),
@@ -85,6 +87,15 @@ def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:
     """Two clusters on one machine may both have a node-1: their layer files lie apart."""
     one, two = (NodeConfig(name="node-1", state_dir=tmp_path / letter).layer_store_dir for letter in "ab")
     assert one != two
+
+
+def test_history_lies_below_the_state_folder_unless_told_otherwise() -> None:
+    """Off by default; asked for, it has a place; a place of its own turns it on."""
+    assert (NodeConfig().history, NodeConfig().history_dir) == (False, None)
+    asked = read_node_config(None, {}, {"history": True, "state_dir": "/s"})
+    assert (asked.history, asked.history_dir) == (True, Path("/s/history"))
+    placed = read_node_config(None, {"HEADWAY_HISTORY_DIR": "/h"})
+    assert (placed.history, placed.history_dir) == (True, Path("/h"))
 
 
 def test_the_example_is_readable() -> None:
