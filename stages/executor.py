@@ -168,7 +168,7 @@ class Executor:
             self._journal.truncate(self._context.boundary)
         self._batch_ended = perf_counter()
         if self._snapshots is not None:
-            self._tell(self._snapshots.started(self._layers))
+            self._tell(self._snapshots.started(self._layers, self._journal))
         self.is_runnable = True
         try:
             while True:

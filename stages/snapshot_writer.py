@@ -6,7 +6,7 @@ none of its files gets a name, or keeps it.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,9 +115,10 @@ class SnapshotWriter:
 
     def _run(self, task: _Task) -> None:
         snapshot, written = task.snapshot, dict[LayerName, WrittenFile]()
+        new: list[Path] = []
         ended: SnapshotEnded | BaseException | None
         try:
-            self._write(task, written)
+            self._write(task, written, new)
             ended = _ended(snapshot, written)
         except WriteCancelledError:
             ended = None
@@ -128,23 +129,28 @@ class SnapshotWriter:
         with self._lock:
             is_kept = task.is_wanted and isinstance(ended, SnapshotEnded) and not ended.trouble
             if not is_kept:
-                _remove(snapshot.folder, written)
+                _remove(snapshot.folder, new)
             self._current = None
             if task.is_wanted and ended is not None:
                 self._reports.put(ended)
         task.done.set()
 
-    def _write(self, task: _Task, written: dict[LayerName, WrittenFile]) -> None:
+    def _write(self, task: _Task, written: dict[LayerName, WrittenFile], new: list[Path]) -> None:
+        """new: gets the files that were not there before; others may have been told of those that were."""
         snapshot = task.snapshot
         snapshot.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for layer, tensors in snapshot.tensors.items():
+            path = snapshot.folder / f"{layer}{SUFFIX}"
+            was_there = path.exists()
             written[layer] = write_state(
-                snapshot.folder / f"{layer}{SUFFIX}",
+                path,
                 tensors,
                 snapshot.headers[layer],
                 fetch=snapshot.fetch,
                 is_wanted=lambda: task.is_wanted,
             )
+            if not was_there:
+                new.append(path)
             self._on_file(snapshot, layer)
         self._on_done(snapshot)
 
@@ -177,10 +183,10 @@ def _ended(snapshot: Snapshot, files: Mapping[LayerName, WrittenFile], *, troubl
     )
 
 
-def _remove(folder: Path, written: Mapping[LayerName, WrittenFile]) -> None:
+def _remove(folder: Path, files: Iterable[Path]) -> None:
     """Half a snapshot is good for nothing, and in the way of what is."""
-    for file in written.values():
+    for path in files:
         with suppress(OSError):
-            file.path.unlink()
+            path.unlink()
     with suppress(OSError):
         folder.rmdir()

@@ -45,10 +45,12 @@ class Snapshots:
         """Whether a snapshot of this generation is being written, so that no update may run."""
         return self._reading is not None
 
-    def started(self, layers: Sequence[LayerState]) -> SnapshotEnded | None:
+    def started(self, layers: Sequence[LayerState], journal: Journal | None) -> SnapshotEnded | None:
         """The run begins: what stayed live and was not written at the stop is written now. Returns as `reached`."""
         chosen = [layer for layer in layers if layer.name in self._live]
-        return self._begin(self._context.boundary, chosen, None) if chosen else None
+        if not self._live:
+            return None
+        return self._begin(self._context.boundary, chosen, journal if JOURNAL in self._live else None)
 
     def reached(
         self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None

@@ -60,6 +60,7 @@ class StageWorker:
         records: StageRecords,
     ) -> None:
         self._inbox = inbox
+        self._endpoint = endpoint
         self._neighbours = Neighbours(endpoint, inbox)
         self._device = device
         self._output = output
@@ -95,6 +96,7 @@ class StageWorker:
         beat = Heartbeat(job=session.job, generation=session.generation)
         if session.job:
             beat.typical_s, beat.num_replayed = goodput.typical_s, goodput.num_replayed
+            beat.num_resumed = self._endpoint.num_resumed
             beat.seconds.update(goodput.seconds(perf_counter()))
         if executor is not None:
             beat.operations = executor.num_ops_done

@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -51,6 +51,8 @@ class Worker:
     error_file: Path
     entries: list[control_pb2.JournalEntry] = field(default_factory=list)
     heartbeats: list[control_pb2.Heartbeat] = field(default_factory=list)
+    snapshots: list[control_pb2.Wrote] = field(default_factory=list)
+    """Periodic ones that were passed over while something else was expected."""
 
     @property
     def address(self) -> str:
@@ -62,7 +64,10 @@ class Worker:
         self.loop.call_soon(self.stream.send, Order(**order))
 
     def expect(self, kind: str, *, timeout_s: float = DEADLINE_S) -> Any:
-        """The next report that is neither a heartbeat nor progress must be of this kind."""
+        """The next report that is neither a heartbeat, progress nor a snapshot must be of this kind.
+
+        `snapshot` is the next periodic snapshot that was written.
+        """
         until = time.monotonic() + timeout_s
         while True:
             try:
@@ -78,6 +83,10 @@ class Worker:
                 self.entries += report.progress.entries
                 if kind == "progress":
                     return report.progress
+            elif found == "wrote" and report.wrote.is_snapshot:
+                if kind == "snapshot":
+                    return report.wrote
+                self.snapshots.append(report.wrote)
             else:
                 assert found == kind, f"{found} instead of {kind}: {report}"
                 return getattr(report, kind)
@@ -115,20 +124,27 @@ class FakeDaemon:
     def detach(self, stream: WorkerStream) -> None:
         """Nothing follows from it here."""
 
-    def command(self, device_index: int) -> list[str]:
-        """The worker's command line, as the supervisor makes it."""
+    def command(self, device_index: int | None) -> list[str]:
+        """The worker's command line, as the supervisor makes it; None: a spare's."""
         command = [sys.executable, "-m", "headway.daemon.worker", "--socket", str(self.socket_path)]
         command += ["--host", "127.0.0.1", "--certificates", str(self.certificates), "--device", "cpu"]
-        return [*command, "--device-index", str(device_index), "--history-dir", str(self.directory / "history")]
+        command += ["--spare"] if device_index is None else ["--device-index", str(device_index)]
+        return [*command, "--node", "node-1", "--history-dir", str(self.directory / "history")]
 
-    def spawn(self, count: int) -> list[Worker]:
-        """This many workers, started together."""
+    def spawn(self, count: int, *, is_spare: bool = False, variables: Mapping[str, str] | None = None) -> list[Worker]:
+        """This many workers, started together, with these environment variables too."""
         started = {}
         for index in range(count):
             error_file = self.directory / f"error-{index}.json"
-            environment = {**os.environ, "PYTHONSAFEPATH": "1", "TORCHELASTIC_ERROR_FILE": str(error_file)}
+            environment = {
+                **os.environ,
+                "PYTHONSAFEPATH": "1",
+                "TORCHELASTIC_ERROR_FILE": str(error_file),
+                **(variables or {}),
+            }
             with (self.directory / f"output-{index}.log").open("ab") as output:
-                process = subprocess.Popen(self.command(index), stdout=output, stderr=output, env=environment)
+                command = self.command(None if is_spare else index)
+                process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             started[process.pid] = (process, error_file)
             self.processes.append(process)
         workers = []
@@ -196,12 +212,18 @@ class Case:
         workers: Sequence[Worker],
         *,
         boundary: int = 0,
-        paths: dict[str, str] | None = None,
+        paths: Mapping[str, str] | None = None,
+        **changes: Any,
     ) -> control_pb2.Start:
         """Layers come from the paths given, else from live buffers, at boundary 0 from the seed."""
-        start = control_pb2.Start(
-            job_name=self.name, generation=generation, timeline=1, boundary=boundary, stage=self.assignment(index, cuts)
-        )
+        fields: dict[str, Any] = {
+            "job_name": self.name,
+            "generation": generation,
+            "timeline": 1,
+            "boundary": boundary,
+            "stage": self.assignment(index, cuts),
+        }
+        start = control_pb2.Start(**{**fields, **changes})
         for layer in [*cuts[index], *(["journal"] if index == len(cuts) - 1 else [])]:
             if paths is not None and layer in paths:
                 start.sources.add(layer=layer, path=paths[layer])
@@ -313,6 +335,8 @@ def workers(shared_workers: list[Worker]) -> list[Worker]:
     for worker in shared_workers:
         assert worker.process.poll() is None, "a test before this one has ended a shared worker"
         worker.entries.clear()
+        worker.heartbeats.clear()
+        worker.snapshots.clear()
     return shared_workers
 
 

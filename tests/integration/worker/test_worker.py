@@ -1,5 +1,6 @@
 """A worker process from its hello to its end, driven by orders over a real socket."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from headway.daemon.jobs.job import DataSpec, FaultSpec
@@ -15,6 +17,7 @@ from headway.daemon.records import encode
 from headway.daemon.reference import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.proto import control_pb2
+from headway.stages.errors import NonFiniteLossError
 from headway.stages.state_file import content_sha256, read_state
 from headway.stages.tokens import TokenShards
 from tests.integration.worker.conftest import MODEL, Case, CaseMaker, FakeDaemon, Worker, wait_for_death
@@ -145,13 +148,32 @@ def test_a_newer_start_and_a_release_end_a_run(workers: list[Worker], make_case:
     case.release(worker)
 
 
-def test_a_loss_that_is_not_finite_is_reported(workers: list[Worker], make_case: CaseMaker) -> None:
-    """A learning rate of 1e30: the run ends with the batch named, and the worker stays usable."""
+def test_a_loss_that_is_not_finite_ends_the_run_or_counts_like_any_other(
+    workers: list[Worker], make_case: CaseMaker
+) -> None:
+    """A learning rate of 1e30: there is no hope, the batch is named; or it goes on like the plain loop."""
     sgd = GroupSpec(name="sgd", lr=1e30, weight_decay=0.0)
     optim = OptimSpec(matrices=sgd, rest=sgd, warmup_batches=0)
     case, worker = make_case("diverged", optim=optim, clip_norm=0.0), workers[0]
     case.begin(1, ONE_STAGE, workers)
-    assert worker.expect("refused").reason.startswith("the loss of batch ")
+    refused = worker.expect("refused")
+    assert refused.reason.startswith(f"the loss of batch {refused.batch}, ")
+    assert refused.hopeless
+    assert refused.fault.startswith("NonFiniteLossError: the loss of batch #")
+    tokens, before = TokenShards.open(case.data), list[BatchResult]()
+    with pytest.raises(NonFiniteLossError, match=refused.reason):
+        reference(case.spec, tokens, on_batch=before.append)
+    assert len(before) == refused.batch
+    case.release(worker)
+
+    worker.entries.clear()
+    case = make_case("undaunted", optim=optim, clip_norm=0.0, fault=FaultSpec(non_finite="continue"))
+    case.begin(1, ONE_STAGE, workers)
+    assert worker.expect("at_boundary").boundary == case.spec.train.batches
+    results: list[BatchResult] = []
+    reference(case.spec, tokens, on_batch=results.append)
+    assert not all(math.isfinite(row.loss) for row in results)
+    assert [str(entry.loss) for entry in worker.entries] == [str(row.loss) for row in results]
     case.release(worker)
 
 
@@ -173,6 +195,10 @@ def test_each_way_to_lose_a_worker(mortal_daemon: FakeDaemon, make_case: CaseMak
     refused = survivor.expect("refused")
     assert refused.reason.startswith(f"stage 1 at {victim.address}: ")
 
+    assert doomed.expect("started").generation == 1
+    told = doomed.expect("refused")
+    assert told.fault.startswith("IndexError: ")
+    assert (told.batch, told.hopeless) == (0, False)
     assert doomed.process.wait(30) != 0
     assert "IndexError" in doomed.error_file.read_text()
 

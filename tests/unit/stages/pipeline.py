@@ -15,6 +15,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.executor import Executor
+from headway.stages.goodput import Goodput
 from headway.stages.history import Recorder
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.journal import Journal
@@ -118,6 +119,7 @@ class Pipeline:
         recorders: Sequence[Recorder] | None = None,
         snapshots: SnapshotPlan | None = None,
         abort_after_batch: int | None = None,
+        goodputs: Sequence[Goodput] | None = None,
     ) -> None:
         self.abort_after_batch = abort_after_batch
         self.snapshots = snapshots
@@ -157,6 +159,7 @@ class Pipeline:
                     handle=self._handler(s),
                     on_batch=(lambda row: self._batch_ended(row.batch)) if is_last else None,
                     recorder=recorders[s] if recorders else None,
+                    goodput=goodputs[s] if goodputs else None,
                     snapshots=snapshots.open(context, self.inboxes[s]) if snapshots else None,
                     patience_s=20.0,
                 )

@@ -137,14 +137,14 @@ def test_a_late_writer_holds_the_update_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_layers_that_stayed_live_are_written_at_the_start(tmp_path: Path) -> None:
-    """A planned change at boundary 2 leaves two layers where they are → just these are written at boundary 2."""
+    """A planned change at boundary 2 leaves two layers and the journal → just these are written."""
     job = make_job(with_train(batches=4), EF)
     layers, journal = initial_layers(job), Journal()
     first = Pipeline(job, layers, journal, num_stages=2)
     first.stop_all_at(2)
     first.run()
     save_all(tmp_path, job, layers, journal)
-    live = (LayerName("block.0"), LayerName("head"))
+    live = (LayerName("block.0"), LayerName("head"), LayerName("journal"))
     plan = SnapshotPlan(tmp_path / "snapshots", every=0, live=live)
     Pipeline(job, layers, journal, num_stages=3, generation=2, snapshots=plan).run()
     assert_exact(job, layers, journal)
@@ -212,6 +212,18 @@ def test_a_cancelled_snapshot_leaves_nothing(tmp_path: Path) -> None:
     ended = inbox.get(timeout=20)
     assert isinstance(ended, SnapshotEnded)
     assert sorted(path.name for path in (tmp_path / "5").iterdir()) == [f"a{SUFFIX}", f"b{SUFFIX}"]
+
+
+def test_a_file_that_was_there_before_stays(tmp_path: Path) -> None:
+    """A stop has written one of the files already, then a snapshot of the same boundary fails → that file stays."""
+    (tmp_path / "3" / f"b{SUFFIX}").mkdir(parents=True)
+    (tmp_path / "3" / f"a{SUFFIX}").write_text("written and told of")
+    inbox: SimpleQueue[object] = SimpleQueue()
+    assert SnapshotWriter(inbox).begin(snapshot_of(tmp_path / "3", "a", "b"))
+    ended = inbox.get(timeout=20)
+    assert isinstance(ended, SnapshotEnded)
+    assert "Is a directory" in ended.trouble
+    assert (tmp_path / "3" / f"a{SUFFIX}").is_file()
 
 
 def test_a_bug_in_the_writer_reaches_the_stage(tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""Worker processes that write snapshots, go back to them, die, and take another's place."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.fault_points import ENVIRONMENT
+from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.worker.device import UNKNOWN_DEVICE
+from headway.proto import control_pb2
+from headway.stages.state_file import content_sha256
+from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
+from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES, refusal
+
+LONG = 100_000
+"""Batches of a job that does not end by itself."""
+EVERY_10 = FaultSpec(snapshot_every=10, checkpoint_every=0)
+
+
+def files_of(wrote: control_pb2.Wrote) -> dict[str, str]:
+    return {file.layer: file.path for file in wrote.files}
+
+
+def history_of(daemon: FakeDaemon, job: str) -> list[dict[str, Any]]:
+    paths = sorted((daemon.directory / "history").glob(f"{job}-*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_a_worker_goes_back_in_its_own_process(
+    daemon: FakeDaemon, workers: list[Worker], make_case: CaseMaker, tmp_path: Path
+) -> None:
+    """A run is sent back to boundary 10 while it computes: a damaged file is named, and the bits repeat."""
+    case, worker = make_case("back", batches=LONG, fault=EVERY_10), workers[0]
+    case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "timeline-1"))
+    wrote = worker.expect("snapshot")
+    assert (wrote.generation, wrote.timeline, wrote.boundary) == (1, 1, 10)
+    assert {file.layer: file.sha256 for file in wrote.files} == {
+        layer: content_sha256(Path(path)) for layer, path in files_of(wrote).items()
+    }
+    assert worker.expect("snapshot").boundary == 20
+    paths = files_of(wrote)
+    damaged = Path(shutil.copy(paths["block.1"], tmp_path / "damaged"))
+    with damaged.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+
+    worker.order(prepare=case.prepare(2, 0, ONE_STAGE))
+    worker.expect("prepared")
+    back: dict[str, Any] = {"boundary": 10, "timeline": 2, "furthest": 21}
+    back["snapshot_dir"] = str(tmp_path / "timeline-2")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"paths": paths | {"block.1": str(damaged)}, "source_timeline": 1}, str(damaged)),
+        ({"paths": paths, "source_timeline": 7}, paths["embed"]),
+        ({"paths": paths | {"head": "/nowhere"}, "source_timeline": 1}, "/nowhere"),
+    ]
+    for changes, path in wrong:
+        worker.order(start=case.start(2, 0, ONE_STAGE, workers, **back, **changes))
+        refused = worker.expect("refused")
+        assert (refused.generation, refused.damaged_path, refused.fault) == (2, path, "")
+    live = case.start(2, 0, ONE_STAGE, workers, **back)
+    assert "embed is not held here" in refusal(worker, start=live)
+
+    worker.order(start=case.start(2, 0, ONE_STAGE, workers, **back, paths=paths, source_timeline=1))
+    worker.expect("started")
+    again = worker.expect("snapshot")
+    assert (again.generation, again.timeline, again.boundary) == (2, 2, 20)
+    until = time.monotonic() + 20
+    while not worker.heartbeats or worker.heartbeats[-1].num_replayed < 11:
+        worker.expect("progress")
+        assert time.monotonic() < until
+    beat = worker.heartbeats[-1]
+    assert beat.num_replayed == 11
+    assert beat.seconds.keys() >= {"useful", "replay", "recovery"}
+    assert 0 < beat.typical_s < 1
+    first, second = ({e.batch: e for e in worker.entries if e.generation == g} for g in (1, 2))
+    assert min(second) == 10
+    both = first.keys() & second.keys()
+    assert both >= set(range(10, 21))
+    assert all(first[b].microbatch_losses == second[b].microbatch_losses for b in both)
+    case.release(worker)
+
+    lines = history_of(daemon, "back")
+    events = [line["event"] for line in lines if "event" in line]
+    assert events.count("aborted") == 2
+    assert [line["boundary"] for line in lines if line.get("event") == "started"] == [0, 10]
+    loaded = [line for line in lines if line.get("event") == "loaded" and line["source"] == "path"]
+    assert {(line["timeline"], line["source_timeline"]) for line in loaded} == {(2, 1), (2, 7)}
+    replayed = [(line["op"], line["batch"]) for line in lines if "op" in line and line["generation"] == 2]
+    assert replayed[0] == ("forward", 10)
+
+
+def test_snapshots_are_spaced_and_their_failure_is_no_fault(
+    workers: list[Worker], make_case: CaseMaker, tmp_path: Path
+) -> None:
+    """Every second one by order; into an impossible folder: told each time, and the run reaches its end."""
+    case, worker = make_case("spaced", batches=LONG, fault=EVERY_10), workers[0]
+    case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "snapshots"))
+    worker.expect("snapshot")
+    spaced: dict[str, Any] = {"job_name": case.name, "generation": 1}
+    assert "power of two" in refusal(worker, space_snapshots=control_pb2.SpaceSnapshots(**spaced, factor=3))
+    worker.order(space_snapshots=control_pb2.SpaceSnapshots(**spaced, factor=2))
+    boundaries = [worker.expect("snapshot").boundary for _ in range(6)]
+    assert boundaries[-1] - boundaries[-2] == boundaries[-2] - boundaries[-3] == 20
+    assert boundaries[-1] % 20 == 0
+    case.release(worker)
+
+    case = make_case("nowhere", batches=25, fault=EVERY_10)
+    (tmp_path / "file").write_text("")
+    case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "file"))
+    for boundary in (10, 20):
+        missed = worker.expect("snapshot_missed")
+        assert (missed.boundary, missed.factor) == (boundary, 1)
+        assert "Not a directory" in missed.reason
+    assert worker.expect("at_boundary").boundary == 25
+    case.release(worker)
+
+
+def test_a_planned_change_writes_what_stayed(workers: list[Worker], make_case: CaseMaker, tmp_path: Path) -> None:
+    """Stopped and started anew on live layers: these are written; another timeline is refused."""
+    case, upper, lower = make_case("stayed", batches=LONG, fault=EVERY_10), workers[0], workers[1]
+    case.begin(1, TWO_STAGES, workers)
+    lower.expect("progress")
+    upper.order(choose_stop=control_pb2.ChooseStop(job_name=case.name, generation=1))
+    boundary = upper.expect("stop_chosen").boundary
+    lower.order(stop_at=control_pb2.StopAt(job_name=case.name, generation=1, boundary=boundary))
+    for worker in workers:
+        worker.expect("at_boundary")
+    upper.order(prepare=case.prepare(2, 0, TWO_STAGES))
+    upper.expect("prepared")
+    elsewhere = case.start(2, 0, TWO_STAGES, workers, boundary=boundary, timeline=2)
+    assert "embed is held on timeline 1, not on 2" in refusal(upper, start=elsewhere)
+    live: dict[str, Any] = {"boundary": boundary, "snapshot_dir": str(tmp_path / "snapshots"), "snapshot_live": True}
+    case.begin(3, TWO_STAGES, workers, **live)
+    for worker, layers in zip(workers, ({*TWO_STAGES[0]}, {*TWO_STAGES[1], "journal"}), strict=True):
+        wrote = worker.expect("snapshot")
+        assert (wrote.boundary, {file.layer for file in wrote.files}) == (boundary, layers)
+    case.release(*workers)
+
+
+@pytest.mark.parametrize("place", ["operation", pytest.param("snapshot.file_written", marks=pytest.mark.slow)])
+def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
+    mortal_daemon: FakeDaemon, make_case: CaseMaker, tmp_path: Path, place: str
+) -> None:
+    """Killed in batch 14, or between two files of boundary 20 → a spare goes on from 10, and the bits are the same."""
+    faults = tmp_path / "faults"
+    when: dict[str, object] = {"boundary": 20, "layer": "block.1"}
+    if place == "operation":
+        when = {"stage": 0, "batch": 14, "op": "backward", "microbatch": 2}
+    faults.write_text(json.dumps({"id": "a", "at": place, "when": when, "do": "kill"}))
+    (victim,) = mortal_daemon.spawn(1, variables={ENVIRONMENT: str(faults)})
+    (spare,) = mortal_daemon.spawn(1, is_spare=True)
+    assert spare.stream.hello.device_index == UNKNOWN_DEVICE
+    case = make_case("handed-on", batches=LONG, fault=EVERY_10)
+    case.begin(1, ONE_STAGE, [victim], snapshot_dir=str(tmp_path / "1"))
+    wrote = victim.expect("snapshot")
+    assert victim.process.wait(30) == -signal.SIGKILL
+    lines = [line for line in history_of(mortal_daemon, case.name) if "op" in line]
+    assert all(line["node"] == "node-1" and line["pid"] == victim.process.pid for line in lines)
+    if place == "operation":
+        last = {key: lines[-1][key] for key in ("stage", "batch", "op", "microbatch")}
+        assert last == when
+    spare.order(prepare=case.prepare(2, 0, ONE_STAGE, device_index=0))
+    spare.expect("prepared")
+    back: dict[str, Any] = {"boundary": 10, "timeline": 2, "source_timeline": 1, "furthest": 14}
+    spare.order(start=case.start(2, 0, ONE_STAGE, [spare], **back, paths=files_of(wrote)))
+    spare.expect("started")
+    while not spare.entries or spare.entries[-1].batch < 15:
+        spare.expect("progress")
+    while not victim.reports.empty():
+        victim.entries += victim.reports.get().progress.entries
+    told = {entry.batch: entry.loss for entry in victim.entries}
+    assert all(told.get(entry.batch, entry.loss) == entry.loss for entry in spare.entries)
+    assert any(entry.batch in told for entry in spare.entries)
+    spare.order(quit=control_pb2.Quit())
+    assert spare.process.wait(30) == 0
