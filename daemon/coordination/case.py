@@ -140,7 +140,8 @@ class Case:
     @cached_property
     def origin(self) -> Origin:
         """Where a plan that starts anew begins."""
-        return find_origin(self.job, self.view.nodes, generation=self.generation)
+        is_forgetful = self.known_generation > self.job.phase.generation
+        return find_origin(self.job, self.view.nodes, generation=self.generation, is_forgetful=is_forgetful)
 
     @cached_property
     def furthest(self) -> int:

@@ -22,7 +22,7 @@ from headway.daemon.coordination.actions import (
     stop_for_checkpoint,
     stop_for_moves,
 )
-from headway.daemon.coordination.case import Case, DeviceKey, devices
+from headway.daemon.coordination.case import LEASE_TTL_S, Case, DeviceKey, devices
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
     write_checkpoint,
@@ -203,6 +203,9 @@ def decide(
     """
     if view.steady_since is None:
         return Decision()  # etcd is away: what it says may be long out of date, and nothing can be written
+    if view.epoch and view.started_at is not None and now < view.started_at + LEASE_TTL_S:
+        # etcd is older than it was: first every node says which generations it has seen.
+        return Decision(wake_at=view.started_at + LEASE_TTL_S)
     commands: list[Command] = []
     deadlines: list[float] = []
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}

@@ -20,11 +20,14 @@ class Origin:
     """Of the plan that begins here."""
 
 
-def find_origin(job: JobView, nodes: Mapping[str, NodeRecord], *, generation: int) -> Origin:
+def find_origin(
+    job: JobView, nodes: Mapping[str, NodeRecord], *, generation: int, is_forgetful: bool = False
+) -> Origin:
     """The newest boundary of the job's own past that can be had; of two equally new, the one that nodes hold.
 
     What ran beyond it is given up, and so a new timeline begins, named after the generation. Only when nothing ran
-    beyond the checkpoint does its timeline go on.
+    beyond the checkpoint does its timeline go on. is_forgetful: etcd is older than what nodes know, so something may
+    have run beyond it.
     """
     lineage, checkpoint = lineage_of(job), job.checkpoint
     place = newest_complete(job, nodes)
@@ -41,6 +44,6 @@ def find_origin(job: JobView, nodes: Mapping[str, NodeRecord], *, generation: in
     if checkpoint.origin_job:
         # Another job's timelines are numbered by its own generations: they say nothing here.
         own = Lineage(timeline=generation)
-    elif lineage is not None:
+    elif lineage is not None or is_forgetful:
         own = own.rolled_back((checkpoint.timeline, checkpoint.boundary), timeline=generation)
     return Origin(source="checkpoint", boundary=checkpoint.boundary, source_timeline=checkpoint.timeline, lineage=own)

@@ -168,10 +168,19 @@ class SimulatedCluster(SimulatedAgents):
         living = {node.lease for node in self.nodes.values() if node.is_alive}
         for lease in sorted(set(self.store.owners.values()) - living):
             self.store.revoke(lease)
+        living_nodes = [node for node in self.nodes.values() if node.is_alive]
         for node in self.nodes.values():
-            node.view, node.seen = steady_view(), 0
-            node.view.set_in_sight(False, now=self.now)
-            node.view.set_in_sight(True, now=self.now)
+            node.seen = 0
+            node.view.start_anew(now=self.now)
+        for node in living_nodes:
+            self._register_again(node)
+        self.generations = {
+            job: max((node.record.generations.get(job, 0) for node in living_nodes), default=0)
+            for job in self.generations
+        }
+        for job, timeline in list(self.reached):
+            if timeline > self.generations[job] or not any(n.record.generations.get(job) for n in living_nodes):
+                del self.reached[job, timeline]
         self._facts, self._facts_seen = steady_view(), 0
         self.leader = ""
         self.furthest.clear()
