@@ -134,6 +134,9 @@ class Agent:
         """A periodic snapshot was not written, or late."""
         self.goodput.book.missed_snapshot(missed)
         log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+        of = JobGeneration(missed.job, missed.generation)
+        if missed.factor > self._spacings.get(of, Spacing()).factor:
+            self._spacings[of] = Spacing(missed.factor, missed.boundary)
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
@@ -191,6 +194,7 @@ class Agent:
 
     def _node_state(self, supervisor: Supervisor) -> NodeState:
         self._keeper.forget_what_is_gone()
+        self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
         for job in self._around.view.jobs.values():
             if job.plan is not None:
                 self._in_force[job.name] = max(job.plan.generation, self._in_force.get(job.name, 0))
