@@ -1,0 +1,120 @@
+"""A node's record on a real etcd: kept true through lost leases, and left to whoever took the name."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.errors import ConfigError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.node.companions import is_refused
+from headway.daemon.node.registration import Registration
+from headway.daemon.records import Device, Keys, LeaderRecord, NodeRecord, decode, encode
+
+RECORD = NodeRecord(
+    name="a",
+    incarnation="new",
+    address="h:1",
+    host="h",
+    site="s",
+    devices=(Device(kind="cpu"),),
+    memory_bytes=1,
+    arithmetic_class="c",
+)
+
+
+@asynccontextmanager
+async def joined(
+    client: EtcdClient, *, predecessor: str = ""
+) -> AsyncIterator[tuple[Registration, "asyncio.Task[None]"]]:
+    """A node that has joined and keeps its record true, and the task that does."""
+    cluster = ClusterWatch(client)
+    registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor=predecessor)
+
+    async def wake() -> None:
+        seen = -1
+        while True:
+            seen = await cluster.changed(seen)
+            registration.look_again()
+
+    await registration.join()
+    tasks = [asyncio.create_task(work) for work in (registration.run(), cluster.run(), wake())]
+    try:
+        yield registration, tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await registration.leave()
+
+
+async def until(client: EtcdClient, claim: Callable[[NodeRecord], Any]) -> NodeRecord:
+    """The node's record, once the claim holds of it."""
+    async with asyncio.timeout(20):
+        while True:
+            found = await client.get(Keys.node("a"))
+            if found is not None and claim(record := decode(found.value, NodeRecord)):
+                return record
+            await asyncio.sleep(0.02)
+
+
+async def test_a_new_process_ends_what_its_predecessor_left(client: EtcdClient) -> None:
+    """The old process died with long leases: its records, its leader key among them, are gone before the new one's."""
+    left = [await client.grant_lease(600) for _ in range(2)]
+    await client.put(Keys.node("a"), encode(replace(RECORD, incarnation="old")), lease_id=left[0].id)
+    await client.put(Keys.worker("j", 1, 0), b"{}", lease_id=left[0].id)
+    await client.put(Keys.LEADER, encode(LeaderRecord(node="a", incarnation="old")), lease_id=left[1].id)
+    async with joined(client, predecessor="old"):
+        assert (await until(client, lambda record: record.incarnation == "new")).address == "h:1"
+        assert await client.get(Keys.worker("j", 1, 0)) is None
+        assert await client.get(Keys.LEADER) is None
+    assert await client.get(Keys.node("a")) is None
+    for lease in left:
+        await lease.revoke()
+
+
+async def test_the_record_is_what_it_should_be_whatever_happens_to_it(client: EtcdClient) -> None:
+    """A device goes down and up, somebody drains the node, revokes its lease, deletes the record."""
+    async with joined(client) as (registration, _):
+        registration.change(down_devices=(0,))
+        await until(client, lambda record: record.down_devices == (0,))
+        found = await client.get(Keys.node("a"))
+        assert found is not None
+        drained = replace(decode(found.value, NodeRecord), is_draining=True)
+        await client.put(found.key, encode(drained), lease_id=found.lease_id)
+        registration.change(down_devices=())
+        await until(client, lambda record: record.is_draining and not record.down_devices)
+        before = registration.lease_id
+        await client.revoke_lease(before)
+        await until(client, lambda record: record.is_draining)
+        assert registration.lease_id != before
+        await client.delete(Keys.node("a"))
+        await until(client, lambda record: record.incarnation == "new")
+
+
+async def test_a_name_that_another_daemon_took_is_left_to_it(client: EtcdClient) -> None:
+    """While the lease was lost, a daemon of the same name joined, and it stays: this one gives up and says why."""
+    async with joined(client) as (registration, keeping):
+        other = await client.grant_lease(600)
+        await client.put(Keys.node("a"), encode(replace(RECORD, incarnation="other", address="x:1")), lease_id=other.id)
+        await client.revoke_lease(registration.lease_id)
+        with pytest.raises(ConfigError, match="a: a node of this name is in the cluster, at x:1"):
+            await asyncio.wait_for(asyncio.shield(keeping), 20)
+        assert (await until(client, lambda _: True)).incarnation == "other"
+        await other.revoke()
+
+
+async def test_only_a_refused_connection_proves_a_death() -> None:
+    """Nobody listens on a port of ours: refused. Somebody does, or the address leads nowhere: no proof."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert not await is_refused(address)
+    assert await is_refused(address)
+    assert not await is_refused("nowhere.invalid:1")
