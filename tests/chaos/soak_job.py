@@ -167,6 +167,7 @@ async def soak(case: SoakCase, folder: Path, oracle: Oracle, *, say: Say) -> Out
                 result = await _finished(session, case.name, folder)
     except Exception as error:  # a soak goes on with its next case
         outcome.troubles.append(f"{type(error).__name__}: {error}")
+    outcome.troubles += overdue_leaves(cluster.state_dir)
     if outcome.troubles:
         outcome.troubles += last_warnings(cluster.state_dir)
     outcome.troubles += await residue.found()
@@ -270,6 +271,13 @@ def _history_troubles(
     if not history.operations:
         return ["the history is empty"]
     return list(check(history, spec))
+
+
+def overdue_leaves(state_dir: Path) -> list[str]:
+    """Nodes that waited to the end of their time to leave, though no job was left to wait for."""
+    logs = sorted((state_dir / "nodes").glob("*/daemon.log"))
+    overdue = [path.parent.name for path in logs if '"leave_overdue"' in path.read_text(errors="replace")]
+    return [f"{name}: did not leave in time when the cluster stopped" for name in overdue]
 
 
 def last_warnings(state_dir: Path) -> list[str]:
