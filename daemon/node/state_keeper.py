@@ -51,10 +51,9 @@ class StateKeeper:
     # --- From workers -----------------------------------------------------------------------------------------------
 
     def wrote(self, wrote: control_pb2.Wrote) -> str:
-        """Take in what a worker wrote. Returns why it cannot be kept, if that is a failure of the worker's part.
+        """Take in what a worker wrote. Returns why it cannot be kept.
 
-        A snapshot that is not of the job's own past any more, or for which there is no room, is deleted: training goes
-        on.
+        What is not of the job's own past any more is deleted, and so is all of a snapshot for which there is no room.
         """
         job = self._view.jobs.get(wrote.job)
         timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
@@ -75,13 +74,11 @@ class StateKeeper:
                     uid=_uid(job),
                 )
             except RecoveryError as error:
-                if not wrote.is_snapshot:
-                    return str(error)
-                log.warning("snapshot_not_kept", job=wrote.job, boundary=wrote.boundary, error=str(error))
-                keys = [StateKey(wrote.job, timeline, wrote.boundary, other.layer) for other in wrote.files]
-                self._store.remove(self._store.forget(keys))
-                self._discard(paths)
-                return ""
+                if wrote.is_snapshot:
+                    keys = [StateKey(wrote.job, timeline, wrote.boundary, other.layer) for other in wrote.files]
+                    self._store.remove(self._store.forget(keys))
+                    self._discard(paths)
+                return str(error)
         return ""
 
     def refused_file(self, path: Path) -> None:
@@ -94,10 +91,8 @@ class StateKeeper:
     def _discard(self, paths: Iterable[Path]) -> None:
         """Delete files that a worker wrote and that nobody takes, but none that the store has."""
         known = {file.path for file in self._store.contents.values()}
-        for path in paths:
-            if path not in known:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._store.remove(path for path in paths if path not in known)
 
     # --- Steps ------------------------------------------------------------------------------------------------------
 

@@ -229,10 +229,11 @@ def test_a_snapshot_of_another_past_is_deleted(scene: Scene) -> None:
     assert not list(scene.store.directory_of("j", 7, 20).iterdir())
 
 
-def test_a_snapshot_without_room_is_no_failure(scene: Scene) -> None:
-    """The quota has no room for all of it: what there is of it is let go, and the worker is told nothing."""
-    assert scene.write(20, size_bytes=400) == ""
+def test_a_snapshot_without_room_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
+    """The quota has no room for all of it: why is one line, and what there is of it is let go."""
+    assert "store_quota_bytes allows 1000" in scene.write(20, size_bytes=400)
     assert not scene.store.contents
+    assert list((tmp_path / "store").iterdir()) == []
     wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
     path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
     path.write_bytes(b"s" * 2000)
