@@ -25,7 +25,7 @@ def chaos(
     backup: Store | None = None
     for _ in range(num_steps):
         cluster.random_step()
-        if chance.random() > 0.02:
+        if chance.random() > (0.01 if may_crash else 0.02):
             continue
         what = chance.choice(CRUEL if may_crash else KIND)
         if may_restore and chance.random() < 0.1:
@@ -91,7 +91,7 @@ def build(seed: int) -> tuple[SimulatedCluster, random.Random]:
     fault = FaultSpec(
         snapshot_every=chance.choice((0, 2, 4)), copies=chance.choice((1, 2, 3)), checkpoint_every=chance.choice((0, 8))
     )
-    cluster.submit(small_spec("first", num_blocks=chance.randint(1, 4), batches=chance.choice((1, 4, 40)), fault=fault))
+    cluster.submit(small_spec("first", num_blocks=chance.randint(1, 4), batches=chance.choice((4, 60)), fault=fault))
     limits: dict[str, Any] = {"max_nodes": chance.choice((0, 2)), "min_nodes": chance.choice((1, 1, 2))}
     cluster.submit(small_spec("second", num_blocks=2, batches=chance.choice((1, 4, 40, 40)), **limits))
     return cluster, chance
