@@ -125,7 +125,8 @@ class FaultPoints:
                 descriptor = os.open(folder / f"{fault.id}.{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
                 continue
-            note = {"id": fault.id, "at": fault.at, "do": fault.do, "pid": os.getpid(), "time": time.time(), **facts}
+            now = {"time": time.time(), "monotonic": time.monotonic()}
+            note = {"id": fault.id, "at": fault.at, "do": fault.do, "pid": os.getpid(), **now, **facts}
             os.write(descriptor, json.dumps(note, default=str).encode() + b"\n")
             os.fsync(descriptor)
             os.close(descriptor)

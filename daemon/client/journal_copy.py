@@ -1,6 +1,8 @@
 """Copies a job's journal into `metrics.jsonl` whenever a boundary has been written."""
 
+import asyncio
 from pathlib import Path
+from typing import Final
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.coordination.boundaries import JOURNAL, lineage_of, restorable
@@ -9,6 +11,9 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.stages.errors import PeerError, UnavailableError
+
+WHOLE_TIMEOUT_S: Final = 30.0
+WHOLE_INTERVAL_S: Final = 0.1
 
 
 class JournalCopy:
@@ -19,6 +24,7 @@ class JournalCopy:
             raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
         self.file = MetricsFile(path, is_resumed=True)
         self._job = job
+        self._session = session
         self._client = NodeClient(session.identity)
         self._written: set[tuple[int, int]] = set()
 
@@ -41,26 +47,50 @@ class JournalCopy:
                 return
             self._written |= written
 
+    async def copy_whole(self, num_batches: int, *, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
+        """Copy until so many batches are there: a daemon may not know yet of the end of a job.
+
+        Raises TimeoutError, naming what was missing and why.
+        """
+        reason = "no node knows of more"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.file.last_batch < num_batches - 1:
+                    view = await self._session.view()
+                    for name in sorted(view.nodes):
+                        try:
+                            await self._copy_from(view.nodes[name].address)
+                        except (PeerError, RecoveryError) as error:
+                            reason = str(error)
+                    if self.file.last_batch < num_batches - 1:
+                        await asyncio.sleep(WHOLE_INTERVAL_S)
+        except TimeoutError as error:
+            have = self.file.last_batch + 1
+            raise TimeoutError(
+                f"journal of {self._job}: {have} of {num_batches} batches came within {timeout_s:g} s ({reason})"
+            ) from error
+
     async def copy(self, view: ClusterView) -> int:
         """Append the batches that the file lacks; returns how many. Raises UnavailableError or RecoveryError."""
         if not view.nodes:
             raise UnavailableError("the cluster", "no node is up that could send the journal")
         failure: PeerError | RecoveryError | None = None
         for name in sorted(view.nodes):
-            before = self.file.last_batch
             try:
-                entries = self._client.journal(view.nodes[name].address, self._job, from_batch=before + 1)
-                async for entry in entries:
-                    self.file.append(
-                        batch=entry.batch,
-                        loss=entry.loss,
-                        tokens=entry.tokens,
-                        seconds=entry.seconds,
-                        generation=entry.generation,
-                    )
+                return await self._copy_from(view.nodes[name].address)
             except (PeerError, RecoveryError) as error:
                 failure = error
-                continue
-            return self.file.last_batch - before
         assert failure is not None
         raise failure
+
+    async def _copy_from(self, address: str) -> int:
+        before = self.file.last_batch
+        async for entry in self._client.journal(address, self._job, from_batch=before + 1):
+            self.file.append(
+                batch=entry.batch,
+                loss=entry.loss,
+                tokens=entry.tokens,
+                seconds=entry.seconds,
+                generation=entry.generation,
+            )
+        return self.file.last_batch - before

@@ -13,7 +13,7 @@ from headway.daemon.client.job_watch import check_finished, follow_job
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.client.watch_view import Display
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
@@ -26,7 +26,6 @@ MODEL_NAME = "model"
 FAILURE_NAME = "failure.log"
 DEATH_GRACE_S = 60.0
 """After a process of the cluster has died: time for the coordinator to say what that means for the job."""
-JOURNAL_TIMEOUT_S = 30.0
 
 OnView = Callable[[LocalCluster, ClusterView, JobView], Awaitable[None]]
 
@@ -134,27 +133,14 @@ async def _train(
         with display:
             job = await follow_job(session, name, display=display, on_view=on_change)
         if job.phase.phase is Phase.FINISHED:
-            await _copy_whole(journal, session, num_batches=job.spec.train.batches if job.spec else 0)
+            await journal.copy_whole(job.spec.train.batches if job.spec is not None else 0)
             await export(session, name, folder.model)
         else:
-            with suppress(PeerError):
+            with suppress(PeerError, RecoveryError):
                 await journal.copy(await session.view())
         return job
     finally:
         await journal.close()
-
-
-async def _copy_whole(journal: JournalCopy, session: ClusterSession, *, num_batches: int) -> None:
-    """Copy the journal until every batch is there. Raises TimeoutError."""
-    try:
-        async with asyncio.timeout(JOURNAL_TIMEOUT_S):
-            while journal.file.last_batch < num_batches - 1:
-                await journal.copy(await session.view())
-                await asyncio.sleep(0.1)
-    except TimeoutError as error:
-        raise TimeoutError(
-            f"journal: batch {journal.file.last_batch} is the last that a daemon sent within {JOURNAL_TIMEOUT_S:g} s"
-        ) from error
 
 
 async def _guarded(cluster: LocalCluster, work: Awaitable[JobView]) -> JobView:

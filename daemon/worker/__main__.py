@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import uuid
+from datetime import timedelta
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -50,7 +51,7 @@ def work(options: argparse.Namespace) -> None:
     # torch takes seconds to import: only after the kernel knows about our parent.
     import structlog
 
-    from headway.daemon.fault_points import arm
+    from headway.daemon.fault_points import arm, register_action
     from headway.daemon.node.logs import configure_logs
     from headway.daemon.records import PROTOCOL_VERSION
     from headway.daemon.worker.control import WorkerControl
@@ -90,6 +91,9 @@ def work(options: argparse.Namespace) -> None:
         protocol=PROTOCOL_VERSION,
     )
     endpoint.start()
+    register_action("cut_links", lambda seconds: endpoint.cut(timedelta(seconds=seconds)))
+    register_action("cut_upstream", lambda seconds: endpoint.cut(timedelta(seconds=seconds), dialled=False))
+    register_action("cut_downstream", lambda seconds: endpoint.cut(timedelta(seconds=seconds), accepted=False))
     output = WorkerOutput()
     records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
     worker = StageWorker(inbox=inbox, endpoint=endpoint, device=device, output=output, records=records)

@@ -108,7 +108,7 @@ async def finished(session: ClusterSession, name: str, out: Path) -> Result:
     assert job.phase.phase is Phase.FINISHED, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
     copy = JournalCopy(session, name, out / "metrics.jsonl")
     try:
-        await copy.copy(await session.view())
+        await copy.copy_whole(job.spec.train.batches if job.spec is not None else 0)
     finally:
         await copy.close()
     await export(session, name, out / "model")

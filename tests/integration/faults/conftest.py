@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, ground
+from tests.integration.faults.ground import Ground, ground, recoveries
 
 NUM_NODES = 4
 
@@ -30,3 +30,11 @@ async def field(shared: Ground) -> Ground:
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     """Runs each distinct job once in the plain loop."""
     return Oracle(Path(tmp_path_factory.mktemp("oracle")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How long each row's run stood still."""
+    if recoveries:
+        terminalreporter.section("seconds from the last strike to the next generation's first forward")
+        for name, seconds in sorted(recoveries.items(), key=lambda item: -item[1]):
+            terminalreporter.write_line(f"{seconds:7.2f} s  {name}")

@@ -15,19 +15,22 @@ from typing import Any
 
 from headway.daemon import fault_points
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.job_requests import job_of, submit
+from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.history.checker import check
+from headway.daemon.history.checker import FaultSeen, History, check
 from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
+from headway.daemon.records import TERMINAL_PHASES, Phase
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, finished, small_job
 
 TIMEOUT_S = 60.0
 SNAPSHOT_EVERY = 4
 LEASE_TTL_S = 2
+
+recoveries: dict[str, float] = {}
+"""Seconds from the last strike to the first forward of a later generation, by job."""
 
 Fault = dict[str, Any]
 """As in daemon/fault_points.py, without its id."""
@@ -139,14 +142,18 @@ class Ground:
         """Wait for the end of a job that was submitted, or resumed, before."""
         name = spec.job.name
         armed_before = self._num_faults if armed_before is None else armed_before
-        running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
-        before = _worker_pids(running)
-        task = asyncio.ensure_future(during()) if during is not None else None
+        task: asyncio.Future[None] | None = None
         try:
+            running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
+            before = _worker_pids(running)
+            task = asyncio.ensure_future(during()) if during is not None else None
             job = await wait_for_phase(self.session, name, frozenset({expect}), timeout_s=TIMEOUT_S)
             assert job.phase.phase is expect, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
             if task is not None:
                 await asyncio.wait_for(task, TIMEOUT_S)
+        except BaseException:
+            await self._clear(name)
+            raise
         finally:
             if task is not None:
                 task.cancel()
@@ -156,20 +163,32 @@ class Ground:
             out = self._folder / name
             out.mkdir()
             result = await finished(self.session, name, out)
+        struck = self.struck(after=armed_before)
+        history = self.history(spec, struck)
+        if (seconds := _seconds_to_recover(history)) is not None:
+            recoveries[name] = seconds
         return Outcome(
             spec=spec,
             job=job_of(await self.session.view(), name),
-            struck=self.struck(after=armed_before),
+            struck=struck,
             pids_before=before,
             pids_after=_worker_pids(job),
             result=result,
-            violations=self.violations(spec),
+            violations=_violations(history, spec),
         )
 
-    def violations(self, spec: JobSpec) -> list[str]:
-        """What the checker finds in the history of a job."""
-        folders = [self.cluster.state_dir / "nodes" / node.name / "history" for node in self.cluster.nodes]
-        return [str(violation) for violation in check(read_history(folders, job=spec.job.name), spec)]
+    def history(self, spec: JobSpec, struck: list[dict[str, Any]]) -> History:
+        """What daemons and workers, also those of nodes that are gone, wrote down about a job."""
+        history = read_history(sorted((self.cluster.state_dir / "nodes").glob("*/history")), job=spec.job.name)
+        faults = [FaultSeen(text=str(note), at=note["monotonic"], until=note["monotonic"]) for note in struck]
+        return replace(history, faults=faults)
+
+    async def _clear(self, name: str) -> None:
+        """A row that failed leaves its nodes to the next one."""
+        self.arm()
+        if job_of(await self.session.view(), name).phase.phase not in TERMINAL_PHASES:
+            await cancel(self.session, name)
+            await wait_for_phase(self.session, name, TERMINAL_PHASES, timeout_s=TIMEOUT_S)
 
     async def until(self, condition: Callable[[ClusterView, JobView], bool], name: str) -> JobView:
         """Wait until something is true of a job."""
@@ -197,6 +216,23 @@ class Ground:
                 await asyncio.sleep(0.1)
 
 
+def _violations(history: History, spec: JobSpec) -> list[str]:
+    """What the checker finds; a history that is not there holds nothing."""
+    if not history.plans or not history.operations:
+        return [f"no history: {len(history.plans)} plans, {len(history.operations)} operations"]
+    return list(check(history, spec))
+
+
+def _seconds_to_recover(history: History) -> float | None:
+    """From the last strike to the first forward of a generation that began after it; None: there was none."""
+    if not history.faults:
+        return None
+    struck_at = max(fault.at for fault in history.faults)
+    newest = max((o.generation for o in history.operations if o.started < struck_at), default=0)
+    after = [o.started for o in history.operations if o.generation > newest and o.op == "forward"]
+    return min(after) - struck_at if after else None
+
+
 def _worker_pids(job: JobView) -> dict[str, int]:
     if job.plan is None:
         records = list(job.workers.values())
@@ -209,7 +245,7 @@ def _worker_pids(job: JobView) -> dict[str, int]:
 async def ground(folder: Path, *, num_nodes: int, **settings: Any) -> AsyncIterator[Ground]:
     """A cluster whose processes look out for faults; settings: of every daemon."""
     faults = folder / "faults"
-    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S} | settings
+    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history": True} | settings
     async with (
         LocalCluster(
             folder / "state",

@@ -141,7 +141,7 @@ async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> N
 
 async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
     """Times in records are for people: a node whose clock is wrong trains, leads, fails and recovers like any other."""
-    folder = tmp_path / "clock"
+    folder = tmp_path / "an-hour-ahead"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() + 3600.0\n")
     spec = faulty_job("clock", num_nodes=2)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.job_requests import submit
 from headway.daemon.records import Phase
 from tests.integration.exactness.training import Oracle
@@ -62,8 +63,6 @@ async def test_checkpoint_folder_cannot_be_written(tmp_path: Path, oracle: Oracl
 
 async def test_restart_from_nothing_but_the_checkpoint(tmp_path: Path, oracle: Oracle) -> None:
     """Etcd, daemons and memory are gone; a new cluster goes on from the folder."""
-    from headway.daemon.client.from_checkpoint import submit_from
-
     spec = faulty_job("phoenix", num_nodes=2, batches=400)
     target = tmp_path / "checkpoints"
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
@@ -75,6 +74,7 @@ async def test_restart_from_nothing_but_the_checkpoint(tmp_path: Path, oracle: O
         for node in field.cluster.nodes:
             field.cluster.remove_node(node.name)
     async with ground(tmp_path / "two", num_nodes=2) as field:
-        await submit_from(field.session, str(target / "phoenix"))
+        manifest = read_checkpoint(str(target / "phoenix"))
+        await submit(field.session, manifest.spec, checkpoint=begin_with(manifest), generation=manifest.generation)
         outcome = await field.wait(spec)
     outcome.assert_exact(oracle, strikes=0)
