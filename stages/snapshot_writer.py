@@ -160,7 +160,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         """Made where the computation is launched, when the tensors have been launched to be written for good."""
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def __call__(self, tensor: Tensor) -> Tensor:
