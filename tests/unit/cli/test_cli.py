@@ -31,7 +31,7 @@ def command_names() -> list[list[str]]:
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    """`headway --help` in a fresh interpreter imports neither torch nor grpc, and the best of 3 takes 0.5 s of a processor."""
+    """`headway --help` in a fresh interpreter imports neither torch nor grpc, within 0.5 s of processor time."""
     code = (
         "import sys\nfrom headway.daemon.cli import run\ncode = run(['--help'])\n"
         f"print('LOADED', *sorted({HEAVY!r} & set(sys.modules)))\nsys.exit(code)"
