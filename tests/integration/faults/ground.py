@@ -28,6 +28,7 @@ from tests.integration.exactness.training import Oracle, Result, assert_same_bit
 TIMEOUT_S = 60.0
 SNAPSHOT_EVERY = 4
 LEASE_TTL_S = 2
+HISTORY = "history"
 
 recoveries: dict[str, float] = {}
 """Seconds from the last strike to the first forward of a later generation, by job."""
@@ -179,7 +180,7 @@ class Ground:
 
     def history(self, spec: JobSpec, struck: list[dict[str, Any]]) -> History:
         """What daemons and workers, also those of nodes that are gone, wrote down about a job."""
-        history = read_history(sorted((self.cluster.state_dir / "nodes").glob("*/history")), job=spec.job.name)
+        history = read_history(self._folder / HISTORY, job=spec.job.name)
         faults = [FaultSeen(text=str(note), at=note["monotonic"], until=note["monotonic"]) for note in struck]
         return replace(history, faults=faults)
 
@@ -245,7 +246,7 @@ def _worker_pids(job: JobView) -> dict[str, int]:
 async def ground(folder: Path, *, num_nodes: int, **settings: Any) -> AsyncIterator[Ground]:
     """A cluster whose processes look out for faults; settings: of every daemon."""
     faults = folder / "faults"
-    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history": True} | settings
+    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history_dir": folder / HISTORY} | settings
     async with (
         LocalCluster(
             folder / "state",
