@@ -73,6 +73,20 @@ class _Awaited:
     newest_attempt: int = 0
 
 
+@dataclass(slots=True)
+class _Ears:
+    """Of all streams of an endpoint."""
+
+    deaf_until: float = 0.0
+    """By the loop's clock; 0: they hear."""
+
+    async def hear(self) -> None:
+        """Return when they hear again."""
+        while (left_s := self.deaf_until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(left_s)
+        self.deaf_until = 0.0
+
+
 class _RefusedError(Exception):
     """The neighbour, or what listens in its place, will never accept this link."""
 
@@ -94,6 +108,7 @@ class LinkEndpoint:
         self._num_stale = 0
         self._num_resumed = 0
         self._dialled_cut_until = self._accepted_cut_until = 0.0
+        self._ears = _Ears()
 
     @property
     def port(self) -> int:
@@ -195,6 +210,11 @@ class LinkEndpoint:
         """
         self._loop.call_soon(self._cut, duration, dialled, accepted)
 
+    def deafen(self, duration: timedelta) -> None:
+        """For tests: hear nothing for so long, while everybody hears us. Callable from any thread; the links resume."""
+        until = self._loop.loop.time() + duration.total_seconds()
+        self._loop.call_soon(setattr, self._ears, "deaf_until", until)
+
     def _cut(self, duration: timedelta, dialled: bool, accepted: bool) -> None:
         until = self._loop.loop.time() + duration.total_seconds()
         links: list[GrpcLink] = []
@@ -245,7 +265,7 @@ class LinkEndpoint:
             awaited.link.lose(f"not resumed within {awaited.resume_timeout.total_seconds():g} s: {reason}")
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        stream = _ServerStream(context)
+        stream = _ServerStream(context, self._ears)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT.total_seconds()):
                 first = await stream.read()
@@ -366,7 +386,7 @@ class LinkEndpoint:
         ):
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()
-            stream = _ClientStream(call)
+            stream = _ClientStream(call, self._ears)
             hello.next_sequence = link.next_sequence
             try:
                 async with asyncio.timeout(timeout_s):
@@ -404,12 +424,15 @@ async def _greet(stream: MessageStream, hello: Hello) -> HelloReply:
 class _ClientStream:
     """A call as a MessageStream."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, ears: _Ears) -> None:
         self._call = call
+        self._ears = ears
 
     async def read(self) -> bytes | None:
         try:
             message = await self._call.read()
+            if self._ears.deaf_until:
+                await self._ears.hear()
         except grpc.aio.AioRpcError as error:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
         if not isinstance(message, bytes):
@@ -434,12 +457,15 @@ class _ClientStream:
 class _ServerStream:
     """A servicer's context as a MessageStream."""
 
-    def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+    def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]", ears: _Ears) -> None:
         self._context = context
+        self._ears = ears
 
     async def read(self) -> bytes | None:
         try:
             message = await self._context.read()
+            if self._ears.deaf_until:
+                await self._ears.hear()
         except grpc.aio.BaseError as error:
             raise ConnectionError(f"the stream broke: {error}") from error
         return message if isinstance(message, bytes) else None

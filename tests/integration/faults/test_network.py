@@ -1,5 +1,7 @@
 """Fault matrix: links are cut, in one direction or both, and a node is cut off until its lease is gone."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.integration.exactness.training import Oracle
@@ -18,17 +20,15 @@ async def test_link_cut(field: Ground, oracle: Oracle, seconds: float) -> None:
 
 
 async def test_one_way_loss(field: Ground, oracle: Oracle) -> None:
-    """One stage hears nothing any more while it is heard."""
+    """One stage hears nothing for three seconds while it is heard: its streams are resumed, without a rollback."""
     spec = faulty_job("one-way", batches=40)
-    outcome = await field.train(spec, at_operation(1, 10, do="deafen_links", seconds=1.5))
+    outcome = await field.train(spec, at_operation(1, 10, do="deafen_links", seconds=3.0))
     outcome.assert_exact(oracle)
     assert outcome.num_rollbacks == 0
 
 
 async def test_link_stays_cut(field: Ground, oracle: Oracle) -> None:
     """Longer than the job's link_timeout_s: the run goes back to a boundary, on whoever can talk."""
-    from dataclasses import replace
-
     spec = faulty_job("cut-long", batches=40)
     spec = replace(spec, fault=replace(spec.fault, link_timeout_s=2.0))
     outcome = await field.train(spec, at_operation(1, 10, do="cut_links", seconds=4.0))

@@ -218,3 +218,11 @@ def test_an_endpoint_can_be_cut_off(make_pair: Pairs, sides: dict[str, bool]) ->
     pair.exchange(random_sizes(2))
     assert pair.upper.num_resumed >= 1
     assert pair.upper.outage_s >= 0.4
+
+
+def test_an_endpoint_can_be_deaf(make_pair: Pairs) -> None:
+    """One side hears nothing for three seconds, and is heard: it gives its stream up, and the link goes on."""
+    pair = make_pair()
+    pair.below.deafen(timedelta(seconds=3))
+    pair.exchange(random_sizes(2))
+    assert pair.lower.num_resumed >= 1
