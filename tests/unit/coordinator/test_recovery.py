@@ -250,6 +250,20 @@ def test_etcd_from_an_older_backup_is_noticed() -> None:
     run_until(cluster, Phase.FINISHED)
 
 
+def test_after_etcd_went_back_every_node_is_heard_first() -> None:
+    """A view that started anew decides nothing for one lease time: a node may know of a later plan."""
+    cluster = trained("a", "b", batches=6)
+    view = steady_view()
+    view.start_anew(now=cluster.now)
+    for key, value in cluster.store.values.items():
+        if not key.startswith(Keys.NODES):
+            created, modified = cluster.store.revisions[key]
+            view.apply(key, value, mod_revision=modified, create_revision=created, now=cluster.now)
+    early = decide(view, now=cluster.now + LEASE_TTL_S - 0.1)
+    assert (early.commands, early.wake_at) == ((), cluster.now + LEASE_TTL_S)
+    assert decide(view, now=cluster.now + LEASE_TTL_S).commands
+
+
 def test_periodic_checkpoints_come_and_old_ones_go() -> None:
     """Every 12 batches, two are kept; their manifests are there and no other's."""
     cluster = trained("a", "b", batches=52)

@@ -1,5 +1,6 @@
 """A layer's file: the same bytes for the same content, and believed only when it is whole and the right one."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,23 @@ def test_any_flipped_bit_is_found(small_file: Path, data: st.DataObject) -> None
     for reader in (read_state, content_sha256):
         with pytest.raises(DamagedFileError):
             reader(damaged)
+
+
+def test_tensors_that_change_names_or_shapes_are_found(small_file: Path) -> None:
+    """The data is as it was, and the index is a valid one, but of other tensors → DamagedFileError."""
+    raw = small_file.read_bytes()
+    damaged = small_file.with_name("renamed")
+    for old, new in ((b'"c":', b'"cc":'), (b'"shape":[0]', b'"shape":[0,1]'), (b'"I64"', b'"F64"')):
+        length = int.from_bytes(raw[:8], "little")
+        head = raw[8 : 8 + length].rstrip().replace(old, new)
+        assert head != raw[8 : 8 + length].rstrip()
+        entries = json.loads(head)
+        head = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
+        head += b" " * (-len(head) % 8)
+        damaged.write_bytes(len(head).to_bytes(8, "little") + head + raw[8 + length :])
+        for reader in (read_state, content_sha256):
+            with pytest.raises(DamagedFileError, match="checksum"):
+                reader(damaged)
 
 
 def test_any_truncation_or_addition_is_found(small_file: Path) -> None:
