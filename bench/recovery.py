@@ -27,6 +27,7 @@ from measure import Figure, progress, report
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
+from headway.daemon.client.node_drain import drain, release
 from headway.daemon.coordination.boundaries import restorable
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.history.checker import Operation
@@ -89,15 +90,13 @@ class Range:
 
     async def calm(self) -> JobView:
         """Wait until all nodes train, two boundaries are restorable, and a moment more, at random."""
-        async with asyncio.timeout(CALM_TIMEOUT_S):
-            while True:
-                view = await self._session.view()
-                job = job_of(view, NAME)
-                if job.phase.phase is Phase.FAILED:
-                    raise RuntimeError(f"{job.phase.reason}\n{job.phase.error}")
-                if self._is_calm(view, job):
-                    break
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + CALM_TIMEOUT_S
+        while not self._is_calm(view := await self._session.view(), job := job_of(view, NAME)):
+            if job.phase.phase is Phase.FAILED:
+                raise RuntimeError(f"{job.phase.reason}\n{job.phase.error}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not calm after {CALM_TIMEOUT_S:g} s: {job.phase.phase}: {job.phase.reason}")
+            await asyncio.sleep(0.05)
         await asyncio.sleep(self._random.uniform(1.0, 2.0))
         return job_of(await self._session.view(), NAME)
 
@@ -133,7 +132,7 @@ class Range:
         assert job.plan is not None
         generation, node = job.plan.generation, job.plan.stages[1].node
         began = time.perf_counter()
-        os.kill(self._cluster.node_pids[node], signal.SIGTERM)
+        await drain(self._session, node)
         async with asyncio.timeout(CALM_TIMEOUT_S):
             while True:
                 job = job_of(await self._session.view(), NAME)
@@ -141,7 +140,9 @@ class Range:
                     break
                 await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
-        return began, time.perf_counter()
+        ended = time.perf_counter()
+        await release(self._session, node)
+        return began, ended
 
 
 def costs_of(kill: Kill, operations: list[Operation], moved: list[tuple[float, int]]) -> tuple[float, float, int, int]:
@@ -178,14 +179,14 @@ async def measure(*, num_kills: int, num_drains: int, seed: int) -> tuple[dict[s
     kills: list[Kill] = []
     drains: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
-        settings = {"quarantine_after": 0}
+        history = Path(folder) / "history"
+        settings = {"quarantine_after": 0, "history_dir": history}
         async with (
-            LocalCluster(Path(folder), num_nodes=NUM_NODES, node_settings=settings) as cluster,
+            LocalCluster(Path(folder) / "cluster", num_nodes=NUM_NODES, node_settings=settings) as cluster,
             ClusterSession(cluster.address) as session,
         ):
             await submit(session, recovery_job())
             target = Range(cluster, session, seed=seed)
-            histories = [cluster.state_dir / "nodes" / f"node-{index}" / "history" for index in range(1, NUM_NODES + 1)]
             for number in range(num_kills):
                 for what in ("worker", "daemon"):
                     kills.append(await target.kill(what))
@@ -195,8 +196,8 @@ async def measure(*, num_kills: int, num_drains: int, seed: int) -> tuple[dict[s
                     progress(f"drain {number + 1} of {num_drains}")
             await target.calm()
             await cancel(session, NAME)
-            operations = list(read_history(histories, NAME).operations)
-            fetched = [event for event in read_events(histories) if event["event"] == "state_fetched"]
+            operations = list(read_history(history, NAME).operations)
+            fetched = [event for event in read_events([history]) if event["event"] == "state_fetched"]
     moved = [(float(event[MONOTONIC]), int(event.get("size_bytes", 0))) for event in fetched]
     costs = {"worker": Costs(), "daemon": Costs()}
     for kill in kills:

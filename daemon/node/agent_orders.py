@@ -94,7 +94,7 @@ def next_steps(view: ClusterView, node: NodeState) -> list[Step]:
                 steps += _prepare(post, node)
                 if is_recovering:
                     steps += _fetch_ahead(view, post, node)
-                steps += _register(post, node)
+                steps += _register(view, post, node)
         if job.plan is not None and not node.is_outdated(job, job.plan):
             for post in _posts(job, job.plan, node):
                 if not is_recovering:
@@ -102,7 +102,7 @@ def next_steps(view: ClusterView, node: NodeState) -> list[Step]:
                     steps += _start(view, post, node)
                     steps += _stop(post)
                     steps += _save(post, node)
-                steps += _register(post, node)
+                steps += _register(view, post, node)
     steps += _releases(view, node)
     steps += copy_steps(view, node)
     steps += (step for step in state_steps(view, node) if step not in steps)
@@ -309,14 +309,22 @@ def _place(stage: StagePlan) -> tuple[str, str, int]:
 # --- What etcd is told ----------------------------------------------------------------------------------------------
 
 
-def _register(post: _Post, node: NodeState) -> Iterator[Step]:
+def _register(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
     record = _worker_record(post, node)
     known = post.job.workers.get((post.plan.generation, post.stage_index))
     if record is None or record == known:
         return
+    if record.state is WorkerState.FAILED and not _tells_of_the_device(view, post, node):
+        return
     if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
         return
     yield RegisterWorker(post.of, post.stage_index, record)
+
+
+def _tells_of_the_device(view: ClusterView, post: _Post, node: NodeState) -> bool:
+    """Whether our node record says if the device has a worker now: the failure's next plan depends on it."""
+    own = view.nodes.get(node.name)
+    return own is None or (post.worker.device_index in own.down_devices) == post.worker.has_died
 
 
 def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:

@@ -59,6 +59,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
+    from headway.daemon.worker.warm_up import warm_up
     from headway.proto.control_pb2 import WorkerHello
     from headway.stages.link_endpoint import LinkEndpoint
     from headway.stages.loop_thread import LoopThread
@@ -76,6 +77,7 @@ def work(options: argparse.Namespace) -> None:
         finally:
             os._exit(EXIT_ORPHANED)
 
+    warm_up()
     device = WorkerDevice(options.device)
     if not options.spare:
         device.claim(options.device_index)

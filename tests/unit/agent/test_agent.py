@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.node.agent import Agent, Surroundings
@@ -23,6 +24,7 @@ from headway.daemon.records import (
     StagePlan,
     StateFile,
     StateRecord,
+    encode,
 )
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
@@ -54,9 +56,14 @@ class EtcdOfOneView:
     is_losing: bool = False
     leases: list[int] = field(default_factory=list)
     on_change: Callable[[Put | Delete], None] = lambda _: None
+    before: Callable[[], None] = lambda: None
+    """Happens when a transaction is under way."""
 
-    async def transaction(self, conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:  # noqa: ARG002
-        """All changes in one revision."""
+    async def transaction(self, conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
+        """All changes in one revision, if the keys are as they were when it was decided."""
+        self.before()
+        if changed := [one.key for one in conditions if self.view.revision_of(one.key) != one.value]:
+            raise ConflictError(changed[0], "has changed")
         self.revision += 1
         for change in changes:
             self.on_change(change)
@@ -83,6 +90,10 @@ class QuietSupervisor:
 
     def forget(self, is_over: object) -> None:
         """It has no failures."""
+
+    def order(self, *_: object) -> bool:
+        """It obeys in its own time."""
+        return False
 
 
 @dataclass
@@ -172,6 +183,24 @@ async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) ->
     leases = [lease for lease in scene.etcd.leases if lease]
     assert leases[0] == 1
     assert leases[-1] == 2
+
+
+async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Scene) -> None:
+    """Between decision and write the job went back, to a new timeline: the boundary of the old one is not told of."""
+    elsewhere = (replace(PLAN.stages[0], node="b"),)
+    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=elsewhere)
+
+    def go_back() -> None:
+        scene.etcd.before = lambda: None
+        scene.etcd.revision += 1
+        scene.etcd.show(Keys.of("j", "plan"), encode(back))
+
+    scene.etcd.before = go_back
+    async with scene.at_work():
+        scene.write(20)
+        await scene.until(lambda: not scene.store.contents)
+    assert scene.registered(20) is None
+    assert not scene.etcd.leases, "nothing was put"
 
 
 async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene) -> None:

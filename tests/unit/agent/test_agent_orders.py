@@ -376,7 +376,20 @@ def test_a_dead_worker_fails_every_generation_it_served() -> None:
     status = RUNNING.did_prepare(G2).died(Failure("killed"))
     failed = replace(record(WorkerState.FAILED, error="killed"), incarnation="", address="", pid=0)
     view = view_of(job(plan=WHOLE, next=SPLIT, workers=RUNNING_RECORD))
+    view.nodes["a"] = replace(view.nodes["a"], down_devices=(0,))
     assert next_steps(view, node(status)) == [RegisterWorker(G2, 0, failed), RegisterWorker(G1, 0, failed)]
+
+
+def test_a_failure_is_told_only_when_it_is_known_whether_the_device_has_a_worker() -> None:
+    """The next plan is made as soon as the failure is told, and must not count on a process that still imports."""
+    dead = RUNNING.died(Failure("killed"))
+    replaced = dead.attached("spare", pid=8, address="a:2")
+    view = view_of(job(plan=WHOLE, workers=RUNNING_RECORD))
+    assert not of_kind(next_steps(view, node(dead)), RegisterWorker)
+    assert of_kind(next_steps(view, node(replaced)), RegisterWorker)
+    view.nodes["a"] = replace(view.nodes["a"], down_devices=(0,))
+    assert of_kind(next_steps(view, node(dead)), RegisterWorker)
+    assert not of_kind(next_steps(view, node(replaced)), RegisterWorker)
 
 
 def test_a_respawned_worker_does_not_take_up_a_failed_generation() -> None:
