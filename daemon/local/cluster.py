@@ -89,8 +89,14 @@ class LocalCluster:
         assert self._etcd is not None, "the cluster has not started"
         assert self._run_dir is not None
         return ClusterAddress(
-            etcd=(self._etcd.endpoint,), certificates=self._run_dir / "ca" / "client", state_dir=self.state_dir
+            etcd=self.etcd_endpoints, certificates=self._run_dir / "ca" / "client", state_dir=self.state_dir
         )
+
+    @property
+    def etcd_endpoints(self) -> tuple[str, ...]:
+        """host:port of each member of etcd."""
+        assert self._etcd is not None, "the cluster has not started"
+        return (self._etcd.endpoint,)
 
     async def __aenter__(self) -> Self:
         try:
@@ -120,7 +126,7 @@ class LocalCluster:
         (self._run_dir / "tmp").mkdir(mode=0o700)
         self._authority = CertificateAuthority.create(self._run_dir / "ca")
         self._authority.issue("client")
-        self._etcd = await EtcdServer.start(
+        self._etcd = await self._start_etcd(
             EtcdServerConfig(
                 binary=binary,
                 data_dir=self.state_dir / "etcd",
@@ -135,9 +141,15 @@ class LocalCluster:
         self._write_cluster_file()
         self._keeping_up = asyncio.create_task(self._keep_up(), name="local cluster")
 
-    async def add_node(self, *, environment: Mapping[str, str] | None = None) -> str:
-        """One node more; returns its name when it is registered. Raises UnavailableError."""
-        node = self._spawn(environment)
+    async def _start_etcd(self, config: EtcdServerConfig) -> EtcdServer:
+        """The one that is watched over."""
+        return await EtcdServer.start(config)
+
+    async def add_node(
+        self, *, environment: Mapping[str, str] | None = None, settings: Mapping[str, object] | None = None
+    ) -> str:
+        """One node more; returns its name when it is registered. settings: beyond those of all. UnavailableError."""
+        node = self._spawn(environment, settings)
         await self._registered([node])
         self._write_cluster_file()
         return node.name
@@ -288,7 +300,9 @@ class LocalCluster:
             ) from error
         self._lock = lock
 
-    def _spawn(self, environment: Mapping[str, str] | None = None) -> NodeProcess:
+    def _spawn(
+        self, environment: Mapping[str, str] | None = None, settings: Mapping[str, object] | None = None
+    ) -> NodeProcess:
         assert self._authority is not None
         assert self._etcd is not None
         assert self._run_dir is not None
@@ -298,7 +312,7 @@ class LocalCluster:
         state_dir = self.state_dir / "nodes" / name
         state_dir.mkdir(parents=True, exist_ok=True)
         flags = {
-            "etcd": self._etcd.endpoint,
+            "etcd": ",".join(self.etcd_endpoints),
             "certificates": self._authority.issue(name),
             "state_dir": state_dir,
             "store_dir": self._store_dir / name,
@@ -309,7 +323,7 @@ class LocalCluster:
         }
         node = NodeProcess(
             name=name,
-            flags=flags | self._node_settings,
+            flags=flags | self._node_settings | dict(settings or {}),
             environment={"TMPDIR": str(self._run_dir / "tmp"), **self._environment, **(environment or {})},
             log_path=state_dir / "daemon.log",
         )

@@ -243,12 +243,14 @@ def _worker_pids(job: JobView) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def ground(folder: Path, *, num_nodes: int, **settings: Any) -> AsyncIterator[Ground]:
+async def ground(
+    folder: Path, *, num_nodes: int, kind: type[LocalCluster] = LocalCluster, **settings: Any
+) -> AsyncIterator[Ground]:
     """A cluster whose processes look out for faults; settings: of every daemon."""
     faults = folder / "faults"
     settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history_dir": folder / HISTORY} | settings
     async with (
-        LocalCluster(
+        kind(
             folder / "state",
             num_nodes=num_nodes,
             node_settings=settings,

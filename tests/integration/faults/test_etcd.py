@@ -1,6 +1,7 @@
 """Fault matrix: etcd stops, loses a member, compacts, or comes back from an older backup."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
+from tests.integration.faults.members_cluster import MembersCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -84,13 +86,27 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
+async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) -> None:
+    """The one that leads, for good: the other two elect; daemons and clients change over, and training never stops."""
+    spec = faulty_job("member", batches=120, num_nodes=2)
+    async with ground(tmp_path, num_nodes=2, kind=MembersCluster) as field:
+        cluster = field.cluster
+        assert isinstance(cluster, MembersCluster)
+
+        async def kill() -> None:
+            await field.until_batch("member", 5)
+            await cluster.kill_leading_member()
+
+        outcome = await field.train(spec, during=kill)
+    outcome.assert_exact(oracle, strikes=0)
+    assert outcome.num_rollbacks == 0
+
+
 async def test_compaction_while_a_watcher_is_behind(field: Ground, oracle: Oracle) -> None:
     """A daemon sleeps through many changes and a compaction: it lists again and goes on."""
     spec = faulty_job("compaction", batches=200)
 
     async def compact() -> None:
-        import os
-
         job = await field.until_batch(spec.job.name, 5)
         assert job.plan is not None
         pid = field.cluster.node_pids[job.plan.stages[2].node]

@@ -1,11 +1,13 @@
 """Fault matrix: links are cut, in one direction or both, and a node is cut off until its lease is gone."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, at_operation, faulty_job
+from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,3 +36,37 @@ async def test_link_stays_cut(field: Ground, oracle: Oracle) -> None:
     outcome = await field.train(spec, at_operation(1, 10, do="cut_links", seconds=4.0))
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
     assert outcome.num_rollbacks >= 1
+
+
+async def test_node_is_cut_off_until_its_lease_is_gone(tmp_path: Path, oracle: Oracle) -> None:
+    """Neither etcd nor its neighbours reach it: the others go on without; healed, it joins again as the same process
+    with the same worker, and what it had to say meanwhile moves nothing."""
+    spec = faulty_job("cut-off", batches=160)
+    async with ground(tmp_path, num_nodes=2) as field:
+        etcd_port = int(field.cluster.address.etcd[0].rpartition(":")[2])
+        with TcpProxy(etcd_port) as proxy:
+            node = await field.cluster.add_node(settings={"etcd": f"127.0.0.1:{proxy.port}"})
+            before = (await field.session.view()).nodes[node].incarnation
+
+            async def part() -> None:
+                job = await field.until_batch("cut-off", 8)
+                assert job.plan is not None
+                generation = job.plan.generation
+                here = next(index for index, stage in enumerate(job.plan.stages) if stage.node == node)
+                proxy.cut()
+                field.arm({"at": "operation", "when": {"stage": here, "node": node}, "do": "cut_links", "seconds": 8.0})
+                try:
+                    await field.until(
+                        lambda view, job: node not in view.nodes and job.plan is not None
+                        and job.plan.generation > generation,
+                        "cut-off",
+                    )  # fmt: skip
+                finally:
+                    proxy.heal()
+                await field.until(lambda view, _: node in view.nodes, "cut-off")
+
+            outcome = await field.train(spec, during=part)
+            assert (await field.session.view()).nodes[node].incarnation == before
+            field.cluster.remove_node(node)  # it could not leave in good order without the proxy
+    outcome.assert_exact(oracle)
+    assert outcome.num_rollbacks == 1
