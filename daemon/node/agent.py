@@ -173,7 +173,8 @@ class Agent:
                 supervisor.fail(step.device_index, step.of, step.reason)
                 has_changed = True
             elif self._may_begin(step):
-                task = group.create_task(self._carry_out(step, supervisor), name=type(step).__name__)
+                working = self._carry_out(step, supervisor, self._conditions(step))
+                task = group.create_task(working, name=type(step).__name__)
                 self._tasks[_name(step)] = (step, task)
         return has_changed
 
@@ -219,10 +220,10 @@ class Agent:
 
     # --- Steps that wait --------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, step: Step, supervisor: Supervisor) -> None:
+    async def _carry_out(self, step: Step, supervisor: Supervisor, conditions: list[Compare]) -> None:
         try:
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
-            await self._do(step)
+            await self._do(step, conditions)
             self._attempts.pop(_name(step), None)
             self._complaints.pop(_name(step), None)
         except (ConflictError, LeaseLostError):
@@ -255,7 +256,7 @@ class Agent:
         self._resting.add(_name(step))
         asyncio.get_running_loop().call_later(seconds, wake)
 
-    async def _do(self, step: Step) -> None:
+    async def _do(self, step: Step, conditions: list[Compare]) -> None:
         around = self._around
         match step:
             case OpenData():
@@ -268,35 +269,46 @@ class Agent:
             case CopyToCheckpoint():
                 await self._keeper.copy_to_checkpoint(step)
             case RegisterWorker() | RegisterState() | UnregisterState() | AnswerStop():
-                await self._register(step)
+                await self._register(step, conditions)
             case DeleteState():
                 await self._keeper.delete(step)
 
-    async def _register(self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> None:
-        """Write a record, provided that the plan it belongs to is still as we know it."""
-        around, view = self._around, self._around.view
-        key = _etcd_key(step, around.node)
-        job = view.jobs.get(_job_of(step))
-        if job is None or (isinstance(step, AnswerStop) and job.stop is None):
-            raise ConflictError(key, "was removed")
-        leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
-        change: Put | Delete
+    def _conditions(self, step: Step) -> list[Compare]:
+        """That what a record rests on is still as it is now, while it is decided about."""
+        if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop):
+            return []
+        view = self._around.view
+        job = view.jobs[_job_of(step)]
         match step:
             case RegisterWorker():
-                change = Put(key, encode(step.record), around.lease_id())
                 leaves = ["plan" if job.plan is not None and job.plan.generation == step.of.generation else "next"]
             case RegisterState():
+                leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
+            case UnregisterState():
+                leaves = ["plan", "next", "phase"]
+            case AnswerStop():
+                leaves = ["plan", "stop"]
+        keys = (Keys.of(job.name, leaf) for leaf in leaves)
+        return [Compare.unchanged(key, view.revision_of(key)) for key in keys]
+
+    async def _register(
+        self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop, conditions: list[Compare]
+    ) -> None:
+        """Write a record, provided that the plan it belongs to is still the one that it was decided by."""
+        around = self._around
+        key = _etcd_key(step, around.node)
+        job = around.view.jobs.get(_job_of(step))
+        if job is None or (isinstance(step, AnswerStop) and job.stop is None):
+            raise ConflictError(key, "was removed")
+        change: Put | Delete
+        match step:
+            case RegisterWorker() | RegisterState():
                 change = Put(key, encode(step.record), around.lease_id())
             case UnregisterState():
-                change, leaves = Delete(key), ["plan", "next", "phase"]
+                change = Delete(key)
             case AnswerStop():
                 assert job.stop is not None, "checked above"
                 change = Put(key, encode(replace(job.stop, boundary=step.boundary)))
-        conditions = [
-            Compare.unchanged(of, view.revision_of(of)) for of in (Keys.of(job.name, leaf) for leaf in leaves)
-        ]
-        if isinstance(step, AnswerStop):
-            conditions.append(Compare.unchanged(key, view.revision_of(key)))
         self._remember(key, await around.etcd.transaction(conditions, [change]))
         log.info("record_written", key=key)
 

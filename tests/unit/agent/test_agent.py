@@ -95,6 +95,10 @@ class QuietSupervisor:
         """It obeys in its own time."""
         return False
 
+    def log_path(self, *_: object) -> Path:
+        """It says nothing."""
+        return Path("worker.log")
+
 
 @dataclass
 class Scene:

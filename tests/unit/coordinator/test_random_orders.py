@@ -149,5 +149,5 @@ def test_a_hundred_thousand_events_in_a_minute(num_events: int) -> None:
         done, seed, num_checked = done + 1000, seed + 1, num_checked + cluster.num_events
     per_minute = done / (time.process_time() - began) * 60
     print(f"{per_minute:.0f} events a minute, {num_checked} decisions checked in {done} events")  # noqa: T201
-    assert num_checked > done / 100, "next to nothing was decided"
+    assert num_checked > done / 500, "next to nothing was decided"
     assert per_minute >= EVENTS_A_MINUTE, f"{per_minute:.0f} events a minute"
