@@ -3,6 +3,8 @@
 A process that has attached is then ready in milliseconds, which is what makes a spare worth having.
 """
 
+import gc
+
 import torch
 
 from headway.optim.layer_optimizer import optimizer_factory
@@ -20,7 +22,10 @@ _TRAIN = TrainSpec(batches=1, microbatches=1, microbatch_size=1, sequence_length
 
 
 def warm_up() -> None:
-    """One batch of the smallest model there is, on the CPU: nothing of it stays but what was loaded."""
+    """One batch of the smallest model there is, on the CPU: nothing of it stays but what was loaded.
+
+    Modules live as long as the process: the collector is told to pass over them, since it runs between two generations.
+    """
     cpu = torch.device("cpu")
     configure(_TRAIN, cpu)
     make_optimizer = optimizer_factory(OptimSpec(), num_batches=1, delay=_TRAIN.delay)
@@ -33,3 +38,6 @@ def warm_up() -> None:
     graph.forward((0, 0), tokens, tokens, version=0)
     gradients, _ = graph.backward((0, 0), None)
     graph.update(0, list(gradients))
+    del graph, layers, gradients
+    gc.collect()
+    gc.freeze()
