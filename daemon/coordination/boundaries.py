@@ -5,7 +5,7 @@ A boundary's place is (timeline, boundary). It is *complete* when living nodes h
 what one side counts on, the other side keeps.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import JobView, Place
@@ -15,6 +15,10 @@ from headway.daemon.records import TERMINAL_PHASES, Lineage, NodeRecord, Phase, 
 JOURNAL: Final = "journal"
 NUM_KEPT: Final = 2
 """Restorable boundaries that are kept."""
+NUM_OLDEST: Final = 2
+NUM_NEWEST: Final = 4
+"""Of boundaries that are not restorable yet: the oldest, because copies are made in that order and because what was
+safe looks unsafe while its holders register again after an outage; the newest, because they are on their way."""
 
 
 def lineage_of(job: JobView) -> Lineage | None:
@@ -68,7 +72,7 @@ def due_checkpoint(job: JobView) -> Place | None:
     """The boundary that is to be copied to durable storage while training goes on, if there is one.
 
     The oldest that is newer than the newest checkpoint, so that each is finished before the next is begun; one that
-    could not be written gives way to a newer one.
+    could not be written gives way to a newer one, and so does one that a stage missed when a newer one is whole.
     """
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or not spec.fault.checkpoint_every:
@@ -79,6 +83,8 @@ def due_checkpoint(job: JobView) -> Place | None:
         for place in own_places(job)
         if place[0] == plan.timeline and place[1] > after and place[1] % spec.fault.checkpoint_every == 0
     ]
+    whole = max((_age(place) for place in due if _is_whole(job, place)), default=(-1, -1))
+    due = [place for place in due if _is_whole(job, place) or _age(place) > whole]
     untroubled = [place for place in due if not any(record.trouble for record in job.state[place].values())]
     return min(untroubled, key=_age) if untroubled else max(due, key=_age, default=None)
 
@@ -96,15 +102,20 @@ def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord
 def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
     """The boundaries of which nodes must keep what they hold.
 
-    What a plan loads from, until all its workers run; what is being written for a stop; the newest NUM_KEPT restorable
-    boundaries and everything newer; the boundary that is being copied to durable storage.
+    What a plan loads from, until all its workers run; what is being written for a stop; the boundary that is being
+    copied to durable storage; the newest NUM_KEPT restorable boundaries, or complete ones in their stead; and a bounded
+    number of newer ones, even if a stage misses its snapshots or etcd is away for long.
     """
     if job.spec is None or job.phase.phase in TERMINAL_PHASES - {Phase.FAILED}:
         return frozenset()
-    own = own_places(job)
-    safe = restorable(job, nodes)
-    oldest = _age(safe[NUM_KEPT - 1]) if len(safe) >= NUM_KEPT else (-1, -1)
-    keep = {place for place in own if _age(place) >= oldest}
+    own, safe = own_places(job), restorable(job, nodes)
+    complete = [place for place in own if fewest_holders(job, place, nodes) >= 1]
+    newest = _age(safe[0]) if safe else (-1, -1)
+    older = [place for place in complete if place not in safe and _age(place) < newest]
+    newer = [place for place in own if _age(place) > newest]
+    keep = {*safe[:NUM_KEPT], *older[: max(NUM_KEPT - len(safe), 0)]}
+    keep |= _ends([place for place in newer if place in complete])
+    keep |= _ends([place for place in newer if place not in complete])
     keep |= set(pinned(job))
     if (due := due_checkpoint(job)) is not None:
         keep.add(due)
@@ -118,6 +129,17 @@ def pinned(job: JobView) -> Iterable[Place]:
             yield plan.source_timeline, plan.boundary
     if job.plan is not None and job.stop is not None and job.stop.boundary is not None:
         yield job.plan.timeline, job.stop.boundary
+
+
+def _ends(places: Sequence[Place]) -> set[Place]:
+    """The newest and the oldest of places that are sorted, newest first."""
+    return {*places[:NUM_NEWEST], *places[-NUM_OLDEST:]}
+
+
+def _is_whole(job: JobView, place: Place) -> bool:
+    """Whether somebody has told of every part."""
+    told = {part for record in job.state[place].values() for part in record.files}
+    return told.issuperset(parts_of(job))
 
 
 def _all_run(job: JobView, generation: int, num_stages: int) -> bool:

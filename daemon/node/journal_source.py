@@ -77,7 +77,7 @@ class JournalSource:
 
     async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
         if (file := self._store.get(key)) is not None:
-            return await asyncio.to_thread(_entries, file.path, key)
+            return await asyncio.to_thread(_entries, file.path, _as_written(job, key))
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / "journal.safetensors"
             holders = job.holders(key.timeline, key.boundary, JOURNAL)
@@ -98,7 +98,15 @@ class JournalSource:
                 raise failure
             url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
             await asyncio.to_thread(fetch_from_checkpoint, url, JOURNAL, checkpoint.files[JOURNAL], path)
-            return await asyncio.to_thread(_entries, path, replace(key, job=checkpoint.origin_job or key.job))
+            return await asyncio.to_thread(_entries, path, _as_written(job, key))
+
+
+def _as_written(job: JobView, key: StateKey) -> StateKey:
+    """The key by which a file says what it is: that of the parent in the checkpoint that a job began with."""
+    checkpoint = job.checkpoint
+    if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+        return key
+    return replace(key, job=checkpoint.origin_job or key.job)
 
 
 def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:

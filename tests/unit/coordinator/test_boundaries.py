@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from headway.daemon.coordination.boundaries import (
     JOURNAL,
     copier,
@@ -133,3 +135,51 @@ def test_a_due_checkpoint_is_of_the_present_timeline_and_written_once() -> None:
     assert due_checkpoint(job(state, plan=longer)) == (3, 80)
     assert due_checkpoint(job(state, checkpoint=CheckpointRecord(timeline=3, boundary=80, url="c"))) is None
     assert [copier(job(state), (3, 80), part, NODES) for part in PARTS] == ["a", "a", "b", "b"]
+
+
+def test_a_due_checkpoint_that_a_stage_missed_gives_way() -> None:
+    """b took no snapshot at 40: 40 is waited for until 80 is whole, then given up for 80."""
+    half = {"a": told("a", *FRONT)}
+    state = {(3, 40): half, (3, 60): both(*PARTS), (3, 80): half}
+    assert due_checkpoint(job(state)) == (3, 40)
+    state[3, 80] = {"a": told("a", *FRONT), "b": told("b", *BACK)}
+    assert due_checkpoint(job(state)) == (3, 80)
+    state[3, 40] = {"a": told("a", *FRONT), "b": told("b", *BACK)}
+    assert due_checkpoint(job(state)) == (3, 40)
+
+
+def test_a_boundary_that_a_stage_missed_goes_when_a_newer_one_is_safe() -> None:
+    """b missed 60; 80 is safe: nobody will ever go back to 60."""
+    state = {(3, boundary): both(*PARTS) for boundary in (40, 80)} | {(3, 60): {"a": told("a", *FRONT)}}
+    saved = CheckpointRecord(timeline=3, boundary=80, url="c")
+    assert kept(job(state, checkpoint=saved), NODES) == {(3, 40), (3, 80)}
+    del state[3, 80]
+    assert kept(job(state, checkpoint=saved), NODES) == {(3, 40), (3, 60)}
+
+
+@pytest.mark.parametrize("has_begun_safe", [True, False])
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_what_is_kept_does_not_grow_while_a_stage_misses_its_snapshots(has_begun_safe: bool, has_copies: bool) -> None:
+    """a goes on to write, alone, for a thousand batches: what was safe stays, with a handful of what came after."""
+    state = {(3, boundary): both(*PARTS) for boundary in (40, 60)} if has_begun_safe else {}
+    state |= {(3, 80): {"a": told("a", *PARTS)}}
+    alone = {"a": told("a", *FRONT)} | ({"b": told("b", *FRONT)} if has_copies else {})
+    state |= {(3, boundary): alone for boundary in range(100, 1100, 20)}
+    found = kept(job(state), NODES)
+    assert set(state) - {(3, boundary) for boundary in range(100, 1100, 20)} <= found
+    assert {(3, boundary) for boundary in range(1020, 1100, 20)} <= found
+    assert len(found) <= 10
+
+
+def test_what_was_safe_stays_while_holders_register_again() -> None:
+    """After an outage only a is back, with what it wrote meanwhile: 40 and 60 are whole again once b is back."""
+    state = {(3, boundary): {"a": told("a", *FRONT)} for boundary in range(40, 400, 20)}
+    assert {(3, 40), (3, 60)} <= kept(job(state), NODES)
+
+
+def test_copies_that_lag_do_not_fill_the_store() -> None:
+    """Every boundary is complete, none has its second copy: the oldest is copied next, the newest is gone back to."""
+    state = {(3, boundary): {"a": told("a", *PARTS)} for boundary in range(40, 1040, 20)}
+    found = kept(job(state), NODES)
+    assert {(3, 40), (3, 1020)} <= found
+    assert len(found) <= 6
