@@ -1,6 +1,7 @@
 """Snapshots that a stage writes while it computes: their content, who waits for them, and a rollback to them."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -12,12 +13,14 @@ from headway.daemon.jobs.job import JobSpec
 from headway.optim.spec import OptimSpec
 from headway.stages.errors import AbortedError
 from headway.stages.executor import Executor
-from headway.stages.ids import Boundary, Generation, LayerName, Timeline
+from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.journal import Journal
 from headway.stages.layer_file import SUFFIX
 from headway.stages.schedule import Backward, Update
 from headway.stages.snapshot_interval import LATE_S, SnapshotInterval
 from headway.stages.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
+from headway.stages.snapshots import Snapshots
+from headway.stages.stage_context import StageContext
 from headway.stages.state_file import StateHeader, read_state
 from tests.unit.stages.pipeline import (
     ADAMW,
@@ -212,6 +215,33 @@ def test_a_cancelled_snapshot_leaves_nothing(tmp_path: Path) -> None:
     ended = inbox.get(timeout=20)
     assert isinstance(ended, SnapshotEnded)
     assert sorted(path.name for path in (tmp_path / "5").iterdir()) == [f"a{SUFFIX}", f"b{SUFFIX}"]
+
+
+def test_only_its_own_snapshot_frees_an_update(tmp_path: Path) -> None:
+    """The end of a snapshot of the generation before, at the same boundary, arrives late: the update is held on."""
+    job = make_job(with_train(batches=4), EF)
+    context = StageContext(
+        model=job.model,
+        train=job.train,
+        seed=7,
+        job="tiny",
+        generation=Generation(2),
+        timeline=Timeline(1),
+        stage_index=StageIndex(0),
+        num_stages=1,
+        layers=tuple(LayerName(layer) for layer in job.layers),
+        depth=1,
+        boundary=Boundary(0),
+        device=torch.device("cpu"),
+    )
+    snapshots = Snapshots(SnapshotWriter(SimpleQueue()), SnapshotInterval(1, 0), context, folder=tmp_path)
+    layers = list(initial_layers(job).values())
+    assert snapshots.reached(Boundary(3), layers, None) is None
+    before = SnapshotEnded(job="tiny", generation=Generation(1), timeline=Timeline(1), boundary=Boundary(3))
+    snapshots.ended(before)
+    assert snapshots.is_reading
+    snapshots.ended(replace(before, generation=Generation(2)))
+    assert not snapshots.is_reading
 
 
 def test_a_file_that_was_there_before_stays(tmp_path: Path) -> None:
