@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.records import PlanRecord
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation, faulty_job, ground
 
@@ -90,6 +92,45 @@ async def test_coordinator_dies_before_it_writes_a_plan(field: Ground, oracle: O
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("preparing", marks=pytest.mark.slow),
+        pytest.param("running", marks=pytest.mark.slow),
+        pytest.param("stopping", marks=pytest.mark.slow),
+        pytest.param("finished", marks=pytest.mark.slow),
+    ],
+)
+async def test_leader_is_killed_in_each_phase(field: Ground, oracle: Oracle, phase: str) -> None:
+    """Right after it has written that the job is in this phase: the next leader goes on from there."""
+    spec = faulty_job(f"phase-{phase}")
+    outcome = await field.train(
+        spec, {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": phase}, "do": "kill"}
+    )
+    outcome.assert_exact(oracle, hit=frozenset(note["node"] for note in outcome.struck))
+
+
+@pytest.mark.slow
+async def test_leader_is_killed_in_a_planned_change(field: Ground, oracle: Oracle) -> None:
+    """A node of the plan drains; the leader dies when it has written that its layers are to be moved."""
+    spec = faulty_job("phase-changing", batches=120)
+    changing = {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": "changing"}, "do": "kill"}
+
+    async def drain_one() -> None:
+        job = await field.until_batch(spec.job.name, 5)
+        assert job.plan is not None
+        node = job.plan.stages[1].node
+        await drain(field.session, node)
+        try:
+            await field.until(lambda _, job: job.plan is not None and node not in _nodes_of(job.plan), spec.job.name)
+        finally:
+            await field.until(lambda view, _: node in view.nodes, spec.job.name)
+            await release(field.session, node)
+
+    outcome = await field.train(spec, changing, during=drain_one)
+    outcome.assert_exact(oracle, hit=frozenset(note["node"] for note in outcome.struck))
+
+
 async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
     """The same node dies three times as soon as it is back."""
     spec = faulty_job("flap", batches=200)
@@ -149,3 +190,7 @@ async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
         await field.cluster.add_node(environment={"PYTHONPATH": str(folder)})
         outcome = await field.train(spec, at_operation(1, 10), at_operation(0, 14))
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
+
+
+def _nodes_of(plan: PlanRecord) -> set[str]:
+    return {stage.node for stage in plan.stages}
