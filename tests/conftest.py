@@ -7,8 +7,9 @@ import pytest
 from hypothesis import settings
 
 # The same examples in every run; to look for others: pytest --hypothesis-profile=explore.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("explore", derandomize=False)
+# No deadlines: on a loaded machine any example may take long.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("repeatable")
 
 _seconds: defaultdict[str, float] = defaultdict(float)

@@ -131,7 +131,7 @@ class Scene:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that the agent does."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not condition():
                 await asyncio.sleep(0.01)
 

@@ -81,7 +81,7 @@ def test_the_typical_operation_is_the_median_of_the_last_ones() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "2bw"])
 def test_the_classes_of_a_real_run_add_up(tmp_path: Path, schedule: ScheduleName) -> None:
-    """Two stages with a slow writer: the sum is the wall time within 2 %; bubbles only where the delay is 0."""
+    """Two stages with a slow writer: the sum is the wall time; bubbles only where the delay is 0."""
     job = make_job(with_train(schedule=schedule, batches=6), EF)
 
     def hold(_snapshot: Snapshot, _layer: LayerName) -> None:
@@ -94,13 +94,13 @@ def test_the_classes_of_a_real_run_add_up(tmp_path: Path, schedule: ScheduleName
     held: list[bool] = []
     plan = SnapshotPlan(tmp_path, every=3, on_file=hold)
     began = time.perf_counter()
-    goodputs = [Goodput(), Goodput()]
+    goodputs = [Goodput(now=began), Goodput(now=began)]
     pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2, snapshots=plan, goodputs=goodputs)
     pipeline.run()
     ended = time.perf_counter()
     for goodput in goodputs:
         seconds = goodput.seconds(ended)
-        assert sum(seconds.values()) == pytest.approx(ended - began, rel=0.02)
+        assert sum(seconds.values()) == pytest.approx(ended - began)
         assert seconds[SNAPSHOT] > 0.0
         assert (BUBBLE in seconds) == (schedule == "gpipe")
     assert goodputs[0].seconds(ended).keys() >= {USEFUL, SNAPSHOT}
