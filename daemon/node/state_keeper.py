@@ -54,6 +54,7 @@ class StateKeeper:
         """Take in what a worker wrote. Returns why it cannot be kept.
 
         What is not of the job's own past any more is deleted, and so is all of a snapshot for which there is no room.
+        What a stop wrote is kept beyond the quota: it is there, and without it the work since is lost.
         """
         job = self._view.jobs.get(wrote.job)
         timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
@@ -72,6 +73,7 @@ class StateKeeper:
                     sha256=file.sha256,
                     generation=wrote.generation,
                     uid=_uid(job),
+                    has_quota=wrote.is_snapshot,
                 )
             except RecoveryError as error:
                 if wrote.is_snapshot:

@@ -267,8 +267,13 @@ def test_a_snapshot_without_room_leaves_nothing(scene: Scene, tmp_path: Path) ->
     assert "store_quota_bytes allows 1000" in scene.write(20, size_bytes=400)
     assert not scene.store.contents
     assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
+    """It lies there already, and without it everything since the last boundary would be computed again."""
     wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
     path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
     path.write_bytes(b"s" * 2000)
     wrote.files.add(layer="head", path=str(path), size_bytes=2000, sha256="x")
-    assert "store_quota_bytes allows 1000" in scene.agent.worker_wrote(wrote)
+    assert scene.agent.worker_wrote(wrote) == ""
+    assert [file.path for file in scene.store.contents.values()] == [path]

@@ -136,6 +136,17 @@ def test_what_was_rolled_back_may_be_incomplete() -> None:
     assert check(replace(history, operations=kept), JOB) == ()
 
 
+def test_a_job_that_began_with_a_checkpoint_has_no_batches_before_it() -> None:
+    """Its first plan loads boundary 2 of a folder: batches 0 and 1 were computed elsewhere. Not so from nodes."""
+    history = sound_history()
+    later = tuple(replace(plan, source="checkpoint") if plan.generation == 3 else plan for plan in PLANS[1:])
+    work = [o for o in history.operations if o.generation > 1]
+    loads = [load for load in history.loads if load.generation > 1]
+    assert check(replace(history, plans=later, operations=work, loads=loads), JOB) == ()
+    found = check(replace(history, plans=PLANS[1:], operations=work, loads=loads), JOB)
+    assert found == ("batch 0: no plan ever computed it", "batch 1: no plan ever computed it")
+
+
 def test_a_job_that_runs_is_checked_up_to_its_last_plan() -> None:
     """While generation 4 computes, what it has not done yet is no breach; a hole before its boundary is one."""
     history = sound_history()
