@@ -84,16 +84,28 @@ class StateStore:
         return self._files.get(key)
 
     def adopt(
-        self, key: StateKey, path: Path, *, size_bytes: int, sha256: str, generation: int = 0, uid: str = ""
+        self,
+        key: StateKey,
+        path: Path,
+        *,
+        size_bytes: int,
+        sha256: str,
+        generation: int = 0,
+        uid: str = "",
+        has_quota: bool = True,
     ) -> StoredFile:
-        """Take in a file that a worker wrote into `directory_of` the key. Raises RecoveryError when it is not there."""
+        """Take in a file that was written into `directory_of` the key, within the quota unless told otherwise.
+
+        Raises RecoveryError when it is not there, or there is no room.
+        """
         try:
             found_bytes = path.stat().st_size
         except OSError as error:
             raise RecoveryError(str(key), f"{path}: {error.strerror}") from error
         if found_bytes != size_bytes:
             raise RecoveryError(str(key), f"{path} has {found_bytes} bytes, not the {size_bytes} that were written")
-        self.require_room(size_bytes, str(key), held=key)
+        if has_quota:
+            self.require_room(size_bytes, str(key), held=key)
         self._incoming.pop(key, None)
         self._files[key] = StoredFile(path, size_bytes, sha256, generation, uid)
         self.on_change()
