@@ -1,0 +1,92 @@
+"""Where copies of a stage's layers go: to other machines, away from neighbours, near by, and evenly."""
+
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.planning.copy_places import copy_places, num_copies
+from headway.daemon.records import NodeRecord, PlanRecord, StagePlan
+
+SPEC = JobSpec(job=JobSection(name="j"))
+
+
+def node(name: str, *, host: str = "", site: str = "here", is_draining: bool = False) -> NodeRecord:
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-1",
+        address="",
+        host=host or name,
+        site=site,
+        devices=(),
+        memory_bytes=0,
+        arithmetic_class="",
+        is_draining=is_draining,
+    )
+
+
+def places(stages: str, *nodes: NodeRecord, copies: int = 2) -> tuple[tuple[str, ...], ...]:
+    """One stage on each of these nodes; the nodes that keep copies of each."""
+    plan = PlanRecord(
+        generation=1,
+        timeline=1,
+        stages=tuple(
+            StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(f"l{name}",), depth=1)
+            for name in stages
+        ),
+    )
+    spec = replace(SPEC, fault=FaultSpec(copies=copies))
+    return copy_places(spec, plan, {node.name: node for node in nodes})
+
+
+def test_a_copy_is_never_on_the_stages_own_node() -> None:
+    """Two nodes are each other's; one alone has nobody; three copies of two nodes are two."""
+    assert places("ab", node("a"), node("b")) == (("b",), ("a",))
+    assert places("a", node("a")) == ((),)
+    assert places("ab", node("a"), node("b"), copies=3) == (("b",), ("a",))
+
+
+def test_a_copy_is_on_another_machine_where_there_is_one() -> None:
+    """b runs on a's machine, c on another: both would be lost with a's."""
+    assert places("a", node("a", host="m"), node("b", host="m"), node("c", host="n")) == (("c",),)
+    assert places("a", node("a", host="m"), node("b", host="m")) == (("b",),)
+
+
+def test_a_copy_is_away_from_the_neighbouring_stages() -> None:
+    """Of four stages in a row, each has its copy two stages on; a node without a stage is as good."""
+    first, second, third, fourth = places("abcd", *(node(name) for name in "abcd"))
+    assert (set(first) <= {"c", "d"}, second, third, set(fourth) <= {"a", "b"}) == (True, ("d",), ("a",), True)
+    assert places("ab", node("a"), node("b"), node("c")) == (("c",), ("c",))
+
+
+def test_a_copy_stays_in_its_site() -> None:
+    """b is far away, c is near: every snapshot would have to cross the slow link."""
+    assert places("a", node("a"), node("b", site="there"), node("c")) == (("c",),)
+
+
+def test_copies_are_spread_evenly() -> None:
+    """Three stages of a, b, c, and three more nodes: each of these has one; with three copies, two."""
+    six = [node(name) for name in "abcdef"]
+    found = places("abc", *six, copies=2)
+    assert len({name for (name,) in found}) == 3
+    assert all(len(set(names)) == 2 for names in places("abc", *six, copies=3))
+
+
+def test_a_node_that_leaves_is_the_last_choice() -> None:
+    """c drains: b, though it is a neighbour; c, if there is nobody else."""
+    leaving = node("c", is_draining=True)
+    assert places("ab", node("a"), node("b"), leaving) == (("b",), ("a",))
+    assert places("a", node("a"), leaving) == (("c",),)
+
+
+@pytest.mark.parametrize(("copies", "num_nodes", "expected"), [(2, 1, 1), (2, 5, 2), (3, 2, 2), (1, 5, 1), (2, 0, 1)])
+def test_as_many_copies_as_there_are_nodes(copies: int, num_nodes: int, expected: int) -> None:
+    """What is restorable depends on who lives: one node alone cannot hold two copies."""
+    nodes = {name: node(name) for name in "abcdefg"[:num_nodes]}
+    assert num_copies(replace(SPEC, fault=FaultSpec(copies=copies)), nodes) == expected
+
+
+def test_only_nodes_of_the_jobs_sites_count() -> None:
+    """The job is to stay in one site: its state does too."""
+    spec = replace(SPEC, placement=PlacementSpec(sites=("here",)))
+    assert num_copies(spec, {"a": node("a"), "b": node("b", site="there")}) == 1
