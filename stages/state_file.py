@@ -3,11 +3,10 @@
 The layout is that of safetensors (8 bytes header length, JSON header, data), so any tool opens it. It is written here
 because the same content must give the same bytes on every node, and the library orders metadata at random.
 
-`content_sha256` in the metadata covers the other metadata, the index of tensors and the data. It is hashed once, while
+`content_checksum` in the metadata covers the other metadata, the index of tensors and the data. It is hashed once, while
 the data is written, and put into the room that the header has left for it; nodes compare the same checksum.
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -20,14 +19,15 @@ from typing import IO, Any
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_128
 
 from headway.stages.errors import DamagedFileError
 
 FORMAT = "headway-state-1"
 CHUNK_BYTES = 4 << 20
 """How much is hashed and written, or read, at a time."""
-_CHECKSUM = "content_sha256"
-_NO_CHECKSUM = "0" * 64
+_CHECKSUM = "content_checksum"
+_NO_CHECKSUM = "0" * 32
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -69,7 +69,7 @@ class WrittenFile:
     path: Path
     size_bytes: int
     sha256: str
-    """Of the content: what `content_sha256` gives."""
+    """Of the content: what `content_checksum` gives."""
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def write_state(
         index[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     metadata = {key: str(value) for key, value in asdict(header).items()} | {"format": FORMAT}
-    content = hashlib.sha256(_canonical(metadata, index))
+    content = xxh3_128(_canonical(metadata, index))
     head = _canonical(metadata | {_CHECKSUM: _NO_CHECKSUM}, index)
     place = 8 + head.index(f'"{_CHECKSUM}":"{_NO_CHECKSUM}"'.encode()) + len(f'"{_CHECKSUM}":"')
     head += b" " * (-len(head) % 8)
@@ -143,7 +143,7 @@ def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
     with path.open("rb", buffering=0) as file:
         head = _read_head(path, file)
         tensors = {}
-        content = hashlib.sha256(_canonical(head.unsigned_metadata, head.index))
+        content = xxh3_128(_canonical(head.unsigned_metadata, head.index))
         for name, entry in head.index.items():
             tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
             for chunk in _chunks(_bytes_of(tensor)):
@@ -160,14 +160,14 @@ def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
     return header, tensors
 
 
-def content_sha256(path: Path) -> str:
+def content_checksum(path: Path) -> str:
     """The content's checksum, computed from the file in one pass and little memory, and compared with its own.
 
     Raises DamagedFileError when a byte is missing, added or altered, OSError when the file cannot be read.
     """
     with path.open("rb", buffering=0) as file:
         head = _read_head(path, file)
-        content = hashlib.sha256(_canonical(head.unsigned_metadata, head.index))
+        content = xxh3_128(_canonical(head.unsigned_metadata, head.index))
         buffer = memoryview(bytearray(min(CHUNK_BYTES, max(1, head.data_bytes))))
         left = head.data_bytes
         while left:

@@ -19,7 +19,7 @@ from headway.daemon.records import NodeRecord
 from headway.daemon.results.model_folder import ModelFolderWriter
 from headway.daemon.storage.state_key import StateKey
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.state_file import check_header, content_sha256, read_state
+from headway.stages.state_file import check_header, content_checksum, read_state
 from headway.stages.tokens import read_index
 
 
@@ -120,7 +120,7 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
             with path.open("wb") as file:
                 async for chunk in client.fetch_state(node.address, key, forward=True):
                     file.write(chunk.data)
-            found = content_sha256(path)
+            found = content_checksum(path)
         except (PeerError, RecoveryError, DamagedFileError) as error:
             reasons.append(str(error))
             continue

@@ -24,7 +24,7 @@ from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore, hash_file, read_chunks
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.state_file import content_sha256
+from headway.stages.state_file import content_checksum
 from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
@@ -168,7 +168,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         Raises RecoveryError, and lets the file go, when it is not.
         """
         try:
-            is_good = await asyncio.to_thread(content_sha256, file.path) == file.sha256
+            is_good = await asyncio.to_thread(content_checksum, file.path) == file.sha256
         except (DamagedFileError, OSError):
             is_good = False
         if not is_good:

@@ -81,7 +81,7 @@ def delete_checkpoint(url: str) -> None:
 
 def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target: Path) -> None:
     """Bring one layer's file, verified, to a local path. Raises RecoveryError when it is missing or altered."""
-    from headway.stages.state_file import content_sha256
+    from headway.stages.state_file import content_checksum
 
     source = f"{url}/{file_name(layer)}"
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -89,7 +89,7 @@ def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target
         with partial.open("wb") as file:
             for chunk in _read(source, offset=0):
                 file.write(chunk)
-        found = content_sha256(partial)
+        found = content_checksum(partial)
         if found != expected.sha256:
             raise RecoveryError(source, f"has SHA-256 {found[:12]}…, not {expected.sha256[:12]}…")
         partial.replace(target)

@@ -210,10 +210,10 @@ class IncomingFile:
     def verify(self, sha256: str) -> None:
         """Check what is here; may run in a thread. Raises RecoveryError, and drops it, when it is something else."""
         from headway.stages.errors import DamagedFileError
-        from headway.stages.state_file import content_sha256
+        from headway.stages.state_file import content_checksum
 
         try:
-            found = content_sha256(self._partial)
+            found = content_checksum(self._partial)
         except (DamagedFileError, OSError) as error:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"arrived damaged: {error}") from error

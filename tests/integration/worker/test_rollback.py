@@ -13,7 +13,7 @@ from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.worker.device import UNKNOWN_DEVICE
 from headway.proto import control_pb2
-from headway.stages.state_file import content_sha256
+from headway.stages.state_file import content_checksum
 from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
 from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES, refusal
 
@@ -40,7 +40,7 @@ def test_a_worker_goes_back_in_its_own_process(
     wrote = worker.expect("snapshot")
     assert (wrote.generation, wrote.timeline, wrote.boundary) == (1, 1, 10)
     assert {file.layer: file.sha256 for file in wrote.files} == {
-        layer: content_sha256(Path(path)) for layer, path in files_of(wrote).items()
+        layer: content_checksum(Path(path)) for layer, path in files_of(wrote).items()
     }
     assert worker.expect("snapshot").boundary == 20
     paths = files_of(wrote)

@@ -18,7 +18,7 @@ from headway.daemon.reference import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.proto import control_pb2
 from headway.stages.errors import NonFiniteLossError
-from headway.stages.state_file import content_sha256, read_state
+from headway.stages.state_file import content_checksum, read_state
 from headway.stages.tokens import TokenShards
 from tests.integration.worker.conftest import MODEL, Case, CaseMaker, FakeDaemon, Worker, wait_for_death
 
@@ -36,7 +36,7 @@ def assert_equals_reference(case: Case, worker: Worker, wrote: list[control_pb2.
     assert files.keys() == {*case.spec.layers, "journal"}
     for file in files.values():
         path = Path(file.path)
-        assert (path.stat().st_size, content_sha256(path)) == (file.size_bytes, file.sha256)
+        assert (path.stat().st_size, content_checksum(path)) == (file.size_bytes, file.sha256)
     for layer, expected in weights.items():
         _, tensors = read_state(Path(files[layer].path))
         for name, tensor in expected.items():

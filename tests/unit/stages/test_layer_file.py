@@ -19,7 +19,7 @@ from headway.stages.state_file import (
     StateHeader,
     WriteCancelledError,
     WrittenFile,
-    content_sha256,
+    content_checksum,
     read_state,
     write_state,
 )
@@ -67,7 +67,7 @@ def test_equal_content_gives_equal_bytes_that_safetensors_opens(tmp_path: Path, 
     first, second = write(tmp_path / "a", trained), write(tmp_path / "b", read_back(tmp_path / "c", trained))
     raw = (tmp_path / "a").read_bytes()
     assert raw == (tmp_path / "b").read_bytes()
-    assert first.sha256 == second.sha256 == content_sha256(tmp_path / "a")
+    assert first.sha256 == second.sha256 == content_checksum(tmp_path / "a")
     assert first.size_bytes == len(raw)
     loaded = safetensors.torch.load_file(tmp_path / "a")
     assert all(torch.equal(loaded[key], tensor) for key, tensor in trained.tensors().items())
@@ -140,7 +140,7 @@ def test_any_flipped_bit_is_found(small_file: Path, data: st.DataObject) -> None
     raw[place // 8] ^= 1 << (place % 8)
     damaged = small_file.with_name("flipped")
     damaged.write_bytes(raw)
-    for reader in (read_state, content_sha256):
+    for reader in (read_state, content_checksum):
         with pytest.raises(DamagedFileError):
             reader(damaged)
 
@@ -157,7 +157,7 @@ def test_tensors_that_change_names_or_shapes_are_found(small_file: Path) -> None
         head = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
         head += b" " * (-len(head) % 8)
         damaged.write_bytes(len(head).to_bytes(8, "little") + head + raw[8 + length :])
-        for reader in (read_state, content_sha256):
+        for reader in (read_state, content_checksum):
             with pytest.raises(DamagedFileError, match="checksum"):
                 reader(damaged)
 
@@ -168,7 +168,7 @@ def test_any_truncation_or_addition_is_found(small_file: Path) -> None:
     damaged = small_file.with_name("cut")
     for content in (*(raw[:length] for length in {*range(0, len(raw), 23), 7, 8, 9, len(raw) - 1}), raw + b"\0"):
         damaged.write_bytes(content)
-        for reader in (read_state, content_sha256):
+        for reader in (read_state, content_checksum):
             with pytest.raises(DamagedFileError):
                 reader(damaged)
 
