@@ -275,7 +275,7 @@ class StateFile:
     """One layer's file, as a node holds it."""
 
     size_bytes: int
-    sha256: str
+    checksum: str
     is_durable: bool = False
     """Also copied to the checkpoint folder."""
 
@@ -299,7 +299,7 @@ class CheckpointFile:
     """One file of a checkpoint."""
 
     size_bytes: int
-    sha256: str
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,16 +81,16 @@ class FetchDataRequest(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("data", "offset", "total_bytes", "sha256")
+    __slots__ = ("data", "offset", "total_bytes", "checksum")
     DATA_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     offset: int
     total_bytes: int
-    sha256: str
-    def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    checksum: str
+    def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("job", "node", "follow", "last_lines", "forwarded")
@@ -215,16 +215,16 @@ class AtBoundary(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class WrittenFile(_message.Message):
-    __slots__ = ("layer", "path", "size_bytes", "sha256")
+    __slots__ = ("layer", "path", "size_bytes", "checksum")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     layer: str
     path: str
     size_bytes: int
-    sha256: str
-    def __init__(self, layer: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    checksum: str
+    def __init__(self, layer: _Optional[str] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class Wrote(_message.Message):
     __slots__ = ("job", "generation", "boundary", "files", "timeline", "is_snapshot")

@@ -14,7 +14,7 @@ A line about anything else has `event` and `at` (seconds of CLOCK_MONOTONIC), an
 `started`  `boundary`, `furthest`, `layers`
 `stopped`  `boundary`
 `aborted`  `batch`, `reason`: also when a neighbour was lost or the loss was not finite
-`snapshot_written`  `boundary`, `layers`, `sha256` (a list, in the order of the layers)
+`snapshot_written`  `boundary`, `layers`, `checksum` (a list, in the order of the layers)
 `snapshot_missed`  `boundary`, `reason`, `factor`
 """
 

@@ -29,7 +29,7 @@ class Boundary:
 
     timeline: int
     number: int
-    sha256: dict[str, str]
+    checksum: dict[str, str]
     """Of each layer's file."""
     job: str = ""
     """Who wrote it, if it was another job."""
@@ -43,20 +43,20 @@ def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
     assert job.spec is not None
     found: list[Boundary] = []
     if job.checkpoint is not None:
-        hashes = {layer: file.sha256 for layer, file in job.checkpoint.files.items()}
+        hashes = {layer: file.checksum for layer, file in job.checkpoint.files.items()}
         found.append(
             Boundary(
                 timeline=job.checkpoint.timeline,
                 number=job.checkpoint.boundary,
-                sha256=hashes,
+                checksum=hashes,
                 job=job.checkpoint.origin_job,
             )
         )
     place = newest_complete(job, nodes)
     if place is not None:
         living = holders(job, place, nodes)
-        hashes = {layer: job.holders(*place, layer)[min(living[layer])].sha256 for layer in job.spec.layers}
-        found.append(Boundary(timeline=place[0], number=place[1], sha256=hashes))
+        hashes = {layer: job.holders(*place, layer)[min(living[layer])].checksum for layer in job.spec.layers}
+        found.append(Boundary(timeline=place[0], number=place[1], checksum=hashes))
     if not found:
         raise ConfigError(
             f"nothing to export yet: no boundary was written; `headway pause {job.name}` writes one", f"job {job.name}"
@@ -98,7 +98,7 @@ async def export(
                     on_layer(done, len(spec.layers))
                 key = StateKey(job, boundary.timeline, boundary.number, layer)
                 path = Path(folder) / "layer.safetensors"
-                await _fetch(client, view, key, path, sha256=boundary.sha256[layer])
+                await _fetch(client, view, key, path, checksum=boundary.checksum[layer])
                 writer.add(layer, _weights(path, replace(key, job=boundary.job or job)))
             if on_layer is not None:
                 on_layer(len(spec.layers), len(spec.layers))
@@ -107,7 +107,7 @@ async def export(
     return boundary
 
 
-async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, *, sha256: str) -> None:
+async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, *, checksum: str) -> None:
     """One file, verified, from a holder or through the first node that can get it."""
     job = view.jobs[key.job]
     holders = job.holders(key.timeline, key.boundary, key.layer)
@@ -124,9 +124,9 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
         except (PeerError, RecoveryError, DamagedFileError) as error:
             reasons.append(str(error))
             continue
-        if found == sha256:
+        if found == checksum:
             return
-        reasons.append(f"{node.name} sent SHA-256 {found[:12]}…, not {sha256[:12]}…")
+        reasons.append(f"{node.name} sent checksum {found[:12]}…, not {checksum[:12]}…")
     raise RecoveryError(str(key), "; ".join(reasons))
 
 

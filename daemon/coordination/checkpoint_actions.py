@@ -81,7 +81,7 @@ def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
     files = {}
     for part in parts_of(job):
         file = _durable(case, plan, place, part)
-        files[part] = CheckpointFile(size_bytes=file.size_bytes, sha256=file.sha256)
+        files[part] = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
     uid = job.submission.uid if job.submission is not None else ""
     url = boundary_url(fault.checkpoint_dir, job.name, timeline=place[0], boundary=place[1], uid=uid)
     before = job.checkpoint

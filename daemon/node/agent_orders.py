@@ -209,13 +209,13 @@ def _source(view: ClusterView, post: _Post, part: str, node: NodeState) -> Sourc
     living = {name: file for name, file in told.items() if _is_living(view, post.job, key, name)}
     if checkpoint is not None:
         expected = checkpoint.files[part]
-        living = {name: file for name, file in living.items() if file.sha256 == expected.sha256}
+        living = {name: file for name, file in living.items() if file.checksum == expected.checksum}
         if not living:
             return FetchState(worker.device_index, post.of, key, (), checkpoint.url, expected)
     if living:
         file = living[min(living)]
-        same = tuple(sorted(name for name in living if living[name].sha256 == file.sha256))
-        expected = CheckpointFile(size_bytes=file.size_bytes, sha256=file.sha256)
+        same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
+        expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
         return FetchState(worker.device_index, post.of, key, same, "", expected)
     if told:
         return None  # of nodes that are away: either they come back, or their records go

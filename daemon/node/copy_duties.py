@@ -8,7 +8,7 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
 from headway.daemon.node.agent_steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
 from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records import CheckpointFile, PlanRecord, StagePlan
+from headway.daemon.records import CheckpointFile, Phase, PlanRecord, StagePlan
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.supervision.worker_status import JobGeneration
 
@@ -17,7 +17,10 @@ MAX_LAG: Final = 3
 
 
 def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    """For every stage of which this node keeps copies, the oldest boundary that is not here yet and not safe yet."""
+    """For every stage of which this node keeps copies, the oldest boundary that is not here yet and not safe yet.
+
+    While a job recovers, the places are those of the plan that is being prepared.
+    """
     for job in view.jobs.values():
         plan, spec = job.plan, job.spec
         if plan is None or spec is None or node.is_behind(job):
@@ -25,9 +28,11 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
         newer = _not_restorable(job, view)
         if not newer:
             continue
-        for stage_index, buddies in enumerate(copy_places(spec, plan, view.nodes)):
+        is_recovering = job.phase.phase is Phase.RECOVERING
+        coming = job.next if is_recovering and job.next is not None else plan
+        for stage_index, buddies in enumerate(copy_places(spec, coming, view.nodes)):
             if node.name in buddies:
-                step = _oldest_missing(view, job, plan, stage_index, newer, node)
+                step = _oldest_missing(view, job, coming, stage_index, newer, node)
                 if step is not None:
                     yield step
         yield from _spacing(job, plan, newer, node)
@@ -64,8 +69,8 @@ def _oldest_missing(
 def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:
     found = job.holders(*place, part)
     first = owner.node if owner.node in others else min(others)
-    same = sorted(name for name in others if found[name].sha256 == found[first].sha256 and name != first)
-    expected = CheckpointFile(size_bytes=found[first].size_bytes, sha256=found[first].sha256)
+    same = sorted(name for name in others if found[name].checksum == found[first].checksum and name != first)
+    expected = CheckpointFile(size_bytes=found[first].size_bytes, checksum=found[first].checksum)
     return CopyFile(part, (first, *same), expected)
 
 

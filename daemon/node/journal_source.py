@@ -85,7 +85,7 @@ class JournalSource:
             for name, held in sorted(holders.items()):
                 if name not in self._view.nodes or name == self._node:
                     continue
-                expected = CheckpointFile(size_bytes=held.size_bytes, sha256=held.sha256)
+                expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
                 address, incoming = self._view.nodes[name].address, IncomingFile(str(key), path)
                 try:
                     await download(self._client, address, key, incoming, expected)

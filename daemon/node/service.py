@@ -104,7 +104,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._desk.node}")
             size_bytes, sha256 = path.stat().st_size, await asyncio.to_thread(hash_file, path)
             chunks = read_chunks(path, offset=request.offset)
-            async for chunk in _chunks(chunks, request.offset, size_bytes=size_bytes, sha256=sha256):
+            async for chunk in _chunks(chunks, request.offset, size_bytes=size_bytes, checksum=sha256):
                 yield chunk
 
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
@@ -137,7 +137,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 await self._check(key, file)
             fault_point("transfer.file", path=file.path, layer=key.layer, boundary=key.boundary, node=desk.node)
             chunks = desk.store.read(key, offset=offset)
-            async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, sha256=file.sha256):
+            async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, checksum=file.checksum):
                 fault_point(
                     "transfer.chunk", layer=key.layer, offset=chunk.offset, boundary=key.boundary, node=desk.node
                 )
@@ -168,7 +168,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         Raises RecoveryError, and lets the file go, when it is not.
         """
         try:
-            is_good = await asyncio.to_thread(content_checksum, file.path) == file.sha256
+            is_good = await asyncio.to_thread(content_checksum, file.path) == file.checksum
         except (DamagedFileError, OSError):
             is_good = False
         if not is_good:
@@ -185,7 +185,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         file = checkpoint.files[key.layer]
         url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
         chunks = read_from_checkpoint(url, key.layer, offset=offset)
-        async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, sha256=file.sha256):
+        async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, checksum=file.checksum):
             yield chunk
 
     async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
@@ -247,12 +247,12 @@ class _answering:  # noqa: N801 (reads as a statement)
 
 
 async def _chunks(
-    pieces: Iterator[bytes], offset: int, *, size_bytes: int, sha256: str
+    pieces: Iterator[bytes], offset: int, *, size_bytes: int, checksum: str
 ) -> AsyncIterator[control_pb2.Chunk]:
     """Pieces of a file as messages, read in a thread; the hash of the whole file goes with the last one."""
     while (data := await asyncio.to_thread(next, pieces, b"")) or offset >= size_bytes:
         is_last = offset + len(data) >= size_bytes
-        yield control_pb2.Chunk(data=data, offset=offset, total_bytes=size_bytes, sha256=sha256 if is_last else "")
+        yield control_pb2.Chunk(data=data, offset=offset, total_bytes=size_bytes, checksum=checksum if is_last else "")
         offset += len(data)
         if is_last:
             return

@@ -89,7 +89,7 @@ def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeStat
         generation=max((file.generation for file in files.values()), default=0),
         files={
             layer: StateFile(
-                size_bytes=files[layer].size_bytes, sha256=files[layer].sha256, is_durable=key in node.durable
+                size_bytes=files[layer].size_bytes, checksum=files[layer].checksum, is_durable=key in node.durable
             )
             for layer, key in keys.items()
         },

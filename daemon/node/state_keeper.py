@@ -70,7 +70,7 @@ class StateKeeper:
                     key,
                     Path(file.path),
                     size_bytes=file.size_bytes,
-                    sha256=file.sha256,
+                    checksum=file.checksum,
                     generation=wrote.generation,
                     uid=_uid(job),
                     has_quota=wrote.is_snapshot,

@@ -23,14 +23,19 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
 
 
 def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[tuple[str, ...], ...]:
-    """Per stage, the nodes beside its own that keep its layers; draining ones only where there is nobody else."""
-    wanted = num_copies(spec, nodes) - 1
+    """Per stage, the nodes beside its own that keep its layers; draining ones only where there is nobody else.
+
+    A stage whose own node is gone has one more: what is left of it is copied again before the next failure.
+    """
+    wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
     places = []
     for index, stage in enumerate(plan.stages):
         own = nodes.get(stage.node)
+        if own is not None and own.incarnation != stage.node_incarnation:
+            own = None
         neighbours = {other.node for other in plan.stages[max(index - 1, 0) : index + 2]}
-        candidates = [node for node in nodes.values() if node.name != stage.node and may_hold(spec, node)]
+        candidates = [node for node in nodes.values() if node is not own and may_hold(spec, node)]
 
         def rank(
             node: NodeRecord, own: NodeRecord | None = own, neighbours: set[str] = neighbours
@@ -44,7 +49,7 @@ def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]
                 natural(node.name),
             )
 
-        chosen = tuple(node.name for node in sorted(candidates, key=rank)[:wanted])
+        chosen = tuple(node.name for node in sorted(candidates, key=rank)[: wanted - (own is not None)])
         load.update(chosen)
         places.append(chosen)
     return tuple(places)

@@ -90,8 +90,8 @@ def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target
             for chunk in _read(source, offset=0):
                 file.write(chunk)
         found = content_checksum(partial)
-        if found != expected.sha256:
-            raise RecoveryError(source, f"has SHA-256 {found[:12]}…, not {expected.sha256[:12]}…")
+        if found != expected.checksum:
+            raise RecoveryError(source, f"has checksum {found[:12]}…, not {expected.checksum[:12]}…")
         partial.replace(target)
     except DamagedFileError as error:
         raise RecoveryError(source, f"is damaged: {error.reason}") from error

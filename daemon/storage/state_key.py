@@ -26,7 +26,7 @@ class StoredFile:
 
     path: Path
     size_bytes: int
-    sha256: str
+    checksum: str
     """Of its content, see stages/state_file.py."""
     generation: int = 0
     """Of the plan under which it was written or fetched."""

@@ -1,4 +1,4 @@
-"""The layer files that a node holds: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and SHA-256."""
+"""The layer files that a node holds: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and checksum."""
 
 import hashlib
 import os
@@ -89,7 +89,7 @@ class StateStore:
         path: Path,
         *,
         size_bytes: int,
-        sha256: str,
+        checksum: str,
         generation: int = 0,
         uid: str = "",
         has_quota: bool = True,
@@ -107,7 +107,7 @@ class StateStore:
         if has_quota:
             self.require_room(size_bytes, str(key), held=key)
         self._incoming.pop(key, None)
-        self._files[key] = StoredFile(path, size_bytes, sha256, generation, uid)
+        self._files[key] = StoredFile(path, size_bytes, checksum, generation, uid)
         self.on_change()
         return self._files[key]
 
@@ -207,7 +207,7 @@ class IncomingFile:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"{self._partial.parent}: {error.strerror}") from error
 
-    def verify(self, sha256: str) -> None:
+    def verify(self, checksum: str) -> None:
         """Check what is here; may run in a thread. Raises RecoveryError, and drops it, when it is something else."""
         from headway.stages.errors import DamagedFileError
         from headway.stages.state_file import content_checksum
@@ -217,9 +217,9 @@ class IncomingFile:
         except (DamagedFileError, OSError) as error:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"arrived damaged: {error}") from error
-        if found != sha256:
+        if found != checksum:
             self._partial.unlink()
-            raise RecoveryError(self._what, f"arrived with SHA-256 {found[:12]}…, not {sha256[:12]}…")
+            raise RecoveryError(self._what, f"arrived with checksum {found[:12]}…, not {checksum[:12]}…")
 
     def put_in_place(self) -> None:
         """The verified file gets its name."""

@@ -50,7 +50,7 @@ async def fetch_from_nodes(
                 key,
                 incoming.path,
                 size_bytes=expected.size_bytes,
-                sha256=expected.sha256,
+                checksum=expected.checksum,
                 generation=generation,
                 uid=uid,
             )
@@ -70,7 +70,7 @@ async def fetch_checkpointed(
     store.require_room(expected.size_bytes, str(key), held=key)
     path = store.path_of(key)
     await asyncio.to_thread(fetch_from_checkpoint, url, key.layer, expected, path)
-    store.adopt(key, path, size_bytes=expected.size_bytes, sha256=expected.sha256, generation=generation, uid=uid)
+    store.adopt(key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid)
     log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
 
 
@@ -88,7 +88,7 @@ async def _receive(
     async for chunk in _in_time(address, client.fetch_state(address, key, offset=incoming.offset)):
         incoming.append(chunk.data, offset=chunk.offset)
     try:
-        await asyncio.to_thread(incoming.verify, expected.sha256)
+        await asyncio.to_thread(incoming.verify, expected.checksum)
     except RecoveryError:
         await _let_it_check(client, address, key, expected)
         raise

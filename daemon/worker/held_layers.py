@@ -80,7 +80,7 @@ def write_layers(order: Write, session: HeldSession) -> Wrote:
         else:
             layer = session.live_layer(name, boundary)
             written = write_layer(path, layer, job=job, train=train, timeline=timeline)
-        wrote.files.add(layer=name, path=str(path), size_bytes=written.size_bytes, sha256=written.sha256)
+        wrote.files.add(layer=name, path=str(path), size_bytes=written.size_bytes, checksum=written.checksum)
     return wrote
 
 

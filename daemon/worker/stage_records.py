@@ -96,5 +96,5 @@ class StageRecords:
             "snapshot_written",
             boundary=item.boundary,
             layers=list(item.files),
-            sha256=[file.sha256 for file in item.files.values()],
+            checksum=[file.checksum for file in item.files.values()],
         )

@@ -34,6 +34,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, default=None, help="folder for the state of failing cases")
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--rate", type=float, default=RATE_PER_MINUTE, help="faults per minute")
+    parser.add_argument("--keep-all", action="store_true", help="keep the state of the others too")
     parser.add_argument("--quiet", action="store_true", help="no line per fault")
     return parser.parse_args(arguments)
 
@@ -56,7 +57,7 @@ async def main(options: argparse.Namespace) -> int:
             outcomes.append(outcome)
             for trouble in outcome.troubles:
                 say(f"  TROUBLE {trouble}")
-            if not outcome.troubles:
+            if not outcome.troubles and not options.keep_all:
                 shutil.rmtree(folder, ignore_errors=True)
     print_table(outcomes)
     return 1 if any(outcome.troubles for outcome in outcomes) else 0

@@ -112,7 +112,7 @@ class SimulatedAgents:
             if name == job.name and lineage.has(timeline, boundary):
                 is_durable = (name, timeline, boundary, part) in node.durable
                 found = files.setdefault((timeline, boundary), {})
-                found[part] = StateFile(size_bytes=1, sha256="0", is_durable=is_durable)
+                found[part] = StateFile(size_bytes=1, checksum="0", is_durable=is_durable)
         generation = plan.generation if plan is not None else job.phase.generation
         for where, parts in files.items():
             key = Keys.state(job.name, *where, node.name)

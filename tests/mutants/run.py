@@ -115,6 +115,9 @@ def plant(mutant: Mutant, tree: Path) -> str:
 
 def main(names: list[str]) -> int:
     mutants = [mutant for mutant in read_mutants() if not names or mutant.name in names]
+    if unknown := sorted(set(names) - {mutant.name for mutant in mutants}):
+        print(f"no such patch: {', '.join(unknown)}")  # noqa: T201
+        return 2
     trees: SimpleQueue[Path] = SimpleQueue()
 
     def try_one(mutant: Mutant) -> bool:

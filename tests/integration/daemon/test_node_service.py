@@ -40,12 +40,12 @@ def state_file() -> tuple[bytes, CheckpointFile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         written = write_state(path, {"weight": torch.arange(640_000, dtype=torch.float32)}, header)
-        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, sha256=written.sha256)
+        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, checksum=written.checksum)
 
 
 DATA, FILE = state_file()
 HELD_BY_B = StateRecord(
-    incarnation="b-1", generation=1, files={"head": StateFile(size_bytes=FILE.size_bytes, sha256=FILE.sha256)}
+    incarnation="b-1", generation=1, files={"head": StateFile(size_bytes=FILE.size_bytes, checksum=FILE.checksum)}
 )
 
 
@@ -63,7 +63,7 @@ class Node:
         """Put KEY's file into its store."""
         path = self.store.path_of(KEY)
         path.write_bytes(data)
-        self.store.adopt(KEY, path, size_bytes=len(data), sha256=FILE.sha256)
+        self.store.adopt(KEY, path, size_bytes=len(data), checksum=FILE.checksum)
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Network:
     async def read(self, node: Node, *, offset: int = 0, forward: bool = False) -> bytes:
         """KEY's file, as a node gives it."""
         chunks = [chunk async for chunk in self.client.fetch_state(node.address, KEY, offset=offset, forward=forward)]
-        assert chunks[-1].sha256 == FILE.sha256
+        assert chunks[-1].checksum == FILE.checksum
         assert {chunk.total_bytes for chunk in chunks} == {len(DATA)}
         return b"".join(chunk.data for chunk in chunks)
 
@@ -218,7 +218,7 @@ async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Net
 
 async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path: Path) -> None:
     """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
-    large = CheckpointFile(size_bytes=2 * len(DATA), sha256=FILE.sha256)
+    large = CheckpointFile(size_bytes=2 * len(DATA), checksum=FILE.checksum)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
         await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=large)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):

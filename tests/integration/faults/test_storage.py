@@ -62,19 +62,25 @@ async def test_checkpoint_folder_cannot_be_written(tmp_path: Path, oracle: Oracl
 
 
 async def test_restart_from_nothing_but_the_checkpoint(tmp_path: Path, oracle: Oracle) -> None:
-    """Etcd, daemons and memory are gone; a new cluster goes on from the folder."""
-    spec = faulty_job("phoenix", num_nodes=2, batches=400)
+    """Etcd, daemons and memory are gone; a new cluster goes on from the folder, as the same job and as a child."""
+    spec = faulty_job("phoenix", num_nodes=2, batches=32)
     target = tmp_path / "checkpoints"
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     async with ground(tmp_path / "one", num_nodes=2) as field:
+        field.arm(at_operation(0, 20, do="stop"))
         await submit(field.session, spec)
-        await field.until(lambda _, job: job.checkpoint is not None and job.checkpoint.boundary >= 16, "phoenix")
+        await field.until(lambda _, job: job.checkpoint is not None and job.checkpoint.boundary >= 8, "phoenix")
         for node in field.cluster.nodes:
             field.cluster.remove_node(node.name)
-    async with ground(tmp_path / "two", num_nodes=2) as field:
-        manifest = read_checkpoint(str(target / "phoenix"))
-        await submit(field.session, manifest.spec, checkpoint=begin_with(manifest), generation=manifest.generation)
-        outcome = await field.wait(spec)
-    outcome.assert_exact(oracle, strikes=0)
+    manifest = read_checkpoint(str(target / "phoenix"))
+    assert 8 <= manifest.checkpoint.boundary <= 16
+    child = replace(manifest.spec, job=replace(spec.job, name="child"))
+    async with ground(tmp_path / "two", num_nodes=2, num_spares=0) as field:
+        for again in (manifest.spec, child):
+            await submit(field.session, again, checkpoint=begin_with(manifest), generation=manifest.generation)
+            outcome = await field.wait(again)
+            outcome.assert_exact(oracle, strikes=0)
+            assert outcome.job.submission is not None
+            assert outcome.job.submission.parent == f"phoenix, boundary {manifest.checkpoint.boundary}"

@@ -39,7 +39,7 @@ def test_a_worker_goes_back_in_its_own_process(
     case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "timeline-1"))
     wrote = worker.expect("snapshot")
     assert (wrote.generation, wrote.timeline, wrote.boundary) == (1, 1, 10)
-    assert {file.layer: file.sha256 for file in wrote.files} == {
+    assert {file.layer: file.checksum for file in wrote.files} == {
         layer: content_checksum(Path(path)) for layer, path in files_of(wrote).items()
     }
     assert worker.expect("snapshot").boundary == 20

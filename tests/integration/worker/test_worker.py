@@ -36,7 +36,7 @@ def assert_equals_reference(case: Case, worker: Worker, wrote: list[control_pb2.
     assert files.keys() == {*case.spec.layers, "journal"}
     for file in files.values():
         path = Path(file.path)
-        assert (path.stat().st_size, content_checksum(path)) == (file.size_bytes, file.sha256)
+        assert (path.stat().st_size, content_checksum(path)) == (file.size_bytes, file.checksum)
     for layer, expected in weights.items():
         _, tensors = read_state(Path(files[layer].path))
         for name, tensor in expected.items():

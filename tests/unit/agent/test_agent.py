@@ -122,7 +122,7 @@ class Scene:
             path = folder / f"{part}.safetensors"
             path.write_bytes(b"s" * size_bytes)
             files.append(
-                control_pb2.WrittenFile(layer=part, path=str(path), size_bytes=size_bytes, sha256=f"sha-{part}")
+                control_pb2.WrittenFile(layer=part, path=str(path), size_bytes=size_bytes, checksum=f"sha-{part}")
             )
         wrote = control_pb2.Wrote(
             job="j", generation=1, boundary=boundary, files=files, timeline=timeline, is_snapshot=True
@@ -178,7 +178,7 @@ async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) ->
         await scene.until(lambda: scene.registered(20) is not None)
         record = scene.registered(20)
         assert record is not None
-        assert record.files == {part: StateFile(size_bytes=5, sha256=f"sha-{part}") for part in PARTS}
+        assert record.files == {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS}
         scene.lease_id = 2
         scene.etcd.revision += 1
         scene.etcd.show(state_key(20), None)
@@ -274,6 +274,6 @@ def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
     wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
     path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
     path.write_bytes(b"s" * 2000)
-    wrote.files.add(layer="head", path=str(path), size_bytes=2000, sha256="x")
+    wrote.files.add(layer="head", path=str(path), size_bytes=2000, checksum="x")
     assert scene.agent.worker_wrote(wrote) == ""
     assert [file.path for file in scene.store.contents.values()] == [path]

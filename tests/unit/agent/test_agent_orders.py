@@ -115,7 +115,8 @@ def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:
 def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), generation: int = 0) -> StateRecord:
     """What etcd says of such files on node `name`."""
     files = {
-        layer: StateFile(size_bytes=10, sha256=f"sha-{layer}", is_durable=layer in durable) for layer in sorted(layers)
+        layer: StateFile(size_bytes=10, checksum=f"sha-{layer}", is_durable=layer in durable)
+        for layer in sorted(layers)
     }
     return StateRecord(incarnation=f"{name}-1", generation=generation, files=files)
 
@@ -278,7 +279,7 @@ def test_layers_that_came_are_fetched_from_their_holders_first() -> None:
     view = view_of(job(plan=after, workers=workers, state=state))
     status = worker().did_prepare(G2)
     assert of_kind(next_steps(view, node(status, name="b")), FetchState) == [
-        FetchState(0, G2, StateKey("j", 1, 5, part), ("a",), "", CheckpointFile(size_bytes=10, sha256=f"sha-{part}"))
+        FetchState(0, G2, StateKey("j", 1, 5, part), ("a",), "", CheckpointFile(size_bytes=10, checksum=f"sha-{part}"))
         for part in parts
     ]
     (start,) = of_kind(next_steps(view, node(status, name="b", held=held(*parts))), OrderStart)
@@ -353,7 +354,7 @@ def test_a_removed_job_leaves_nothing() -> None:
 def test_a_job_starts_from_its_checkpoint() -> None:
     """Source checkpoint: files are fetched from its folder with the hashes of its record; a gap is a failure."""
     resumed = plan(1, ("a", LAYERS), source="checkpoint", boundary=5)
-    files = {part: CheckpointFile(size_bytes=10, sha256=f"sha-{part}") for part in (*LAYERS, JOURNAL)}
+    files = {part: CheckpointFile(size_bytes=10, checksum=f"sha-{part}") for part in (*LAYERS, JOURNAL)}
     checkpoint = CheckpointRecord(timeline=1, boundary=5, url="c/j/5", files=files)
     workers = {(1, 0): record(WorkerState.READY)}
     status = worker().did_prepare(G1)

@@ -11,6 +11,8 @@ from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.records import (
     CheckpointFile,
     NodeRecord,
+    Phase,
+    PhaseRecord,
     PlanRecord,
     SpecRecord,
     StagePlan,
@@ -36,7 +38,7 @@ PLAN = PlanRecord(
 
 
 def told(name: str, *parts: str) -> StateRecord:
-    files = {part: StateFile(size_bytes=10, sha256=f"sha-{part}") for part in parts}
+    files = {part: StateFile(size_bytes=10, checksum=f"sha-{part}") for part in parts}
     return StateRecord(incarnation=f"{name}-1", generation=3, files=files)
 
 
@@ -62,7 +64,7 @@ def node(*held: tuple[int, str], **fields: object) -> NodeState:
 
 def copies(boundary: int, *parts: str, timeline: int = 3) -> FetchCopies:
     """Copies of b's parts."""
-    files = tuple(CopyFile(part, ("b",), CheckpointFile(size_bytes=10, sha256=f"sha-{part}")) for part in parts)
+    files = tuple(CopyFile(part, ("b",), CheckpointFile(size_bytes=10, checksum=f"sha-{part}")) for part in parts)
     return FetchCopies("j", 3, timeline, boundary, 1, files)
 
 
@@ -119,3 +121,25 @@ def test_snapshots_are_spaced_out_when_copies_lag() -> None:
     told_once = {G3: Spacing(2, 80)}
     assert spaced((20, 40, 60, 80, 120), spacings=told_once) == []
     assert spaced((20, 40, 60, 80, 120, 160, 200, 240), spacings=told_once) == [OrderSpaceSnapshots(0, G3, 4, 240)]
+
+
+def test_what_a_lost_owner_leaves_is_copied_again() -> None:
+    """The back's owner b is gone, and c alone has its files: a fetches them before c is lost too."""
+    job_view = view({(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK), "c": told("c", *FRONT, *BACK)}})
+    nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
+    (step,) = copy_steps(replace(job_view, nodes=nodes), node((40, "embed"), (40, "block.0")))
+    assert isinstance(step, FetchCopies)
+    assert (step.stage_index, [file.layer for file in step.files]) == (1, ["head", JOURNAL])
+    assert {file.holders for file in step.files} == {("c",)}
+
+
+def test_a_recovering_job_is_copied_for_the_plan_to_come() -> None:
+    """c takes the back over from b, which is gone: a, its buddy, fetches what c alone has."""
+    job_view = view({(3, 40): {"a": told("a", *FRONT), "c": told("c", *FRONT, *BACK)}})
+    nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
+    back = replace(PLAN.stages[1], node="c", node_incarnation="c-1")
+    coming = replace(PLAN, generation=4, timeline=4, stages=(PLAN.stages[0], back))
+    job = replace(job_view.jobs["j"], phase=PhaseRecord(phase=Phase.RECOVERING), next=coming)
+    (step,) = copy_steps(replace(job_view, jobs={"j": job}, nodes=nodes), node((40, "embed"), (40, "block.0")))
+    assert isinstance(step, FetchCopies)
+    assert [file.layer for file in step.files] == ["head", JOURNAL]

@@ -69,7 +69,7 @@ def view(of: JobView | None) -> ClusterView:
 
 def told(name: str, *parts: str) -> StateRecord:
     """What node `name` has registered."""
-    files = {part: StateFile(size_bytes=10, sha256=f"sha-{part}") for part in sorted(parts)}
+    files = {part: StateFile(size_bytes=10, checksum=f"sha-{part}") for part in sorted(parts)}
     return StateRecord(incarnation=f"{name}-1", generation=3, files=files)
 
 

@@ -21,7 +21,7 @@ def write(folder: Path, boundary: int, *, timeline: int = 1, job: str = "demo", 
     place = folder / f"{timeline:08d}-{boundary:010d}"
     place.mkdir(parents=True)
     (place / "embed.safetensors").write_bytes(b"x" * 10)
-    files = {"embed": CheckpointFile(size_bytes=10, sha256="y")}
+    files = {"embed": CheckpointFile(size_bytes=10, checksum="y")}
     record = CheckpointRecord(timeline=timeline, boundary=boundary, url="checkpoints/old", files=files, **more)
     told = {"format": 1, "job": job, "generation": 7, "spec": to_builtins(SPEC), **to_builtins(record)}
     (place / "manifest.json").write_bytes(encode(told))

@@ -37,7 +37,7 @@ class Writer:
 
     def hold(self, boundary: int, node: str, parts: tuple[str, ...] = PARTS, trouble: str = "") -> None:
         """A node holds parts of a boundary of the plan's timeline."""
-        files = {part: StateFile(size_bytes=1, sha256="x") for part in parts}
+        files = {part: StateFile(size_bytes=1, checksum="x") for part in parts}
         record = StateRecord(incarnation=f"{node}-1", generation=3, files=files, trouble=trouble)
         self.put(Keys.state("demo", 1, boundary, node), record)
 

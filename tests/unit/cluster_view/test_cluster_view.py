@@ -55,7 +55,7 @@ def test_every_record_of_a_job_finds_its_place() -> None:
     put(view, Keys.of("j", "plan"), plan, 1)
     put(view, Keys.worker("j", 3, 0), WORKER, 2)
     put(view, Keys.worker("j", 2, 0), WORKER, 3)
-    file = StateFile(size_bytes=1, sha256="x")
+    file = StateFile(size_bytes=1, checksum="x")
     state = StateRecord(incarnation="a-1", generation=3, files={"block.0": file})
     put(view, Keys.state("j", 2, 40, "a"), state, 4)
     job = view.jobs["j"]

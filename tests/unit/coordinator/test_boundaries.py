@@ -55,7 +55,7 @@ NODES = {
 
 def told(name: str, *parts: str, of: str = "") -> StateRecord:
     """What a node holds; files that differ in `of` differ in their content."""
-    files = {part: StateFile(size_bytes=10, sha256=f"{of}{part}") for part in parts}
+    files = {part: StateFile(size_bytes=10, checksum=f"{of}{part}") for part in parts}
     return StateRecord(incarnation=f"{name}-1", generation=3, files=files)
 
 

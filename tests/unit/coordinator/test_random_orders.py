@@ -16,6 +16,7 @@ JOBS = ("first", "second")
 KIND = ("join", "join", "drain", "pause", "resume", "elect")
 CRUEL = (*KIND, "crash", "expire", "fail", "fail", "fail", "again", "lapse", "no spare", "spare", "leader", "cancel")
 EVENTS_A_MINUTE = 100_000
+BLOCKS = [*range(4), *(pytest.param(block, marks=pytest.mark.slow) for block in range(4, 20))]
 
 
 def chaos(
@@ -111,7 +112,7 @@ def finish(cluster: SimulatedCluster, seed: int) -> None:
     assert {cluster.phase(job).phase for job in JOBS} == {Phase.FINISHED}, seed
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_without_failures_every_job_finishes(block: int) -> None:
     """Joins, drains, pauses, elections, in any order, seen late, twice and disorderly: all batches, no failure."""
     for seed in range(block * 8, block * 8 + 8):
@@ -122,7 +123,7 @@ def test_without_failures_every_job_finishes(block: int) -> None:
         assert {cluster.phase(job).phase for job in JOBS} == {Phase.FINISHED}, seed
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_with_failures_every_job_finishes(block: int) -> None:
     """Deaths of nodes, workers and leaders, lapsed leases: jobs recover by themselves, and finish."""
     for seed in range(block * 10, block * 10 + 10):
@@ -131,9 +132,10 @@ def test_with_failures_every_job_finishes(block: int) -> None:
         finish(cluster, seed)
 
 
-def test_etcd_from_an_older_backup_again_and_again() -> None:
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 8))])
+def test_etcd_from_an_older_backup_again_and_again(block: int) -> None:
     """Besides, etcd is put back to an older state now and then: generations rise on, pasts are never mixed."""
-    for seed in range(10):
+    for seed in range(block * 10, block * 10 + 10):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=400, chance=chance, may_crash=True, may_restore=True)
         finish(cluster, seed)

@@ -27,7 +27,7 @@ def state_file() -> tuple[bytes, CheckpointFile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         written = write_state(path, {"weight": torch.arange(500, dtype=torch.float32)}, header)
-        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, sha256=written.sha256)
+        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, checksum=written.checksum)
 
 
 DATA, FILE = state_file()

@@ -24,10 +24,10 @@ def state_file() -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         written = write_state(path, {"weight": torch.arange(1700, dtype=torch.float32)}, header)
-        return path.read_bytes(), written.sha256
+        return path.read_bytes(), written.checksum
 
 
-DATA, SHA256 = state_file()
+DATA, CHECKSUM = state_file()
 
 
 @pytest.fixture
@@ -37,19 +37,19 @@ def store(tmp_path: Path) -> StateStore:
     return store
 
 
-def receive(store: StateStore, data: bytes, *, sha256: str, key: StateKey = KEY) -> None:
+def receive(store: StateStore, data: bytes, *, checksum: str, key: StateKey = KEY) -> None:
     """Bring a file in, in two chunks."""
     incoming = store.receive(key, size_bytes=len(data))
     incoming.append(data[:100], offset=0)
     incoming.append(data[100:], offset=100)
-    incoming.verify(sha256)
+    incoming.verify(checksum)
     incoming.put_in_place()
-    store.adopt(key, incoming.path, size_bytes=len(data), sha256=sha256)
+    store.adopt(key, incoming.path, size_bytes=len(data), checksum=checksum)
 
 
 def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) -> None:
     """Two chunks make a file; a reader that resumes at byte 7 gets the rest."""
-    receive(store, DATA, sha256=SHA256)
+    receive(store, DATA, checksum=CHECKSUM)
     assert b"".join(store.read(KEY, offset=7)) == DATA[7:]
     assert store.size_bytes == len(DATA)
 
@@ -57,15 +57,15 @@ def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) ->
 def test_altered_bytes_are_refused_and_dropped(store: StateStore) -> None:
     """One byte differs: the file is refused, and the next attempt begins at 0."""
     with pytest.raises(RecoveryError, match="arrived damaged"):
-        receive(store, DATA[:-1] + b"!", sha256=SHA256)
+        receive(store, DATA[:-1] + b"!", checksum=CHECKSUM)
     assert store.get(KEY) is None
     assert store.receive(KEY, size_bytes=len(DATA)).offset == 0
 
 
 def test_a_whole_file_of_other_content_is_refused(store: StateStore) -> None:
     """It is sound, and not the one that was registered."""
-    with pytest.raises(RecoveryError, match="arrived with SHA-256"):
-        receive(store, DATA, sha256="f" * 64)
+    with pytest.raises(RecoveryError, match="arrived with checksum"):
+        receive(store, DATA, checksum="f" * 64)
     assert store.get(KEY) is None
 
 
@@ -108,7 +108,7 @@ def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: pytest.M
 
 def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
     """Of 10000 bytes most are held: 7000 more are refused with the figures; replacing the same file is fine."""
-    receive(store, DATA, sha256=SHA256)
+    receive(store, DATA, checksum=CHECKSUM)
     with pytest.raises(RecoveryError, match=f"would hold {len(DATA) + 7000} bytes, and store_quota_bytes allows 10000"):
         store.require_room(7000, "block.0")
     store.require_room(7000, "head", held=KEY)
@@ -116,7 +116,7 @@ def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
 
 def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tmp_path: Path) -> None:
     """Beside a held file and one on its way in lie an old stray one and one that is just being written."""
-    receive(store, DATA, sha256=SHA256)
+    receive(store, DATA, checksum=CHECKSUM)
     awaited = replace(KEY, layer="embed")
     store.receive(awaited, size_bytes=10).append(b"part", offset=0)
     folder = store.directory_of("j", 1, 7)
@@ -134,7 +134,7 @@ def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:
     """A file is taken in, and let go: each is told once; letting go of what is not held is nothing."""
     told: list[int] = []
     store.on_change = lambda: told.append(len(store.contents))
-    receive(store, DATA, sha256=SHA256)
+    receive(store, DATA, checksum=CHECKSUM)
     store.delete(KEY)
     store.delete(KEY)
     assert told == [1, 0]
@@ -145,14 +145,14 @@ def test_a_written_file_of_another_size_is_not_adopted(store: StateStore) -> Non
     path = store.path_of(KEY)
     path.write_bytes(b"abc")
     with pytest.raises(RecoveryError, match="has 3 bytes, not the 10"):
-        store.adopt(KEY, path, size_bytes=10, sha256=SHA256)
+        store.adopt(KEY, path, size_bytes=10, checksum=CHECKSUM)
     with pytest.raises(RecoveryError, match="No such file"):
-        store.adopt(KEY, path.with_name("none"), size_bytes=10, sha256=SHA256)
+        store.adopt(KEY, path.with_name("none"), size_bytes=10, checksum=CHECKSUM)
 
 
 def test_deleting_removes_empty_folders(store: StateStore, tmp_path: Path) -> None:
     """The last file of a job goes, and its folders with it."""
-    receive(store, DATA, sha256=SHA256)
+    receive(store, DATA, checksum=CHECKSUM)
     store.delete(KEY)
     store.delete(KEY)
     assert list((tmp_path / "store").iterdir()) == []

@@ -78,7 +78,7 @@ def test_a_snapshot_is_what_a_stop_would_have_written(tmp_path: Path, name: str,
         save_all(tmp_path / f"stop-{boundary}", job, layers, journal)
         assert_equal_files(plan.folder / str(boundary), tmp_path / f"stop-{boundary}", job)
         sums = {
-            layer: file.sha256
+            layer: file.checksum
             for ended in pipeline.ended
             if ended.boundary == boundary
             for layer, file in ended.files.items()
