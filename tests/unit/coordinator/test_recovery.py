@@ -95,7 +95,9 @@ def test_second_failure_while_recovering_makes_another_plan() -> None:
     cluster.calm(max_rounds=2)
     cluster.fail_worker("b")
     cluster.nodes["a"].workers[0].hangs = False
+    failed_at = cluster.now
     after = recovered(cluster)
+    assert cluster.now - failed_at < PREPARE_DEADLINE_S / 10, "at once, not when it is late"
     assert (after.generation, after.timeline, after.boundary) == (3, 3, 4)
     assert after.ancestry == ((1, 4),)
     assert cluster.phase("first").failures.num_deaths == 2
