@@ -122,6 +122,21 @@ def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
     return frozenset(keep)
 
 
+def depends_on(job: JobView, nodes: Mapping[str, NodeRecord], name: str) -> bool:
+    """Whether a job that trains would go back further if a node were gone now, with all that drain.
+
+    Its next snapshot ends that, so a job that takes none waits for nothing.
+    """
+    if job.plan is None or job.spec is None or not job.spec.fault.snapshot_every:
+        return False
+    newest = newest_complete(job, nodes)
+    if newest is None or (job.checkpoint is not None and job.checkpoint.boundary >= newest[1]):
+        return False
+    staying = {other: node for other, node in nodes.items() if other != name and not node.is_draining}
+    found = newest_complete(job, staying)
+    return bool(staying) and (found is None or _age(found) < _age(newest))
+
+
 def pinned(job: JobView) -> Iterable[Place]:
     """What plans load from, while a worker may still have to; and the boundary of a stop."""
     for plan in (job.plan, job.next):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from headway.daemon.coordination.boundaries import depends_on
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.coordinator import decide
@@ -129,7 +130,7 @@ class Membership:
             await asyncio.shield(supervisor.stop())
 
     async def drain(self) -> None:
-        """Ask for plans without this node, and return when no plan names it or needs a file of its store.
+        """Ask for plans without this node, and return when no plan names it, or needs a file that it alone has.
 
         A leader stays until no plan of any job names a draining node: else nobody would end those jobs in good order.
         While etcd is away this waits, for as long as it is let.
@@ -151,6 +152,8 @@ class Membership:
         if own is None or not own.is_draining:
             return True  # the coordinator may not have seen our wish yet
         if is_named(view, name, self.incarnation) or is_awaited(view, self._house.store.contents):
+            return True
+        if any(depends_on(job, view.nodes, name) for job in view.jobs.values()):
             return True
         draining = [node for node in view.nodes.values() if node.is_draining]
         return self._leadership.is_leading and any(is_named(view, node.name, node.incarnation) for node in draining)

@@ -7,6 +7,7 @@ import pytest
 from headway.daemon.coordination.boundaries import (
     JOURNAL,
     copier,
+    depends_on,
     due_checkpoint,
     fewest_holders,
     kept,
@@ -183,3 +184,15 @@ def test_copies_that_lag_do_not_fill_the_store() -> None:
     found = kept(job(state), NODES)
     assert {(3, 40), (3, 1020)} <= found
     assert len(found) <= 6
+
+
+def test_a_node_stays_while_a_job_would_go_back_further_without_it() -> None:
+    """a alone has the front of 60. It may go once b has a copy, a checkpoint is as new, or 80 is complete without a."""
+    state = {(3, 40): both(*PARTS), (3, 60): {"a": told("a", *FRONT), "b": told("b", *BACK)}}
+    assert [depends_on(job(state), NODES, name) for name in "ab"] == [True, True]
+    assert not depends_on(job(state, checkpoint=CheckpointRecord(timeline=3, boundary=60, url="c")), NODES, "a")
+    assert not depends_on(job(state | {(3, 80): {"b": told("b", *PARTS)}}), NODES, "a")
+    assert not depends_on(job(state | {(3, 60): {"a": told("a", *FRONT), "b": told("b", *PARTS)}}), NODES, "a")
+    assert not depends_on(job(state), {"a": NODES["a"]}, "a"), "nobody is left who could take over"
+    going = NODES | {"b": replace(NODES["b"], is_draining=True), "c": replace(NODES["a"], name="c", incarnation="c-1")}
+    assert depends_on(job(state | {(3, 60): {"a": told("a", *FRONT), "b": told("b", *PARTS)}}), going, "a")
