@@ -66,6 +66,12 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
                 )
             if reply.events:
                 yield WatchBatch(tuple(map(_key_event, reply.events)))
+    except asyncio.CancelledError as error:
+        # grpc says so too when the call was cancelled and not we: a watch must never end in silence.
+        if (ours := asyncio.current_task()) is not None and ours.cancelling():
+            raise
+        connection.leave(endpoint)
+        raise StoreUnreachableError(f"etcd at {endpoint}", "the watch was cancelled") from error
     except grpc.aio.AioRpcError as error:
         connection.leave(endpoint)
         if is_silence(error):
@@ -119,14 +125,18 @@ async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -
 
 
 async def _next(call: WatchCall, target: str) -> object:
-    """The next reply, or EOF. A server that is quiet is asked for its progress; it answers at once, if it lives."""
-    tasks = {reading := asyncio.create_task(call.read())}
+    """The next reply, or EOF. A server that is quiet is asked for its progress; it answers at once, if it lives.
+
+    A question that is under way is never cancelled while the watch goes on: grpc would cancel the whole call.
+    """
+    reading = asyncio.create_task(call.read())
+    tasks: list[asyncio.Task[Any]] = [reading]
     try:
-        done, _ = await asyncio.wait(tasks, timeout=QUIET_S)
+        done, _ = await asyncio.wait({reading}, timeout=QUIET_S)
         if not done:
-            tasks.add(asyncio.create_task(_ask_for_progress(call)))
-            done, _ = await asyncio.wait({reading}, timeout=SILENT_S)
-        if not done:
+            tasks.append(asyncio.create_task(_ask_for_progress(call)))
+            done, _ = await asyncio.wait(tasks, timeout=SILENT_S, return_when=asyncio.ALL_COMPLETED)
+        if len(done) < len(tasks):
             raise StoreUnreachableError(target, f"said nothing for {QUIET_S + SILENT_S:g} s")
         return reading.result()
     finally:

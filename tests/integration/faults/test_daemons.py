@@ -187,7 +187,7 @@ async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
     (folder / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() + 3600.0\n")
     spec = faulty_job("clock", num_nodes=2)
     async with ground(tmp_path, num_nodes=1) as field:
-        await field.cluster.add_node(environment={"PYTHONPATH": str(folder)})
+        await field.cluster.add_node(environment={"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"})
         outcome = await field.train(spec, at_operation(1, 10), at_operation(0, 14))
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 

@@ -1,0 +1,70 @@
+"""A watch lives as long as its call, and whoever reads it is told of its end, whatever grpc makes of a cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from headway.daemon.errors import StoreUnreachableError
+from headway.daemon.etcd import watch
+from headway.daemon.etcd.connection import EtcdConnection
+from headway.proto import etcd_pb2
+
+
+class Call:
+    """As grpc's: cancelling what is being written cancels the call."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self.has_answered = asyncio.Event()
+
+    async def read(self) -> etcd_pb2.WatchResponse:
+        """An event comes while the question is still being written."""
+        await self.has_answered.wait()
+        return etcd_pb2.WatchResponse(watch_id=7)
+
+    async def write(self, request: etcd_pb2.WatchRequest) -> None:
+        """Takes longer than the event."""
+        assert request.WhichOneof("request_union") == "progress_request"
+        self.has_answered.set()
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+
+
+async def test_an_event_during_the_question_does_not_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked whether it is there, and speaks before the question is out: the call goes on."""
+    monkeypatch.setattr(watch, "QUIET_S", 0.01)
+    call = Call()
+    reply = await watch._next(cast(Any, call), "etcd")
+    assert isinstance(reply, etcd_pb2.WatchResponse)
+    assert reply.watch_id == 7
+    assert not call.is_cancelled
+
+
+class Connection:
+    """To nobody."""
+
+    endpoint = "nowhere:1"
+    left = ""
+
+    def leave(self, endpoint: str) -> None:
+        """It was no good."""
+        self.left = endpoint
+
+
+async def test_a_call_that_somebody_else_cancelled_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation that was not asked of the task that watches must not end it without a word."""
+
+    async def cancelled(*_: object) -> AsyncIterator[etcd_pb2.WatchResponse]:
+        raise asyncio.CancelledError
+        yield
+
+    monkeypatch.setattr(watch, "_stream_with_login", cancelled)
+    connection = Connection()
+    with pytest.raises(StoreUnreachableError, match="the watch was cancelled"):
+        await anext(watch.watch(cast(EtcdConnection, connection), "/", from_revision=1))
+    assert connection.left == "nowhere:1"
