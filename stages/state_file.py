@@ -4,8 +4,8 @@ The layout is that of safetensors (8 bytes header length, JSON header, data), so
 because the same content must give the same bytes on every node, and the library orders metadata at random.
 
 `content_checksum` in the metadata covers the other metadata, the index of tensors and the data. It is computed once,
-while the data is written, and put into the room that the header has left for it; nodes compare the same checksum. It is XXH3
-of 128 bits: against accidents. Forgers are kept out by the nodes' certificates.
+while the data is written, and put into the room that the header has left for it; nodes compare the same checksum. It is
+XXH3 of 128 bits: against accidents. Forgers are kept out by the nodes' certificates.
 """
 
 import json
