@@ -5,7 +5,7 @@ A copy should survive what kills the original: another host comes first, then a 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.device_order import natural
@@ -36,20 +36,35 @@ def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]
             own = None
         neighbours = {other.node for other in plan.stages[max(index - 1, 0) : index + 2]}
         candidates = [node for node in nodes.values() if node is not own and may_hold(spec, node)]
-
-        def rank(
-            node: NodeRecord, own: NodeRecord | None = own, neighbours: set[str] = neighbours
-        ) -> tuple[bool, bool, bool, bool, int, tuple[str | int, ...]]:
-            return (
-                node.is_draining,
-                own is not None and node.host == own.host,
-                node.name in neighbours,
-                own is not None and node.site != own.site,
-                load[node.name],
-                natural(node.name),
-            )
-
-        chosen = tuple(node.name for node in sorted(candidates, key=rank)[: wanted - (own is not None)])
+        holders = [own] if own is not None else []
+        while candidates and len(holders) < wanted:
+            hosts = {node.host for node in holders}
+            best = _best(candidates, own=own, hosts=hosts, neighbours=neighbours, load=load)
+            candidates.remove(best)
+            holders.append(best)
+        chosen = tuple(node.name for node in holders if node is not own)
         load.update(chosen)
         places.append(chosen)
     return tuple(places)
+
+
+def _best(
+    candidates: Sequence[NodeRecord],
+    *,
+    own: NodeRecord | None,
+    hosts: Set[str],
+    neighbours: Set[str],
+    load: Mapping[str, int],
+) -> NodeRecord:
+    """Where one more copy goes. hosts: the machines that have one; load: copies of other stages by node."""
+    return min(
+        candidates,
+        key=lambda node: (
+            node.is_draining,
+            node.host in hosts,
+            node.name in neighbours,
+            own is not None and node.site != own.site,
+            load[node.name],
+            natural(node.name),
+        ),
+    )

@@ -52,6 +52,12 @@ def test_a_copy_is_on_another_machine_where_there_is_one() -> None:
     assert places("a", node("a", host="m"), node("b", host="m")) == (("b",),)
 
 
+def test_no_two_copies_are_on_one_machine_where_there_are_more() -> None:
+    """Three copies of a: b and c share a machine, d has its own: two machines may be lost, and one copy is left."""
+    nodes = [node("a"), node("b", host="m"), node("c", host="m"), node("d")]
+    assert places("a", *nodes, copies=3) == (("b", "d"),)
+
+
 def test_a_copy_is_away_from_the_neighbouring_stages() -> None:
     """Of four stages in a row, each has its copy two stages on; a node without a stage is as good."""
     first, second, third, fourth = places("abcd", *(node(name) for name in "abcd"))
