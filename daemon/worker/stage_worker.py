@@ -414,7 +414,7 @@ class StageWorker:
                 is_snapshot=True,
             )
             for layer, file in item.files.items():
-                wrote.files.add(layer=layer, path=str(file.path), size_bytes=file.size_bytes, checksum=file.sha256)
+                wrote.files.add(layer=layer, path=str(file.path), size_bytes=file.size_bytes, checksum=file.checksum)
             self._records.snapshot_written(item)
             self._report(Report(wrote=wrote))
             if factor == self._told_factor:
