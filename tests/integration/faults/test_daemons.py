@@ -17,7 +17,11 @@ from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)],
+    ids=["first", "middle", "last"],
+)
 async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None:
     """Daemon, worker and files of a node are gone at once: the copies on other nodes serve."""
     outcome = await field.train(faulty_job(f"daemon-{stage}"), at_operation(stage, 10, do="kill_parent"))
@@ -38,6 +42,7 @@ async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
     outcome.assert_exact(oracle, hit=frozenset({leader.node}))
 
 
+@pytest.mark.slow
 async def test_daemon_sigstop(field: Ground, oracle: Oracle) -> None:
     """A daemon that hangs loses its lease; its worker, alive, is replaced with it, and both come back harmless."""
     spec = faulty_job("daemon-stop", batches=120)
@@ -56,7 +61,7 @@ async def test_daemon_sigstop(field: Ground, oracle: Oracle) -> None:
     outcome.assert_exact(oracle)
 
 
-@pytest.mark.parametrize("copies", [2, 3])
+@pytest.mark.parametrize("copies", [2, pytest.param(3, marks=pytest.mark.slow)])
 async def test_two_machines_at_once(field: Ground, oracle: Oracle, copies: int) -> None:
     """With two copies the checkpoint serves, with three a buddy does."""
     spec = faulty_job(f"two-{copies}")
@@ -69,6 +74,7 @@ async def test_two_machines_at_once(field: Ground, oracle: Oracle, copies: int) 
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(note["node"] for note in outcome.struck))
 
 
+@pytest.mark.slow
 async def test_donor_dies_in_the_middle_of_a_transfer(field: Ground, oracle: Oracle) -> None:
     """The node that hands over a lost node's layers is killed while it does."""
     spec = faulty_job("donor")
@@ -78,6 +84,7 @@ async def test_donor_dies_in_the_middle_of_a_transfer(field: Ground, oracle: Ora
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_coordinator_dies_between_a_plan_and_its_start(field: Ground, oracle: Oracle) -> None:
     """The leader is killed right after it has written the recovery's plan."""
     wrote = {"at": "leader.wrote", "when": {"phase": "recovering"}, "do": "kill"}
@@ -85,6 +92,7 @@ async def test_coordinator_dies_between_a_plan_and_its_start(field: Ground, orac
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_coordinator_dies_before_it_writes_a_plan(field: Ground, oracle: Oracle) -> None:
     """The leader is killed when it has decided and not written."""
     before = {"at": "leader.before_write", "when": {"phase": "recovering"}, "do": "kill"}
@@ -92,15 +100,8 @@ async def test_coordinator_dies_before_it_writes_a_plan(field: Ground, oracle: O
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param("preparing", marks=pytest.mark.slow),
-        pytest.param("running", marks=pytest.mark.slow),
-        pytest.param("stopping", marks=pytest.mark.slow),
-        pytest.param("finished", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["preparing", "running", "stopping", "finished"])
 async def test_leader_is_killed_in_each_phase(field: Ground, oracle: Oracle, phase: str) -> None:
     """Right after it has written that the job is in this phase: the next leader goes on from there."""
     spec = faulty_job(f"phase-{phase}")
@@ -131,6 +132,7 @@ async def test_leader_is_killed_in_a_planned_change(field: Ground, oracle: Oracl
     outcome.assert_exact(oracle, hit=frozenset(note["node"] for note in outcome.struck))
 
 
+@pytest.mark.slow
 async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
     """The same node dies three times as soon as it is back."""
     spec = faulty_job("flap", batches=200)
@@ -148,6 +150,7 @@ async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_all_nodes_killed_at_once(field: Ground, oracle: Oracle) -> None:
     """Nothing is left but the checkpoint; the daemons come back, and the job goes on by itself."""
     spec = faulty_job("all", batches=60)
@@ -163,6 +166,7 @@ async def test_all_nodes_killed_at_once(field: Ground, oracle: Oracle) -> None:
     assert any("checkpoint" in event.text for event in outcome.job.events.values())
 
 
+@pytest.mark.slow
 async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> None:
     """The only other node dies and stays away: the job says what it waits for, and goes on when one comes."""
     spec = faulty_job("wait", batches=300, num_nodes=2)
@@ -180,6 +184,7 @@ async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> N
     outcome.assert_exact(oracle, strikes=0, hit=frozenset({"node-2"}))
 
 
+@pytest.mark.slow
 async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
     """Times in records are for people: a node whose clock is wrong trains, leads, fails and recovers like any other."""
     folder = tmp_path / "an-hour-ahead"

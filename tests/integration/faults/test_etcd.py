@@ -32,6 +32,7 @@ async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: O
     assert len(set(outcome.result.generations)) == 1, "somebody was planned anew"
 
 
+@pytest.mark.slow
 async def test_etcd_away_while_a_worker_dies(field: Ground, oracle: Oracle) -> None:
     """Nothing can be decided; the others keep their state, and all goes on when etcd is back."""
     spec = faulty_job("away-death", batches=80)
@@ -48,6 +49,7 @@ async def test_etcd_away_while_a_worker_dies(field: Ground, oracle: Oracle) -> N
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> None:
     """Its lease lapses with the outage."""
     spec = faulty_job("away-daemon", batches=120)
@@ -86,6 +88,7 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) -> None:
     """The one that leads, for good: the other two elect; daemons and clients change over, and training never stops."""
     spec = faulty_job("member", batches=120, num_nodes=2)
@@ -102,6 +105,7 @@ async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) ->
     assert outcome.num_rollbacks == 0
 
 
+@pytest.mark.slow
 async def test_compaction_while_a_watcher_is_behind(field: Ground, oracle: Oracle) -> None:
     """A daemon sleeps through many changes and a compaction: it lists again and goes on."""
     spec = faulty_job("compaction", batches=200)

@@ -21,6 +21,7 @@ async def test_link_cut(field: Ground, oracle: Oracle, seconds: float) -> None:
     assert outcome.num_rollbacks == 0
 
 
+@pytest.mark.slow
 async def test_one_way_loss(field: Ground, oracle: Oracle) -> None:
     """One stage hears nothing for three seconds while it is heard: its streams are resumed, without a rollback."""
     spec = faulty_job("one-way", batches=40)
@@ -29,6 +30,7 @@ async def test_one_way_loss(field: Ground, oracle: Oracle) -> None:
     assert outcome.num_rollbacks == 0
 
 
+@pytest.mark.slow
 async def test_link_stays_cut(field: Ground, oracle: Oracle) -> None:
     """Longer than the job's link_timeout_s: the run goes back to a boundary, on whoever can talk."""
     spec = faulty_job("cut-long", batches=40)
@@ -38,6 +40,7 @@ async def test_link_stays_cut(field: Ground, oracle: Oracle) -> None:
     assert outcome.num_rollbacks >= 1
 
 
+@pytest.mark.slow
 async def test_node_is_cut_off_until_its_lease_is_gone(tmp_path: Path, oracle: Oracle) -> None:
     """Neither etcd nor its neighbours reach it: the others go on without; healed, it joins again as the same process
     with the same worker, and what it had to say meanwhile moves nothing."""

@@ -15,7 +15,7 @@ from tests.integration.faults.ground import Ground, at_operation, faulty_job, gr
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.parametrize("do", ["flip_bit", "truncate"])
+@pytest.mark.parametrize("do", ["flip_bit", pytest.param("truncate", marks=pytest.mark.slow)])
 async def test_stored_file_is_damaged(field: Ground, oracle: Oracle, do: str) -> None:
     """A file of its own store is bad when a worker loads it: it is fetched from another holder."""
     damage = {"at": "load", "when": {"stage": 1, "boundary": 8, "layer": "block.2"}, "do": do}
