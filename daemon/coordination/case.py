@@ -258,12 +258,17 @@ class Case:
 
     @property
     def recovery_allowed_at(self) -> float:
-        """At once, unless much would be lost that a node might still hold which is about to register again."""
+        """At once, unless much would be lost that a node might still hold which is about to register again.
+
+        That may be so whenever nodes went or came, or etcd was away: then every lease has ended.
+        """
         num_lost, every = self.furthest - self.origin.boundary, self.spec.fault.snapshot_every
         if self.origin.source == "nodes" or not every or num_lost <= PATIENCE_SNAPSHOTS * every:
             return 0.0
         is_in_it = self.job.phase.phase is Phase.RECOVERING
-        return (self.job.entered_at if is_in_it else self.now) + LEASE_TTL_S
+        if not is_in_it:
+            return self.now + LEASE_TTL_S
+        return max(self._seen(self.job.entered_at), self.view.nodes_changed_at) + LEASE_TTL_S
 
     @property
     def settled_at(self) -> float:

@@ -13,7 +13,6 @@ import signal
 import sys
 import uuid
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -51,9 +50,6 @@ def work(options: argparse.Namespace) -> None:
     """Everything from here on is recorded: an exception ends in the supervisor's error file."""
     # torch takes seconds to import: only after the kernel knows about our parent.
     import structlog
-
-    # The first optimizer would import it: as long again, while a recovery waits.
-    import_module("torch._dynamo")
 
     from headway.daemon.fault_points import arm, register_action
     from headway.daemon.node.logs import configure_logs

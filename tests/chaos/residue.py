@@ -4,6 +4,7 @@ import asyncio
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from headway.daemon.chaos.targets import LocalTargets, Process
@@ -53,16 +54,21 @@ class Residue:
         """folder: of the cluster that is about to start in this process."""
         self._marks = (f"headway-{os.getpid()}-", str(folder))
         self._before = self._things()
-        self._num_fds = _num_fds()
+        self._files = _open_files()
 
     async def found(self) -> list[str]:
         """Sentences about everything that a stopped cluster has left, after some time to go away."""
         deadline = time.monotonic() + GONE_TIMEOUT_S
-        while (left := sorted(self._things() - self._before)) and time.monotonic() < deadline:
+        while (left := self._left()) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
-        sentences = [f"{thing} is left" for thing in left]
-        if (num_fds := _num_fds()) > self._num_fds:
-            sentences.append(f"{num_fds - self._num_fds} more files are open in this process than before the cluster")
+        return left
+
+    def _left(self) -> list[str]:
+        sentences = [f"{thing} is left" for thing in sorted(self._things() - self._before)]
+        new = _open_files() - self._files  # a number that was closed and taken again counts as well
+        if len(_open_files()) > len(self._files):
+            kinds = ", ".join(sorted(what for _, what in new))
+            sentences.append(f"more files are open in this process than before the cluster, of these: {kinds}")
         return sentences
 
     def _things(self) -> set[str]:
@@ -82,5 +88,10 @@ class Residue:
         return found
 
 
-def _num_fds() -> int:
-    return len(list((PROC / "self" / "fd").iterdir()))
+def _open_files() -> set[tuple[str, str]]:
+    """(number, what it is) of every open file of this process."""
+    found = set()
+    for entry in (PROC / "self" / "fd").iterdir():
+        with suppress(OSError):
+            found.add((entry.name, str(entry.readlink())))
+    return found

@@ -1,6 +1,7 @@
 """Worker processes that write snapshots, go back to them, die, and take another's place."""
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -142,6 +143,12 @@ def test_a_planned_change_writes_what_stayed(workers: list[Worker], make_case: C
     case.release(*workers)
 
 
+def cpu_seconds(worker: Worker) -> float:
+    """That the process has used so far."""
+    fields = Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("place", ["operation", pytest.param("snapshot.file_written", marks=pytest.mark.slow)])
 def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
     mortal_daemon: FakeDaemon, make_case: CaseMaker, tmp_path: Path, place: str
@@ -164,8 +171,10 @@ def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
     if place == "operation":
         last = {key: lines[-1][key] for key in ("stage", "batch", "op", "microbatch")}
         assert last == when
+    imported = cpu_seconds(spare)
     spare.order(prepare=case.prepare(2, 0, ONE_STAGE, device_index=0))
     spare.expect("prepared")
+    assert cpu_seconds(spare) - imported < 0.4, "a spare has imported everything before it attaches"
     back: dict[str, Any] = {"boundary": 10, "timeline": 2, "source_timeline": 1, "furthest": 14}
     spare.order(start=case.start(2, 0, ONE_STAGE, [spare], **back, paths=files_of(wrote)))
     spare.expect("started")

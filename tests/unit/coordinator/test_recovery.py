@@ -86,6 +86,30 @@ def test_absence_right_after_an_outage_is_forgiven_for_one_lease() -> None:
     assert decide(view, now=cluster.now + 1000).commands == (), "out of sight, nothing is known"
 
 
+def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_again() -> None:
+    """etcd was away for longer than a lease while the job recovered: the files' records come back with the nodes'."""
+    cluster = trained("a", "b", batches=10)
+    cluster.nodes["a"].workers[0].hangs = True
+    cluster.fail_worker("b")
+    run_until(cluster, Phase.RECOVERING)
+    began, back = cluster.now, cluster.now + 60.0
+    view = steady_view()
+    told = [(key, value, cluster.store.revisions[key]) for key, value in cluster.store.values.items()]
+    for key, value, (created, modified) in told:
+        view.apply(key, value, mod_revision=modified, create_revision=created, now=began)
+    assert decode(cluster.store.values[Keys.of("first", "next")], PlanRecord).source == "nodes"
+    view.set_in_sight(False, now=began)
+    files = [row for row in told if "/state/" in row[0]]
+    for key, _, (_, modified) in files:
+        view.apply(key, None, mod_revision=modified + 1000, create_revision=0, now=back)
+    view.set_in_sight(True, now=back)
+    [command] = decide(view, now=back + 0.1).commands
+    assert Keys.of("first", "next") in command.deletes, "not at once to the beginning"
+    for key, value, (created, _) in files:
+        view.apply(key, value, mod_revision=5000, create_revision=created, now=back + 0.2)
+    assert decide(view, now=back + 0.2).commands == (), "it has what it is about to load"
+
+
 def test_second_failure_while_recovering_makes_another_plan() -> None:
     """Of `next`, a worker dies: another generation, the same boundary, one more death on the account."""
     cluster = trained("a", "b", batches=6)
