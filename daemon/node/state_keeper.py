@@ -27,6 +27,8 @@ log = structlog.get_logger()
 SWEEP_PERIOD_S: Final = 60.0
 STRAY_AFTER_S: Final = 600.0
 """A file that nobody knows may be one that a worker is just writing; after this time it is not."""
+LEFT_AFTER_S: Final = 120.0
+"""The same where no worker writes: on timelines that were left, because a worker died in the middle of a file."""
 NUM_AT_ONCE: Final = 2
 """Files of one boundary that are asked for at the same time."""
 
@@ -188,10 +190,21 @@ class StateKeeper:
         """Until cancelled: delete, now and then, files of the store's folder that nobody knows."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
-            known = self._store.known_paths()
-            num_bytes = await asyncio.to_thread(self._store.sweep, known, older_than=time.time() - STRAY_AFTER_S)
+            known, written, now = self._store.known_paths(), self._written(), time.time()
+            sweep = self._store.sweep
+            num_bytes = await asyncio.to_thread(sweep, known, older_than=now - LEFT_AFTER_S, spared=written)
+            num_bytes += await asyncio.to_thread(sweep, known, older_than=now - STRAY_AFTER_S)
             if num_bytes:
                 log.warning("stray_files_deleted", size_bytes=num_bytes)
+
+    def _written(self) -> frozenset[Path]:
+        """The folders of the timelines on which workers may write."""
+        return frozenset(
+            self._store.timeline_directory_of(job.name, plan.timeline)
+            for job in self._view.jobs.values()
+            for plan in (job.plan, job.next)
+            if plan is not None
+        )
 
     def _job(self, name: str) -> JobView:
         """Raises RecoveryError when the job was removed since the step was due."""

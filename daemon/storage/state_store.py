@@ -165,13 +165,18 @@ class StateStore:
 
     def known_paths(self) -> frozenset[Path]:
         """Every file that is held or on its way in."""
-        awaited = (partial_path(self.path_of(key)) for key in self._incoming)
-        return frozenset({*(file.path for file in self._files.values()), *awaited})
+        awaited = [self.path_of(key) for key in self._incoming]
+        return frozenset({*(file.path for file in self._files.values()), *awaited, *map(partial_path, awaited)})
 
-    def sweep(self, known: Set[Path], *, older_than: float) -> int:
-        """Delete files that are not known and were last written before a time; returns their bytes. For a thread."""
+    def sweep(self, known: Set[Path], *, older_than: float, spared: Set[Path] = frozenset()) -> int:
+        """Delete files that are not known and were last written before a time; returns their bytes. For a thread.
+
+        spared: folders of which nothing is deleted.
+        """
         num_bytes = 0
         for path in [path for path in self._directory.rglob("*") if path.is_file() and path not in known]:
+            if not spared.isdisjoint(path.parents):
+                continue
             try:
                 status = path.stat()
                 if status.st_mtime < older_than:

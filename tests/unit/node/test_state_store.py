@@ -130,6 +130,18 @@ def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tmp_path
     assert left == {"head.safetensors", "embed.partial", "new"}
 
 
+def test_a_sweep_spares_the_folders_where_workers_write(store: StateStore) -> None:
+    """Timeline 1 was left by a worker that died in the middle of a file; on timeline 2 another may write for long."""
+    for timeline in (1, 2):
+        stray = store.directory_of("j", timeline, 7) / ".head.safetensors.0a.tmp"
+        stray.write_bytes(b"torn")
+        os.utime(stray, (1000, 1000))
+    spared = frozenset([store.timeline_directory_of("j", 2)])
+    assert store.sweep(store.known_paths(), older_than=2000, spared=spared) == 4
+    assert not store.timeline_directory_of("j", 1).exists()
+    assert (store.directory_of("j", 2, 7) / ".head.safetensors.0a.tmp").exists()
+
+
 def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:
     """A file is taken in, and let go: each is told once; letting go of what is not held is nothing."""
     told: list[int] = []
