@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.coordination.case import LEASE_TTL_S, PREPARE_DEADLINE_S, START_DEADLINE_S
+from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, PlanRecord, decode
@@ -104,6 +105,7 @@ def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_agai
         view.apply(key, None, mod_revision=modified + 1000, create_revision=0, now=back)
     view.set_in_sight(True, now=back)
     [command] = decide(view, now=back + 0.1).commands
+    assert isinstance(command, Transaction)
     assert Keys.of("first", "next") in command.deletes, "not at once to the beginning"
     for key, value, (created, _) in files:
         view.apply(key, value, mod_revision=5000, create_revision=created, now=back + 0.2)
