@@ -58,6 +58,7 @@ class SimulatedAgents:
             if job.spec is not None:
                 self._copy(node, job)
                 self._register_state(node, job)
+                self._take_back(node, job)
         self._delete(node)
 
     def _register_again(self, node: Node) -> None:
@@ -101,6 +102,17 @@ class SimulatedAgents:
                 node.held[key] = other.held[key]
                 return True
         return False
+
+    def _take_back(self, node: Node, job: JobView) -> None:
+        """What etcd, come back from a backup, says that this node holds, though its files are gone."""
+        plans = [plan.generation for plan in (job.plan, job.next) if plan is not None]
+        if max(job.phase.generation, *plans, 0) < node.record.generations.get(job.name, 0):
+            return
+        held = {key[1:3] for key in node.held if key[0] == job.name}
+        for where, records in job.state.items():
+            key = Keys.state(job.name, *where, node.name)
+            if node.name in records and where not in held and key in self.store.values:
+                self.store.transact({key: node.view.revision_of(key)}, {}, (key,))
 
     def _register_state(self, node: Node, job: JobView) -> None:
         plan = job.plan
