@@ -78,15 +78,24 @@ def print_table(outcomes: list[Outcome]) -> None:
         "soak": "passed" if outcomes and not any(outcome.troubles for outcome in outcomes) else "failed",
         "seeds": [outcome.case.seed for outcome in outcomes],
         "failing_seeds": [outcome.case.seed for outcome in outcomes if outcome.troubles],
+        "divergences": _count(outcomes, "AssertionError"),
+        "hangs": _count(outcomes, "hang: ", "no progress was seen", "did not leave in time"),
+        "leaks": _count(outcomes, " is left", "more files are open"),
         "faults": sum(kinds.values()),
         "by_kind": dict(sorted(kinds.items())),
         "plans": sum(outcome.num_generations for outcome in outcomes),
         "recomputed_batches": sum(blow.recomputed for outcome in outcomes for blow in outcome.blows),
         "median_recovery_s": round(recoveries[len(recoveries) // 2], 3) if recoveries else None,
         "worst_recovery_s": round(recoveries[-1], 3) if recoveries else None,
+        "minutes": round(sum(outcome.seconds for outcome in outcomes) / 60.0, 1),
         "num_cpus": os.cpu_count(),
     }
     say(json.dumps(summary))
+
+
+def _count(outcomes: list[Outcome], *marks: str) -> int:
+    """Jobs with such a trouble."""
+    return sum(any(mark in trouble for trouble in outcome.troubles for mark in marks) for outcome in outcomes)
 
 
 def say(text: str) -> None:
