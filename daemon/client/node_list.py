@@ -5,6 +5,7 @@ from typing import Any
 
 from headway.daemon.client.watch_view import node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER
 from headway.daemon.records import to_builtins
 
 
@@ -32,6 +33,8 @@ def node_lines(view: ClusterView) -> list[str]:
         for _, failure in sorted(failures.items()):
             moment = time.strftime("%H:%M:%S", time.localtime(failure.at))
             lines.append(f"    {moment}  {failure.text}")
+        if len(failures) >= QUARANTINE_AFTER:
+            lines.append(f"    quarantined: plans leave it out while {QUARANTINE_AFTER} failures count")
         if failures:
             lines.append(f"    counted for 10 minutes each; `headway nodes release {name}` forgets them")
     return lines

@@ -60,6 +60,17 @@ def test_failures_are_listed_below_their_node() -> None:
     assert any("headway nodes release gone" in line for line in lines)
 
 
+def test_a_quarantined_node_says_so() -> None:
+    """Three failures count: plans leave it out. With two it is only listed."""
+    view = cluster_view()
+    for number in (1, 2):
+        record = encode(NodeFailureRecord(at=1.0, text="lost"))
+        view.apply(Keys.failure("b", number), record, mod_revision=1000 + number, create_revision=1000)
+    assert not any("quarantined" in line for line in node_lines(view))
+    view.apply(Keys.failure("b", 3), record, mod_revision=1003, create_revision=1003)
+    assert sum("quarantined: plans leave it out" in line for line in node_lines(view)) == 1
+
+
 def test_nodes_as_json_have_their_failures(headway: Any, fake_cluster: Any) -> None:
     """`nodes --json`: each record with its failures."""
     _, out, _ = headway("nodes", "--json")
