@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("away_s", [4.0, pytest.param(30.0, marks=pytest.mark.slow)])
 async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: Oracle, away_s: float) -> None:
     """Longer than every lease: nobody is taken for dead, nothing is planned anew, training never stops."""
-    spec = faulty_job(f"away-{away_s:.0f}", batches=int(200 + away_s * 60))
+    spec = faulty_job(f"away-{away_s:.0f}", batches=int(60 + away_s * 30))
 
     async def outage() -> None:
         await field.until_batch(spec.job.name, 5)
@@ -69,7 +69,7 @@ async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> N
 
 async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle) -> None:
     """Its revisions and its plan go backwards; the nodes know better, and the coordinator starts above all of them."""
-    spec = faulty_job("restored", batches=300, num_nodes=2)
+    spec = faulty_job("restored", batches=150, num_nodes=2)
     async with ground(tmp_path, num_nodes=2) as field:
 
         async def restore() -> None:
@@ -108,7 +108,7 @@ async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) ->
 @pytest.mark.slow
 async def test_compaction_while_a_watcher_is_behind(field: Ground, oracle: Oracle) -> None:
     """A daemon sleeps through many changes and a compaction: it lists again and goes on."""
-    spec = faulty_job("compaction", batches=200)
+    spec = faulty_job("compaction", batches=100)
 
     async def compact() -> None:
         job = await field.until_batch(spec.job.name, 5)
