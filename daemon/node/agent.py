@@ -5,7 +5,7 @@ step that failed rests a little and is due again, and one that keeps failing is 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -185,13 +185,19 @@ class Agent:
         return is_free and _name(step) not in self._resting and not self._is_under_way(step)
 
     def _end_unwanted_fetches(self, steps: list[Step]) -> None:
-        """End fetches of what is not due any more; what has come in of it goes."""
-        wanted = {key for step in steps for key in _fetched_by(step)}
+        """End fetches of what is not due any more, whose file goes, and those from a holder that is gone meanwhile.
+
+        What has come in from such a holder stays: the step that follows goes on there at the others.
+        """
+        wanted: dict[StateKey, frozenset[str]] = {}
+        for step in steps:
+            for key, holders in _fetched_by(step).items():
+                wanted[key] = wanted.get(key, frozenset()) | holders
         for step, task in self._tasks.values():
-            if (keys := _fetched_by(step)) and wanted.isdisjoint(keys):
+            if (fetched := _fetched_by(step)) and not _is_still_wanted(fetched, wanted):
                 task.cancel()
         fetching = {key for step, _ in self._tasks.values() for key in _fetched_by(step)}
-        self._keeper.abandon(self._around.store.awaited - wanted - fetching)
+        self._keeper.abandon(self._around.store.awaited - wanted.keys() - fetching)
 
     def _node_state(self, supervisor: Supervisor) -> NodeState:
         self._keeper.forget_what_is_gone()
@@ -345,15 +351,21 @@ def _etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerSto
             return Keys.state(step.job, step.timeline, step.boundary, node)
 
 
-def _fetched_by(step: Step) -> tuple[StateKey, ...]:
-    """The files that a step brings into the store."""
+def _fetched_by(step: Step) -> dict[StateKey, frozenset[str]]:
+    """The files that a step brings into the store, and the nodes that it may ask."""
     match step:
         case FetchState():
-            return (step.key,)
+            return {step.key: frozenset(step.holders)}
         case FetchCopies():
-            return step.keys
+            return {key: frozenset(file.holders) for key, file in zip(step.keys, step.files, strict=True)}
         case _:
-            return ()
+            return {}
+
+
+def _is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping[StateKey, frozenset[str]]) -> bool:
+    """Whether some file of a fetch under way is due, and every node that it may ask for one that is due is there."""
+    due = fetched.keys() & wanted.keys()
+    return bool(due) and all(fetched[key] <= wanted[key] for key in due)
 
 
 def _claims(step: Step, node: str) -> frozenset[object]:

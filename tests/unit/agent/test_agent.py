@@ -277,3 +277,32 @@ def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
     wrote.files.add(layer="head", path=str(path), size_bytes=2000, checksum="x")
     assert scene.agent.worker_wrote(wrote) == ""
     assert [file.path for file in scene.store.contents.values()] == [path]
+
+
+async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b is asked first and says nothing; when its record goes, c is asked: no silence is waited for."""
+    asked: list[list[str]] = []
+
+    async def fetch(*_: object, addresses: list[str], **__: object) -> None:
+        asked.append(addresses)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("headway.daemon.node.state_keeper.fetch_from_nodes", fetch)
+    own = scene.view.nodes["a"]
+    for name in "bc":
+        scene.view.nodes[name] = replace(own, name=name, incarnation=f"{name}-1", address=f"{name}:1")
+        files = {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS}
+        scene.job.state.setdefault((1, 20), {})[name] = StateRecord(incarnation=f"{name}-1", generation=1, files=files)
+    back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
+    scene.job.plan = replace(PLAN, **back, source_timeline=1)  # type: ignore[arg-type]
+    supervisor = QuietSupervisor()
+    supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+    working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
+    try:
+        await scene.until(lambda: ["b:1", "c:1"] in asked)
+        del scene.view.nodes["b"]
+        scene.agent.cluster_changed()
+        await scene.until(lambda: ["c:1"] in asked)
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
