@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all soak mutants bench proto demo clean
+.PHONY: setup check test test-all faults soak mutants bench proto demo clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,10 @@ test-all: setup
 soak: export PYTHONPATH := $(CURDIR)
 soak: setup
 	$(BIN)/python -m tests.chaos.soak $(SOAK)
+
+# Every row of the fault matrix, with the seconds that each took to recover.
+faults: setup
+	$(BIN)/python -m pytest tests/integration/faults
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
