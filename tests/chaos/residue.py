@@ -1,6 +1,7 @@
 """What processes hold while a cluster runs, and what is left on the machine when it has stopped."""
 
 import asyncio
+import gc
 import os
 import tempfile
 import time
@@ -64,6 +65,7 @@ class Residue:
         return left
 
     def _left(self) -> list[str]:
+        gc.collect()  # what nobody holds any more is no leak, though a cycle keeps its files open for a while
         sentences = [f"{thing} is left" for thing in sorted(self._things() - self._before)]
         new = _open_files() - self._files  # a number that was closed and taken again counts as well
         if len(_open_files()) > len(self._files):
