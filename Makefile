@@ -1,4 +1,4 @@
-# The whole interface: setup, check, test, test-all, soak, mutants, bench, proto, demo, clean.
+# The whole interface: setup, check, test, test-all, faults, soak, mutants, bench, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
