@@ -10,15 +10,20 @@ from typing import Final
 
 from headway.daemon.coordination.cluster_view import JobView, Place
 from headway.daemon.planning.copy_places import num_copies
-from headway.daemon.records import TERMINAL_PHASES, Lineage, NodeRecord, Phase, WorkerState
+from headway.daemon.records import TERMINAL_PHASES, Lineage, NodeRecord, Phase, PlanRecord, StagePlan, WorkerState
+from headway.daemon.storage.state_key import JOURNAL
 
-JOURNAL: Final = "journal"
 NUM_KEPT: Final = 2
 """Restorable boundaries that are kept."""
 NUM_OLDEST: Final = 2
 NUM_NEWEST: Final = 4
 """Of boundaries that are not restorable yet: the oldest, because copies are made in that order and because what was
 safe looks unsafe while its holders register again after an outage; the newest, because they are on their way."""
+
+
+def age(place: Place) -> tuple[int, int]:
+    """Sorts by boundary, then by timeline."""
+    return place[1], place[0]
 
 
 def lineage_of(job: JobView) -> Lineage | None:
@@ -53,7 +58,7 @@ def own_places(job: JobView) -> tuple[Place, ...]:
     """Every boundary of the job's own past that somebody holds something of, newest first."""
     lineage = lineage_of(job)
     own = [place for place in job.state if lineage is not None and lineage.has(*place)]
-    return tuple(sorted(own, key=_age, reverse=True))
+    return tuple(sorted(own, key=age, reverse=True))
 
 
 def restorable(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[Place, ...]:
@@ -83,10 +88,10 @@ def due_checkpoint(job: JobView) -> Place | None:
         for place in own_places(job)
         if place[0] == plan.timeline and place[1] > after and place[1] % spec.fault.checkpoint_every == 0
     ]
-    whole = max((_age(place) for place in due if _is_whole(job, place)), default=(-1, -1))
-    due = [place for place in due if _is_whole(job, place) or _age(place) > whole]
+    whole = max((age(place) for place in due if _is_whole(job, place)), default=(-1, -1))
+    due = [place for place in due if _is_whole(job, place) or age(place) > whole]
     untroubled = [place for place in due if not any(record.trouble for record in job.state[place].values())]
-    return min(untroubled, key=_age) if untroubled else max(due, key=_age, default=None)
+    return min(untroubled, key=age) if untroubled else max(due, key=age, default=None)
 
 
 def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord]) -> str | None:
@@ -94,9 +99,13 @@ def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord
     names = holders(job, place, nodes).get(part, set())
     if not names:
         return None
-    plan = job.plan
-    owner = "" if plan is None else plan.stages[-1].node if part == JOURNAL else plan.holder(part).node
+    owner = stage_of(job.plan, part).node if job.plan is not None else ""
     return owner if owner in names else min(names)
+
+
+def stage_of(plan: PlanRecord, part: str) -> StagePlan:
+    """The stage that computes a layer; the last one has the journal too."""
+    return plan.stages[-1] if part == JOURNAL else plan.holder(part)
 
 
 def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
@@ -110,9 +119,9 @@ def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
         return frozenset()
     own, safe = own_places(job), restorable(job, nodes)
     complete = [place for place in own if fewest_holders(job, place, nodes) >= 1]
-    newest = _age(safe[0]) if safe else (-1, -1)
-    older = [place for place in complete if place not in safe and _age(place) < newest]
-    newer = [place for place in own if _age(place) > newest]
+    newest = age(safe[0]) if safe else (-1, -1)
+    older = [place for place in complete if place not in safe and age(place) < newest]
+    newer = [place for place in own if age(place) > newest]
     keep = {*safe[:NUM_KEPT], *older[: max(NUM_KEPT - len(safe), 0)]}
     keep |= _ends([place for place in newer if place in complete])
     keep |= _ends([place for place in newer if place not in complete])
@@ -134,7 +143,7 @@ def depends_on(job: JobView, nodes: Mapping[str, NodeRecord], name: str) -> bool
         return False
     staying = {other: node for other, node in nodes.items() if other != name and not node.is_draining}
     found = newest_complete(job, staying)
-    return bool(staying) and (found is None or _age(found) < _age(newest))
+    return bool(staying) and (found is None or age(found) < age(newest))
 
 
 def pinned(job: JobView) -> Iterable[Place]:
@@ -161,8 +170,3 @@ def _all_run(job: JobView, generation: int, num_stages: int) -> bool:
     running = (WorkerState.RUNNING, WorkerState.STOPPED)
     records = [job.workers.get((generation, stage)) for stage in range(num_stages)]
     return all(record is not None and record.state in running for record in records)
-
-
-def _age(place: Place) -> tuple[int, int]:
-    """Sorts by boundary, then by timeline."""
-    return place[1], place[0]

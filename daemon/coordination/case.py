@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from headway.daemon.coordination.boundaries import fewest_holders
+from headway.daemon.coordination.boundaries import fewest_holders, stage_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted, was_killed
 from headway.daemon.coordination.origin import Origin, find_origin
@@ -23,8 +23,7 @@ from headway.daemon.records import (
     WorkerRecord,
     WorkerState,
 )
-
-JOURNAL: Final = "journal"
+from headway.daemon.storage.state_key import JOURNAL
 
 SETTLE_S: Final = 2.0
 """Nodes often come in groups: how long the set of nodes must be still before a job starts or grows."""
@@ -371,7 +370,7 @@ class Case:
     def _late_to_write(self, plan: PlanRecord, boundary: int) -> tuple[int, ...]:
         """Those whose layers move, and are not held by anybody yet."""
         missing = [layer for layer in self.moving() if not self.job.holders(plan.timeline, boundary, layer)]
-        owners = (plan.stages[-1] if layer == JOURNAL else plan.holder(layer) for layer in missing)
+        owners = (stage_of(plan, layer) for layer in missing)
         return tuple(sorted({plan.stages.index(stage) for stage in owners}))
 
     def can_load(self, plan: PlanRecord | None) -> bool:

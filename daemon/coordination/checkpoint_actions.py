@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.coordination.boundaries import JOURNAL, due_checkpoint, parts_of
+from headway.daemon.coordination.boundaries import due_checkpoint, parts_of, stage_of
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
@@ -117,6 +117,6 @@ def _manifest(case: Case, plan: PlanRecord, checkpoint: CheckpointRecord, then: 
 
 def _durable(case: Case, plan: PlanRecord, place: Place, part: str) -> StateFile:
     """The durable file of a part: of the node that the plan names, if it has one."""
-    owner = plan.stages[-1].node if part == JOURNAL else plan.holder(part).node
+    owner = stage_of(plan, part).node
     durable = {node: file for node, file in case.job.holders(*place, part).items() if file.is_durable}
     return durable.get(owner) or durable[min(durable)]

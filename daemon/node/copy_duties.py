@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Set
 from typing import Final
 
-from headway.daemon.coordination.boundaries import holders, own_places, restorable
+from headway.daemon.coordination.boundaries import age, holders, own_places, restorable
 from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
 from headway.daemon.node.agent_steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
 from headway.daemon.node.node_state import NodeState, Spacing
@@ -47,8 +47,8 @@ def parts_of_stage(plan: PlanRecord, stage_index: int) -> tuple[str, ...]:
 def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
     """The boundaries newer than the newest restorable one, oldest first."""
     safe = restorable(job, view.nodes)
-    newest = _age(safe[0]) if safe else (-1, -1)
-    return [place for place in reversed(own_places(job)) if _age(place) > newest]
+    newest = age(safe[0]) if safe else (-1, -1)
+    return [place for place in reversed(own_places(job)) if age(place) > newest]
 
 
 def _oldest_missing(
@@ -87,8 +87,3 @@ def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState
             worker = node.workers[stage.device_index]
             if worker.is_up and worker.started == of and of not in worker.failures:
                 yield OrderSpaceSnapshots(worker.device_index, of, 2 * spacing.factor, newer[-1][1])
-
-
-def _age(place: Place) -> tuple[int, int]:
-    """Sorts by boundary, then by timeline."""
-    return place[1], place[0]

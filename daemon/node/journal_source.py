@@ -79,7 +79,7 @@ class JournalSource:
         if (file := self._store.get(key)) is not None:
             return await asyncio.to_thread(_entries, file.path, _as_written(job, key))
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
-            path = Path(folder) / "journal.safetensors"
+            path = Path(folder) / f"{JOURNAL}.safetensors"
             holders = job.holders(key.timeline, key.boundary, JOURNAL)
             failure = RecoveryError(str(key), "the nodes that held it are gone")
             for name, held in sorted(holders.items()):

@@ -17,13 +17,11 @@ from headway.daemon.supervision.liveness import Liveness
 from headway.daemon.supervision.priority import lower_priority, restore_priority
 from headway.daemon.supervision.worker_process import WorkerProcess
 from headway.daemon.supervision.worker_service import WorkerStream
-from headway.daemon.supervision.worker_status import WorkerStatus
+from headway.daemon.supervision.worker_status import SPARE_INDEX, WorkerStatus
 from headway.proto import control_pb2
 
 log = structlog.get_logger()
 
-SPARE_INDEX: Final = 2**32 - 1
-"""What a spare says in its hello for want of a device."""
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
 HEALTHY_AFTER_S: Final = 60.0

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
+
+SPARE_INDEX: Final = 2**32 - 1
+"""The device index of a worker that has no device yet, also in its hello."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,7 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-SPARE_INDEX = 2**32 - 1
 EXIT_ORPHANED = 75
 """EX_TEMPFAIL: the daemon is gone."""
 
@@ -39,7 +38,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--device-index", type=int, default=SPARE_INDEX)
+    which.add_argument("--device-index", type=int)
     which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--history-dir", type=Path, help="write what each stage did, for tests")
@@ -54,8 +53,9 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.fault_points import arm, register_action
     from headway.daemon.node.logs import configure_logs
     from headway.daemon.records import PROTOCOL_VERSION
+    from headway.daemon.supervision.worker_status import SPARE_INDEX
     from headway.daemon.worker.control import WorkerControl
-    from headway.daemon.worker.device import UNKNOWN_DEVICE, WorkerDevice
+    from headway.daemon.worker.device import WorkerDevice
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
@@ -105,7 +105,7 @@ def work(options: argparse.Namespace) -> None:
             incarnation=incarnation,
             pid=os.getpid(),
             link_port=endpoint.port,
-            device_index=UNKNOWN_DEVICE if options.spare else options.device_index,
+            device_index=SPARE_INDEX if options.spare else options.device_index,
         )
     )
     log.info("worker_attached", socket=str(options.socket), link_port=endpoint.port)

@@ -5,9 +5,6 @@ import torch
 
 from headway.daemon.worker.session import OrderRefusedError
 
-UNKNOWN_DEVICE = 2**32 - 1
-"""What a spare's hello says."""
-
 log = structlog.get_logger()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.storage.state_key import JOURNAL
 
 LayerT = TypeVar("LayerT")
 JournalT = TypeVar("JournalT")
@@ -78,7 +79,7 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
     def admit_live(self, layers: Iterable[str], *, timeline: int, boundary: int) -> None:
         """Raises OrderRefusedError unless all of these are held, on this timeline and at this boundary."""
         for layer in layers:
-            if layer == "journal":
+            if layer == JOURNAL:
                 self.live_journal(boundary)
             else:
                 self.live_layer(layer, boundary)
@@ -89,7 +90,7 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         """Drop all layers, and the journal, but these: a start is about to load the others."""
         kept = frozenset(layers)
         self.layers = {name: layer for name, layer in self.layers.items() if name in kept}
-        self.journal = self.journal if "journal" in kept else None
+        self.journal = self.journal if JOURNAL in kept else None
 
     def live_layer(self, layer: str, boundary: int) -> LayerT:
         """A layer that is held at this boundary. Raises OrderRefusedError when it is not."""
@@ -148,7 +149,7 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         if self.is_running:
             raise OrderRefusedError(f"generation {generation} of job {job} is still running")
         for layer in layers:
-            if layer == "journal":
+            if layer == JOURNAL:
                 self.live_journal(boundary)
             else:
                 self.live_layer(layer, boundary)

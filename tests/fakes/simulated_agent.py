@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
-from headway.daemon.coordination.case import JOURNAL, place
+from headway.daemon.coordination.case import place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.records import (
@@ -19,6 +19,7 @@ from headway.daemon.records import (
     WorkerState,
     encode,
 )
+from headway.daemon.storage.state_key import JOURNAL
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_node import HeldKey, Node, Worker
 

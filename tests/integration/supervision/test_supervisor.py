@@ -16,9 +16,9 @@ from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records import Device, encode
-from headway.daemon.supervision.roster import SPARE_INDEX, WorkerSettings
+from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
-from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, WorkerStatus
+from headway.daemon.supervision.worker_status import SPARE_INDEX, Failure, JobGeneration, OrderKind, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.schedule import schedule_depth
 from headway.stages.shard_writer import writing_shards

@@ -12,7 +12,7 @@ import pytest
 
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.worker.device import UNKNOWN_DEVICE
+from headway.daemon.supervision.worker_status import SPARE_INDEX
 from headway.proto import control_pb2
 from headway.stages.state_file import content_checksum
 from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
@@ -161,7 +161,7 @@ def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
     faults.write_text(json.dumps({"id": "a", "at": place, "when": when, "do": "kill"}))
     (victim,) = mortal_daemon.spawn(1, variables={ENVIRONMENT: str(faults)})
     (spare,) = mortal_daemon.spawn(1, is_spare=True)
-    assert spare.stream.hello.device_index == UNKNOWN_DEVICE
+    assert spare.stream.hello.device_index == SPARE_INDEX
     case = make_case("handed-on", batches=LONG, fault=EVERY_10)
     case.begin(1, ONE_STAGE, [victim], snapshot_dir=str(tmp_path / "1"))
     wrote = victim.expect("snapshot")

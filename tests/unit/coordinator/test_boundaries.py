@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.coordination.boundaries import (
-    JOURNAL,
     copier,
     depends_on,
     due_checkpoint,
@@ -31,6 +30,7 @@ from headway.daemon.records import (
     WorkerRecord,
     WorkerState,
 )
+from headway.daemon.storage.state_key import JOURNAL
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")
