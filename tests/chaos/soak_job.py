@@ -157,25 +157,12 @@ async def soak(case: SoakCase, folder: Path, oracle: Oracle, *, say: Say) -> Out
     """Run one case in a folder of its own. Whatever is wrong is in the outcome's troubles; nothing is raised for it."""
     began, outcome, residue = time.monotonic(), Outcome(case=case), Residue(folder)
     spec, history = case.spec(), folder / "history"
-    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history_dir": history}
     samples: list[Sample] = []
     faults: list[FaultSeen] = []
-    result: Result | None = None
-    cluster = LocalCluster(folder / "state", num_nodes=case.num_nodes, node_settings=settings, stop_timeout_s=20.0)
-    try:
-        async with cluster, ClusterSession(cluster.address) as session:
-            await submit(session, spec)
-            await wait_for_phase(session, case.name, frozenset({Phase.RUNNING}), timeout_s=START_TIMEOUT_S)
-            watcher, faults = await _strike(case, cluster, session, samples, say)
-            outcome.blows, outcome.phase = watcher.blows, str(watcher.phase)
-            outcome.troubles += _unmet(watcher)
-            if not outcome.troubles:
-                result = await _finished(session, case.name, folder)
-    except Exception as error:  # a soak goes on with its next case
-        outcome.troubles.append(f"{type(error).__name__}: {error}")
-    outcome.troubles += overdue_leaves(cluster.state_dir)
+    result = await _train(case, spec, folder, outcome, samples, faults, say)
+    outcome.troubles += overdue_leaves(folder / "state")
     if outcome.troubles:
-        outcome.troubles += last_warnings(cluster.state_dir)
+        outcome.troubles += last_warnings(folder / "state")
     outcome.troubles += await residue.found()
     try:
         outcome.troubles += _history_troubles(case, spec, history, faults, samples, outcome)
@@ -185,6 +172,33 @@ async def soak(case: SoakCase, folder: Path, oracle: Oracle, *, say: Say) -> Out
         outcome.troubles.append(f"{type(error).__name__}: {str(error)[:500]}")
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+async def _train(
+    case: SoakCase,
+    spec: JobSpec,
+    folder: Path,
+    outcome: Outcome,
+    samples: list[Sample],
+    faults: list[FaultSeen],
+    say: Say,
+) -> Result | None:
+    """The cluster from its start to its stop. Nothing of it is held afterwards, so that what is open is left open."""
+    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history_dir": folder / "history"}
+    cluster = LocalCluster(folder / "state", num_nodes=case.num_nodes, node_settings=settings, stop_timeout_s=20.0)
+    try:
+        async with cluster, ClusterSession(cluster.address) as session:
+            await submit(session, spec)
+            await wait_for_phase(session, case.name, frozenset({Phase.RUNNING}), timeout_s=START_TIMEOUT_S)
+            watcher, seen = await _strike(case, cluster, session, samples, say)
+            faults += seen
+            outcome.blows, outcome.phase = watcher.blows, str(watcher.phase)
+            outcome.troubles += _unmet(watcher)
+            if not outcome.troubles:
+                return await _finished(session, case.name, folder)
+    except Exception as error:  # a soak goes on with its next case
+        outcome.troubles.append(f"{type(error).__name__}: {error}")
+    return None
 
 
 async def _strike(
