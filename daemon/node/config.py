@@ -43,10 +43,8 @@ class NodeConfig:
     """Most that the store may hold; 0: what the file system has."""
     cache_dir: Path | None = None
     """Token shards; below `state_dir` when unset."""
-    history: bool = False
-    """Record what happens, each operation of the workers too, so that `headway chaos` can check it."""
     history_dir: Path | None = None
-    """Where that lies: `history` below `state_dir` when unset. Setting it turns `history` on."""
+    """Where what happens is recorded, each operation of the workers too, for `headway chaos`; off when unset."""
     checkpoint_root: Path | None = None
     """What a job's relative `checkpoint_dir` is relative to. Only clusters on one machine have such a place."""
     devices: Literal["auto", "cpu", "cuda"] = "auto"
@@ -158,9 +156,6 @@ def _convert(settings: Mapping[str, tuple[str, object]]) -> NodeConfig:
             raise ConfigError(f"{key} = {value!r}: {str(error).split(' - at')[0]}", where) from error
     values = {key: value for key, (_, value) in settings.items()}
     config = msgspec.convert(values, NodeConfig, strict=False, dec_hook=_decode_path)
-    if config.history and config.history_dir is None:
-        config = replace(config, history_dir=config.state_dir / "history")
-    config = replace(config, history=config.history_dir is not None)
     return config if config.name else replace(config, name=socket.gethostname())
 
 

@@ -89,13 +89,10 @@ def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:
     assert one != two
 
 
-def test_history_lies_below_the_state_folder_unless_told_otherwise() -> None:
-    """Off by default; asked for, it has a place; a place of its own turns it on."""
-    assert (NodeConfig().history, NodeConfig().history_dir) == (False, None)
-    asked = read_node_config(None, {}, {"history": True, "state_dir": "/s"})
-    assert (asked.history, asked.history_dir) == (True, Path("/s/history"))
-    placed = read_node_config(None, {"HEADWAY_HISTORY_DIR": "/h"})
-    assert (placed.history, placed.history_dir) == (True, Path("/h"))
+def test_history_is_recorded_where_a_folder_is_named_for_it() -> None:
+    """Off by default; the variable that `headway up` hands on turns it on."""
+    assert NodeConfig().history_dir is None
+    assert read_node_config(None, {"HEADWAY_HISTORY_DIR": "/h"}).history_dir == Path("/h")
 
 
 def test_the_example_is_readable() -> None:
