@@ -15,7 +15,7 @@ from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.supervision.worker_status import SPARE_INDEX
 from headway.proto import control_pb2
 from headway.stages.state_file import content_checksum
-from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
+from tests.integration.worker.conftest import Case, CaseMaker, FakeDaemon, Worker
 from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES, refusal
 
 LONG = 100_000
@@ -126,11 +126,7 @@ def test_a_planned_change_writes_what_stayed(workers: list[Worker], make_case: C
     case, upper, lower = make_case("stayed", batches=LONG, fault=EVERY_10), workers[0], workers[1]
     case.begin(1, TWO_STAGES, workers)
     lower.expect("progress")
-    upper.order(choose_stop=control_pb2.ChooseStop(job_name=case.name, generation=1))
-    boundary = upper.expect("stop_chosen").boundary
-    lower.order(stop_at=control_pb2.StopAt(job_name=case.name, generation=1, boundary=boundary))
-    for worker in workers:
-        worker.expect("at_boundary")
+    boundary = stopped(case, 1, workers)
     upper.order(prepare=case.prepare(2, 0, TWO_STAGES))
     upper.expect("prepared")
     elsewhere = case.start(2, 0, TWO_STAGES, workers, boundary=boundary, timeline=2)
@@ -140,7 +136,19 @@ def test_a_planned_change_writes_what_stayed(workers: list[Worker], make_case: C
     for worker, layers in zip(workers, ({*TWO_STAGES[0]}, {*TWO_STAGES[1], "journal"}), strict=True):
         wrote = worker.expect("snapshot")
         assert (wrote.boundary, {file.layer for file in wrote.files}) == (boundary, layers)
+    stopped(case, 3, workers)
     case.release(*workers)
+
+
+def stopped(case: Case, generation: int, workers: list[Worker]) -> int:
+    """The boundary at which two stages have stopped."""
+    upper, lower = workers
+    upper.order(choose_stop=control_pb2.ChooseStop(job_name=case.name, generation=generation))
+    boundary: int = upper.expect("stop_chosen").boundary
+    lower.order(stop_at=control_pb2.StopAt(job_name=case.name, generation=generation, boundary=boundary))
+    for worker in workers:
+        assert worker.expect("at_boundary").boundary == boundary
+    return boundary
 
 
 def cpu_seconds(worker: Worker) -> float:
