@@ -4,7 +4,7 @@ A job that goes back and fails again at the same place would do so for ever; one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headway.daemon.records import FailureCount, WorkerRecord
@@ -40,9 +40,11 @@ def was_killed(worker: WorkerRecord) -> bool:
 
 
 def counted(before: FailureCount, deaths: Sequence[Death], *, boundary: int) -> FailureCount:
-    """The count after one more failure. boundary: the newest that the job can go back to; no deaths: nodes alone."""
-    if boundary > before.boundary:
-        before = FailureCount(boundary=boundary)
+    """The count after one more failure. boundary: the newest that the job can go back to; no deaths: nodes alone.
+
+    An older boundary, after a loss of files, is no progress, but what comes after it is.
+    """
+    before = FailureCount(boundary=boundary) if boundary > before.boundary else replace(before, boundary=boundary)
     if not deaths:
         return before
     batch = max(death.batch for death in deaths)

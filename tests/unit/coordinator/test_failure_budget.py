@@ -54,6 +54,14 @@ def test_a_newer_boundary_starts_the_count_anew() -> None:
     assert counted(count, [], boundary=40) == count, "a node's loss is no worker's failure"
 
 
+def test_progress_after_files_were_lost_starts_the_count_anew() -> None:
+    """Back from 40 to 0, and each of ten killed workers finds the job further: that is no job that stands still."""
+    count = counted(FailureCount(boundary=40, num_deaths=1), [], boundary=0)
+    for boundary in (0, 5, 10, 15, 20, 25, 30, 35, 40):
+        count = counted(count, [Death(node="a", batch=boundary + 2)], boundary=boundary)
+    assert count.num_deaths == 1
+
+
 def test_killed_or_failed() -> None:
     """A process ended from outside, against an error that the worker told of."""
 
