@@ -9,7 +9,7 @@ from dataclasses import replace
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.history import HistoryMark, went_back
+from headway.daemon.coordination.etcd_history import HistoryMark, went_back
 from headway.daemon.errors import CompactedError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch

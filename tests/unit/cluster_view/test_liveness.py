@@ -3,7 +3,7 @@
 import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.history import HistoryMark, went_back
+from headway.daemon.coordination.etcd_history import HistoryMark, went_back
 from headway.daemon.records import (
     DesiredRecord,
     Keys,
