@@ -133,9 +133,9 @@ def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
 
 def _posts(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[_Post]:
     for stage_index, stage in enumerate(plan.stages):
-        is_ours = stage.node == node.name and stage.node_incarnation == node.incarnation
-        if is_ours and stage.device_index < len(node.workers):
-            yield _Post(job, plan, stage_index, node.workers[stage.device_index])
+        worker = node.worker_of(stage)
+        if worker is not None:
+            yield _Post(job, plan, stage_index, worker)
 
 
 # --- Prepare and start ----------------------------------------------------------------------------------------------

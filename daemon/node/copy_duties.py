@@ -81,9 +81,6 @@ def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState
     if len(lagging) <= MAX_LAG:
         return
     for stage in plan.stages:
-        if (stage.node, stage.node_incarnation) == (node.name, node.incarnation) and stage.device_index < len(
-            node.workers
-        ):
-            worker = node.workers[stage.device_index]
-            if worker.is_up and worker.started == of and of not in worker.failures:
-                yield OrderSpaceSnapshots(worker.device_index, of, 2 * spacing.factor, newer[-1][1])
+        worker = node.worker_of(stage)
+        if worker is not None and worker.is_up and worker.started == of and of not in worker.failures:
+            yield OrderSpaceSnapshots(worker.device_index, of, 2 * spacing.factor, newer[-1][1])

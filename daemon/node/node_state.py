@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from headway.daemon.coordination.cluster_view import JobView, Place
-from headway.daemon.records import PlanRecord
+from headway.daemon.records import PlanRecord, StagePlan
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
 
@@ -36,6 +36,11 @@ class NodeState:
     """Job to the highest generation that this node saw in force: a plan below it is from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
     """What was ordered by OrderSpaceSnapshots."""
+
+    def worker_of(self, stage: StagePlan) -> WorkerStatus | None:
+        """This node's worker that a plan names for a stage; None: another node's, or one of an earlier daemon."""
+        is_ours = (stage.node, stage.node_incarnation) == (self.name, self.incarnation)
+        return self.workers[stage.device_index] if is_ours and stage.device_index < len(self.workers) else None
 
     def is_outdated(self, job: JobView, plan: PlanRecord | None) -> bool:
         """Whether a plan is older than one that this node saw in force."""

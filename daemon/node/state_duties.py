@@ -106,12 +106,7 @@ def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
 
 def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
     of = JobGeneration(job.name, plan.generation)
-    mine = [
-        node.workers[stage.device_index]
-        for stage in plan.stages
-        if (stage.node, stage.node_incarnation) == (node.name, node.incarnation)
-        and stage.device_index < len(node.workers)
-    ]
+    mine = [worker for stage in plan.stages if (worker := node.worker_of(stage)) is not None]
     return all(worker.started == of for worker in mine)
 
 
