@@ -62,7 +62,6 @@ class LeaseLife:
     """What etcd knows of a lease."""
 
     remaining_s: int
-    granted_s: int
     keys: tuple[str, ...]
 
 
@@ -218,7 +217,7 @@ class EtcdClient:
         )
         if reply.TTL < 0:
             raise LeaseLostError(self.target, f"lease {lease_id:x} has expired")
-        return LeaseLife(int(reply.TTL), int(reply.grantedTTL), tuple(key.decode() for key in reply.keys))
+        return LeaseLife(int(reply.TTL), tuple(key.decode() for key in reply.keys))
 
     # --- watches and health ------------------------------------------------------------------------------------------
 
