@@ -44,8 +44,7 @@ async def fetch_from_nodes(
     reasons = []
     for address in addresses:
         try:
-            await _receive(client, address, key, incoming, expected)
-            incoming.put_in_place()
+            await download(client, address, key, incoming, expected)
             store.adopt(
                 key,
                 incoming.path,
@@ -78,13 +77,6 @@ async def download(
     client: NodeClient, address: str, key: StateKey, incoming: IncomingFile, expected: CheckpointFile
 ) -> None:
     """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
-    await _receive(client, address, key, incoming, expected)
-    incoming.put_in_place()
-
-
-async def _receive(
-    client: NodeClient, address: str, key: StateKey, incoming: IncomingFile, expected: CheckpointFile
-) -> None:
     async for chunk in _in_time(address, client.fetch_state(address, key, offset=incoming.offset)):
         incoming.append(chunk.data, offset=chunk.offset)
     try:
@@ -92,6 +84,7 @@ async def _receive(
     except RecoveryError:
         await _let_it_check(client, address, key, expected)
         raise
+    incoming.put_in_place()
 
 
 async def _let_it_check(client: NodeClient, address: str, key: StateKey, expected: CheckpointFile) -> None:
