@@ -10,6 +10,7 @@ import structlog.testing
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
+from headway.daemon.history import events
 from headway.daemon.history.read import read_events, read_history
 from headway.daemon.history.sightings import Sightings
 from headway.daemon.history.writer import HistoryWriter
@@ -35,6 +36,15 @@ def recorded(folder: Path, job: str) -> HistoryFile:
     history.begin(job=job, timeline=3, generation=3, stage=1)
     history.record(Forward(7, 1), version=6, num_versions_live=2, started=1.5, ended=2.0)
     return history
+
+
+def test_every_event_of_the_history_is_logged_somewhere() -> None:
+    """A line that was renamed in the log would be missing from the history without a word."""
+    here = Path(events.__file__)
+    sources = [path.read_text() for path in here.parents[1].rglob("*.py") if path != here]
+    logged = {event for event in events.DAEMON_EVENTS if any(f'"{event}",' in text for text in sources)}
+    logged |= {event for event in events.DAEMON_EVENTS if any(f'"{event}")' in text for text in sources)}
+    assert logged == events.DAEMON_EVENTS
 
 
 def test_chosen_log_lines_are_copied_and_others_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
