@@ -37,7 +37,7 @@ class DaemonStatus:
         if self.etcd_reachable:
             return f"node {self.node} reaches etcd"
         return (
-            f"etcd is away since {duration(self.etcd_away_s)}, says node {self.node}; training goes on; "
+            f"etcd has been away for {duration(self.etcd_away_s)}, says node {self.node}; training goes on; "
             f"what waits for it: {self.waits_for}"
         )
 

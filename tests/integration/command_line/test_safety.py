@@ -84,7 +84,7 @@ def test_status_is_answered_while_etcd_is_away(program: Any, wait_until: Callabl
     assert len(pids) == 1
     os.kill(pids[0], signal.SIGSTOP)
     try:
-        wait_until(lambda: "etcd is away since" in program.run("status", "tiny")[1], "a daemon that misses etcd")
+        wait_until(lambda: "etcd has been away for" in program.run("status", "tiny")[1], "a daemon that misses etcd")
         code, out, err = program.run("status", "tiny")
         assert code == 0, err
         assert "training goes on" in out
