@@ -204,7 +204,9 @@ class StageWorker:
             raise OrderRefusedError(str(error)) from error
 
     def _write(self, order: control_pb2.Write) -> None:
-        self._writer.cancel(timeout_s=LETTING_GO_S)  # of the same boundary, perhaps into the same folder
+        if not self._writer.cancel(timeout_s=LETTING_GO_S):
+            # Of the same boundary, perhaps: when it ends it would take away what is written now.
+            raise OrderRefusedError("the writer has not let go of an earlier snapshot")
         wrote = write_layers(order, self._session)
         log.info("layers_written", job=order.job_name, boundary=order.boundary, layers=list(order.layers))
         self._report(Report(wrote=wrote))
