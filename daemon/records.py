@@ -415,6 +415,11 @@ class Keys:
         return f"{Keys.JOBS}{job}/workers/{generation:08d}/{stage:04d}"
 
     @staticmethod
+    def workers(job: str, generation: int) -> str:
+        """The prefix of all workers of a generation."""
+        return f"{Keys.JOBS}{job}/workers/{generation:08d}/"
+
+    @staticmethod
     def state(job: str, timeline: int, boundary: int, node: str) -> str:
         return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{node}"
 

@@ -31,6 +31,8 @@ LEASE_TTL_S: Final = 5.0
 """How long a daemon that lives may be gone from etcd after an outage of it: then it has registered again."""
 PATIENCE_SNAPSHOTS: Final = 2
 """Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""
+LONGEST_PATIENCE_S: Final = 6 * LEASE_TTL_S
+"""For that wait as a whole: a node that comes and goes for ever must not hold a job up."""
 PREPARE_DEADLINE_S: Final = 120.0
 """For every worker of `next` to import the model, open its data and say so."""
 START_DEADLINE_S: Final = 120.0
@@ -267,7 +269,8 @@ class Case:
         is_in_it = self.job.phase.phase is Phase.RECOVERING
         if not is_in_it:
             return self.now + LEASE_TTL_S
-        return max(self._seen(self.job.entered_at), self.view.nodes_changed_at) + LEASE_TTL_S
+        began = self._seen(self.job.entered_at)
+        return min(max(began, self.view.nodes_changed_at) + LEASE_TTL_S, began + LONGEST_PATIENCE_S)
 
     @property
     def settled_at(self) -> float:

@@ -1,5 +1,6 @@
 """How the coordinator's actions become transactions: what is compared, and what is written with every move. Pure."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from headway.daemon.coordination.case import Case, Loss
@@ -21,6 +22,8 @@ from headway.daemon.records import (
 
 READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
 """What a decision about a job rests on; each is compared."""
+MAX_SWEPT: Final = 32
+"""Generations whose workers' records one transaction deletes: etcd takes 128 operations in one."""
 
 
 def move(
@@ -73,9 +76,19 @@ def move(
         reason=f"{before.phase} → {to}: {event or reason}",
         compare={key: case.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
         puts=written,
-        deletes=tuple(key for key in there if case.view.revision_of(key)),
+        deletes=(*(key for key in there if case.view.revision_of(key)), *_old_workers(case, puts or {})),
         leased=leased or {},
     )
+
+
+def _old_workers(case: Case, puts: Mapping[str, bytes]) -> tuple[str, ...]:
+    """What workers said of plans before the present one, when another comes into force: nobody asks for it again."""
+    job = case.job
+    if "plan" not in puts or job.next is None:
+        return ()
+    oldest = job.plan.generation if job.plan is not None else job.next.generation
+    old = sorted({generation for generation, _ in job.workers if generation < oldest})
+    return tuple(Keys.workers(job.name, generation) for generation in old[:MAX_SWEPT])
 
 
 def offer(

@@ -45,7 +45,8 @@ class Store:
                 self.owners[key] = lease
             self.history.append(Change(key, value, self.revision, created))
         for key in deletes:
-            self._drop(key)
+            for name in [name for name in self.values if name.startswith(key)] if key.endswith("/") else [key]:
+                self._drop(name)
         return True
 
     def backup(self) -> "Store":

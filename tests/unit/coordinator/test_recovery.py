@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.case import LEASE_TTL_S, PREPARE_DEADLINE_S, START_DEADLINE_S
+from headway.daemon.coordination.case import LEASE_TTL_S, LONGEST_PATIENCE_S, PREPARE_DEADLINE_S, START_DEADLINE_S
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import FaultSpec
@@ -110,6 +110,39 @@ def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_agai
     for key, value, (created, _) in files:
         view.apply(key, value, mod_revision=5000, create_revision=created, now=back + 0.2)
     assert decide(view, now=back + 0.2).commands == (), "it has what it is about to load"
+
+
+def test_node_that_comes_and_goes_does_not_hold_a_recovery_up() -> None:
+    """Hoping for files that it may bring ends after LONGEST_PATIENCE_S."""
+    cluster = trained("a", "b", batches=10)
+    for name in ("a", "b"):
+        lose(cluster, name)
+    cluster.add_node("c")
+    run_until(cluster, Phase.RECOVERING)
+    view = steady_view()
+    for key, value in cluster.store.values.items():
+        created, modified = cluster.store.revisions[key]
+        if "/next" not in key:
+            view.apply(key, value, mod_revision=modified, create_revision=created, now=0.0)
+    begins_at = None
+    for at in range(1, int(2 * LONGEST_PATIENCE_S)):
+        view.nodes_changed_at = float(at)
+        commands = [command for command in decide(view, now=float(at)).commands if isinstance(command, Transaction)]
+        if begins_at is None and any(Keys.of("first", "next") in command.puts for command in commands):
+            begins_at = at
+    assert begins_at == LONGEST_PATIENCE_S
+
+
+def test_what_workers_said_of_old_plans_goes() -> None:
+    """However often a job recovers, etcd keeps the workers of its last plans only."""
+    cluster = trained("a", "b", batches=6)
+    for _ in range(3):
+        cluster.fail_worker("b")
+        recovered(cluster)
+        cluster.calm(max_rounds=40)
+    generations = {int(key.split("/workers/")[1].split("/")[0]) for key in cluster.store.values if "/workers/" in key}
+    assert plan(cluster).generation >= 4
+    assert min(generations) >= plan(cluster).generation - 1
 
 
 def test_second_failure_while_recovering_makes_another_plan() -> None:
