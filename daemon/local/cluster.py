@@ -58,7 +58,8 @@ class LocalCluster:
     ) -> None:
         """etcd_port: 0 takes a free one. force: once set, a stop does not wait for checkpoints any more.
 
-        node_settings: fields of every NodeConfig. environment: variables of every daemon.
+        node_settings: fields of every NodeConfig; on one machine nobody is in quarantine unless they say so.
+        environment: variables of every daemon.
         """
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")
@@ -68,7 +69,7 @@ class LocalCluster:
         self._addresses: dict[str, str] = {}
         self._num_nodes = num_nodes
         self._num_named = 0
-        self._node_settings = dict(node_settings or {})
+        self._node_settings = {"quarantine_after": 0, **(node_settings or {})}
         self._environment = dict(environment or {})
         self._keeping_up: asyncio.Task[None] | None = None
         self._is_etcd_wanted = True

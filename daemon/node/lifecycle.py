@@ -20,6 +20,7 @@ import structlog
 
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data.library import DataLibrary
+from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
@@ -49,7 +50,10 @@ MAX_RUNTIME_DIR_BYTES = 80
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
     arm()
-    configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)
+    try:
+        configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)
+    except OSError as error:
+        raise ConfigError(f"cannot be used as history_dir: {error.strerror}", str(config.history_dir)) from error
     forced_by = asyncio.run(Daemon(config).run())
     if forced_by is not None:
         signal.signal(forced_by, signal.SIG_DFL)

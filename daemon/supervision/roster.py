@@ -64,6 +64,8 @@ class WorkerHandle:
         self.liveness = Liveness(0.0)
         self.heartbeat = control_pb2.Heartbeat()
         """The newest of this process."""
+        self.last_words = control_pb2.Refused()
+        """The error that its process said it would end of."""
         self.num_quick_deaths = 0
         self.verdict = ""
         """Why we killed it, if we did."""

@@ -26,6 +26,10 @@ MAX_DAMAGED = 8
 """Files that a worker may refuse before its generation is given up."""
 
 
+DYING_S = 5.0
+"""For a worker that told of its own error to end of it."""
+
+
 class Listener(Protocol):
     """Whom the supervisor tells: the agent."""
 
@@ -256,12 +260,20 @@ class Supervisor:
             self._listener.worker_refused_file(refused.damaged_path)
             handle.status = handle.status.refused_file(of)
             return
+        if refused.fault and not refused.hopeless:  # its process is ending of it: that is the failure
+            handle.last_words = refused
+            asyncio.get_running_loop().call_later(DYING_S, self._end, handle, handle.process)
+            return
         batch = refused.batch or _last_batch(handle, of)
         text = f"{handle.name}: {refused.reason}"
         is_unanswered_release = (OrderKind.RELEASE, of) in handle.status.pending
         handle.status = handle.status.failed(Failure(text, batch, refused.fault, refused.hopeless), of=of)
         if is_unanswered_release:
             self._condemn(handle, f"refused to be released: {refused.reason}")
+
+    def _end(self, handle: WorkerHandle, process: WorkerProcess | None) -> None:
+        if handle.process is process:
+            self._condemn(handle, f"did not end within {DYING_S:g} s of its own error")
 
     # --- Watching over them -----------------------------------------------------------------------------------------
 
@@ -286,8 +298,10 @@ class Supervisor:
 
     def _exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:
         log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
-        batch = _last_batch(handle, handle.status.started) if handle.status.started is not None else -1
-        handle.status = handle.status.died(Failure(self._obituary(handle, process), batch, process.fault))
+        words, handle.last_words = handle.last_words, control_pb2.Refused()
+        batch = words.batch or (_last_batch(handle, handle.status.started) if handle.status.started else -1)
+        failure = Failure(self._obituary(handle, process), batch, words.fault or process.fault)
+        handle.status = handle.status.died(failure)
         asyncio.get_running_loop().call_soon(self._changed)  # once a spare has taken over, if there is one
 
     def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:

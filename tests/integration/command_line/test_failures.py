@@ -21,13 +21,14 @@ if "headway.daemon.worker" in sys.orig_argv:
 """
 
 
+@pytest.mark.timeout(200)  # it is tried three times, each with a new process
 def test_an_exception_in_a_worker_reaches_the_user(program: Any) -> None:
     """A worker raises in the third batch: the exception is told in one line, the traceback is kept in a file."""
     (program.folder / "planted").mkdir()
     (program.folder / "planted" / "sitecustomize.py").write_text(PLANTED)
     variables = {"PYTHONPATH": str(program.folder / "planted")}
     run = program.start("run", str(program.job()), "--out", "run", variables=variables)
-    _, err = run.communicate(timeout=100)
+    _, err = run.communicate(timeout=180)
     assert run.returncode == 4, err
     assert len(err.strip().splitlines()) == 1
     assert "RuntimeError: planted in batch 2" in err
@@ -36,30 +37,29 @@ def test_an_exception_in_a_worker_reaches_the_user(program: Any) -> None:
     assert program.leftovers() == []
 
 
-def test_a_worker_that_cannot_start_a_stage_says_why(program: Any) -> None:
-    """The workers' history has no place to go: one line names it, and the workers live on until the run ends."""
+def test_a_history_that_has_no_place_is_named(program: Any) -> None:
+    """A setting that no daemon can follow: one line names it, and nothing is left."""
     variables = {"HEADWAY_HISTORY_DIR": "/dev/null/history"}
     run = program.start("run", str(program.job()), "--out", "run", variables=variables)
     _, err = run.communicate(timeout=100)
-    assert run.returncode == 4, err
+    assert run.returncode == 3, err
     assert len(err.strip().splitlines()) == 1
-    assert "Not a directory: '/dev/null/history'" in err
+    assert "history_dir" in err
+    assert "/dev/null/history" in err
     assert program.leftovers() == []
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(-1, marks=pytest.mark.slow)])
-def test_a_killed_worker_fails_the_job(program: Any, victim: int) -> None:
-    """SIGKILL of one of two workers in the middle of a run: the job fails and names the node, and nothing hangs."""
-    job = program.job(batches=100_000, min_nodes=2)
+def test_a_killed_worker_does_not_fail_the_job(program: Any) -> None:
+    """SIGKILL of one of two workers in the middle of a run: it goes on by itself, and each batch is told once."""
+    job = program.job(batches=400, min_nodes=1)
     run = program.start("run", str(job), "--nodes", "2", "--out", "run", "--json")
     assert run.stdout is not None
     for line in run.stdout:
         if (json.loads(line)["batch"] or 0) >= 3:
             break
-    os.kill(sorted(program.workers())[victim], signal.SIGKILL)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 4, err
-    assert len(err.strip().splitlines()) == 1
-    assert "node-" in err
-    assert "SIGKILL" in err
+    os.kill(min(program.workers()), signal.SIGKILL)
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err
+    lines = (program.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["batch"] for line in lines] == list(range(400))
     assert program.leftovers() == []
