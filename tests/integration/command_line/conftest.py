@@ -58,7 +58,8 @@ class Program:
         """Start a command line; its stdout and stderr are pipes. variables: of its environment."""
         (self.folder / "tmp").mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-        environment |= {MARK: self._mark, "TMPDIR": str(self.folder / "tmp"), **(variables or {})}
+        environment |= {MARK: self._mark, "TMPDIR": str(self.folder / "tmp"), "HEADWAY_NUM_SPARES": "0"}
+        environment |= variables or {}
         process = subprocess.Popen(
             [sys.executable, "-m", "headway.daemon.cli", *arguments],
             cwd=self.folder,

@@ -52,7 +52,9 @@ def test_a_history_that_has_no_place_is_named(program: Any) -> None:
 def test_a_killed_worker_does_not_fail_the_job(program: Any) -> None:
     """SIGKILL of one of two workers in the middle of a run: it goes on by itself, and each batch is told once."""
     job = program.job(batches=400, min_nodes=1)
-    run = program.start("run", str(job), "--nodes", "2", "--out", "run", "--json")
+    run = program.start(
+        "run", str(job), "--nodes", "2", "--out", "run", "--json", variables={"HEADWAY_NUM_SPARES": "1"}
+    )
     assert run.stdout is not None
     for line in run.stdout:
         if (json.loads(line)["batch"] or 0) >= 3:

@@ -204,7 +204,7 @@ async def test_a_second_signal_does_not_wait(playground: Any) -> None:
 async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path: Path) -> None:
     """The job names a folder that no node has: it fails, and the reason names the folder."""
     await playground.started("a")
-    await playground.submit(source=str(tmp_path / "nowhere"), checksum="0" * 64)
+    await playground.submit(source=str(tmp_path / "nowhere"), sha256="0" * 64)
     job = await playground.phase(Phase.FAILED)
     assert job.phase.error.startswith("node a: data 000000000000…")
     assert "nowhere: no token shards here" in job.phase.error

@@ -7,13 +7,15 @@ import pytest
 import pytest_asyncio
 
 from headway.daemon.local.cluster import LocalCluster
-from tests.integration.exactness.training import MAX_NODES, Oracle
+from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES, Oracle
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     """Five nodes, up for the whole run; each job takes as many of them as it is allowed."""
-    async with LocalCluster(tmp_path_factory.mktemp("cluster"), num_nodes=MAX_NODES) as running:
+    async with LocalCluster(
+        tmp_path_factory.mktemp("cluster"), num_nodes=MAX_NODES, node_settings=WITHOUT_SPARES
+    ) as running:
         yield running
 
 

@@ -10,7 +10,14 @@ from headway.daemon.client.node_drain import drain
 from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
-from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
+from tests.integration.exactness.training import (
+    TIMEOUT_S,
+    WITHOUT_SPARES,
+    Oracle,
+    assert_same_bits,
+    finished,
+    small_job,
+)
 
 BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
 BATCHES_FOR_TWO_CHANGES = 400  # changes of a running job lie seconds apart
@@ -35,7 +42,10 @@ async def until_batch(session: ClusterSession, name: str, batch: int, *, generat
 async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Two nodes train, a third joins, the stages are cut anew between two batches: the reference's bits."""
     spec = small_job("join", batches=BATCHES_WHILE_A_NODE_STARTS)
-    async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster, ClusterSession(cluster.address) as session:
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
         await submit(session, spec)
         first = await wait_for_phase(session, "join", frozenset({Phase.PREPARING, Phase.RUNNING}), timeout_s=TIMEOUT_S)
         planned = first.plan or first.next
@@ -50,10 +60,16 @@ async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, or
 async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Two nodes stop half way, which saves the job; three start on the same folder and finish: the same bits."""
     spec = small_job("stop-start", batches=BATCHES)
-    async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster, ClusterSession(cluster.address) as session:
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
         await submit(session, spec)
         await until_batch(session, "stop-start", 5)
-    async with LocalCluster(tmp_path / "state", num_nodes=3) as cluster, ClusterSession(cluster.address) as session:
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
         before = job_of(await session.view(), "stop-start")
         assert before.checkpoint is not None
         assert 0 < before.checkpoint.boundary < BATCHES
@@ -65,7 +81,10 @@ async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_pa
 async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Three nodes train; the job is paused and resumed, then a node is told to leave: the reference's bits."""
     spec = small_job("pause-drain", batches=BATCHES_FOR_TWO_CHANGES)
-    async with LocalCluster(tmp_path / "state", num_nodes=3) as cluster, ClusterSession(cluster.address) as session:
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
         await submit(session, spec)
         await until_batch(session, "pause-drain", 5)
         await pause(session, "pause-drain")

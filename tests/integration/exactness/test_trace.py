@@ -13,7 +13,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from headway.stages.spec import weight_version
 from tests.integration.exactness.test_changes import until_batch
-from tests.integration.exactness.training import TIMEOUT_S, finished, small_job
+from tests.integration.exactness.training import TIMEOUT_S, WITHOUT_SPARES, finished, small_job
 
 BATCHES = 200
 
@@ -26,7 +26,10 @@ async def test_every_microbatch_is_computed_once_on_the_version_before(
     history.mkdir()
     monkeypatch.setenv("HEADWAY_HISTORY_DIR", str(history))
     spec = small_job("trace", batches=BATCHES)
-    async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster, ClusterSession(cluster.address) as session:
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
         await submit(session, spec)
         await until_batch(session, "trace", 3)
         await pause(session, "trace")

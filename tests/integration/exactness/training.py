@@ -27,6 +27,8 @@ from headway.stages.tokens import TokenShards
 
 MAX_NODES = 5
 TIMEOUT_S = 90.0
+WITHOUT_SPARES = {"num_spares": 0}
+"""Settings of nodes whose workers nobody kills: no process imports torch for nothing."""
 
 MODEL = ModelSpec(
     num_hidden_layers=5,
