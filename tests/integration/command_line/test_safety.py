@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def etcd_pids(program: Any) -> list[int]:
     """The etcd processes of this program's clusters."""
     return [pid for pid in program._marked() if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
 
 
-@pytest.mark.slow
 def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wait_until: Callable[..., None]) -> None:
     """A job pauses in a checkpoint; cluster and state folder are lost; `submit --from` goes on with it.
 
