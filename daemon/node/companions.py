@@ -63,7 +63,7 @@ class Companions:
                         self._streams.pop(companion).cancel()
                     for companion in wanted - self._streams.keys():
                         name = f"company of {companion.node}"
-                        self._streams[companion] = group.create_task(self._accompany(companion), name=name)
+                        self._streams[companion] = group.create_task(self._accompany(companion, group), name=name)
                     await self._cluster.changed(seen)
         finally:
             self._streams.clear()
@@ -77,15 +77,18 @@ class Companions:
             if node.name != self._node and leader in (self._node, node.name)
         }
 
-    async def _accompany(self, companion: Companion) -> None:
-        """Until cancelled, because the daemon's record is gone or somebody else leads."""
+    async def _accompany(self, companion: Companion, group: asyncio.TaskGroup) -> None:
+        """Until cancelled, because the daemon's record is gone or somebody else leads.
+
+        A burial that has begun is finished nevertheless: the first lease that ends is what changes the view.
+        """
         while True:
             try:
                 await self._follow(companion)
             except (PeerError, RecoveryError, TimeoutError) as error:
                 log.debug("company_ended", node=companion.node, reason=str(error))
             if companion in self._met and await is_refused(companion.address):
-                await self._bury(companion)
+                await asyncio.shield(group.create_task(self._bury(companion), name=f"burial of {companion.node}"))
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _follow(self, companion: Companion) -> None:

@@ -101,7 +101,7 @@ async def test_what_was_stopped_goes_on_when_the_injector_is_killed(pids: Pids) 
     process = subprocess.Popen([sys.executable, "-c", code, str(etcd)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"stopped\n"
-    assert state_of(etcd) == "T"
+    await until_state(etcd, is_stopped=True)
     process.kill()
     process.communicate()
     await until_state(etcd, is_stopped=False)
