@@ -84,7 +84,7 @@ class _Found:
 class _Client:
     """The stream to the leader's daemon: one word, and then its end."""
 
-    async def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
+    async def accompany(self, address: str, _: str) -> AsyncIterator[control_pb2.AccompanyReply]:
         yield control_pb2.AccompanyReply(incarnation="node-1-a")
         raise UnavailableError(address, "the stream was reset")
 
