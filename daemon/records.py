@@ -179,13 +179,19 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """One stage of a plan: which device computes which layers."""
+    """One worker's part of a plan: which device computes which layers, for which of a batch's reduction groups.
+
+    Workers with the same layers are the replicas of one stage: they stand side by side in the plan, sorted by their
+    first group, and the first of them leads. A worker is known by its position among all workers of the plan.
+    """
 
     node: str
     node_incarnation: str
     device_index: int
     layers: tuple[str, ...]
     depth: int
+    groups: tuple[int, ...] = ()
+    """The reduction groups whose microbatches it computes, rising; empty: all, it has the stage to itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +223,32 @@ class PlanRecord:
         """Its timeline with its ancestry."""
         return Lineage(timeline=self.timeline, ancestry=self.ancestry)
 
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """Per stage, the positions of its workers; the first one leads."""
+        found: list[list[int]] = []
+        for position, worker in enumerate(self.stages):
+            if position and worker.layers == self.stages[position - 1].layers:
+                found[-1].append(position)
+            else:
+                found.append([position])
+        return tuple(map(tuple, found))
+
+    @property
+    def num_stages(self) -> int:
+        """Of the pipeline; each may have several workers."""
+        return len(self.replicas)
+
+    def stage_index(self, position: int) -> int:
+        """The stage that a worker belongs to, from 0."""
+        return next(index for index, workers in enumerate(self.replicas) if position in workers)
+
+    def is_lead(self, position: int) -> bool:
+        """Whether a worker leads its stage: it has group 0, and speaks for the stage."""
+        return not self.stages[position].groups or self.stages[position].groups[0] == 0
+
     def holder(self, layer: str) -> StagePlan:
-        """The stage that computes a layer. Raises KeyError for a layer no stage has."""
+        """The worker that computes a layer, the leading one of several. Raises KeyError for a layer no stage has."""
         for stage in self.stages:
             if layer in stage.layers:
                 return stage

@@ -360,16 +360,20 @@ class Prepare(_message.Message):
     def __init__(self, job: _Optional[bytes] = ..., job_name: _Optional[str] = ..., generation: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., data_path: _Optional[str] = ..., log_path: _Optional[str] = ..., device_index: _Optional[int] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
-    __slots__ = ("index", "num_stages", "layers", "depth")
+    __slots__ = ("index", "num_stages", "layers", "depth", "groups", "worker")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_stages: int
     layers: _containers.RepeatedScalarFieldContainer[str]
     depth: int
-    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ...) -> None: ...
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    worker: int
+    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., worker: _Optional[int] = ...) -> None: ...
 
 class LayerSource(_message.Message):
     __slots__ = ("layer", "live", "initial", "path")
@@ -384,17 +388,23 @@ class LayerSource(_message.Message):
     def __init__(self, layer: _Optional[str] = ..., live: _Optional[bool] = ..., initial: _Optional[bool] = ..., path: _Optional[str] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("stage", "address", "incarnation")
+    __slots__ = ("stage", "address", "incarnation", "worker", "groups", "collective")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     address: str
     incarnation: str
-    def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    worker: int
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    collective: bool
+    def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., collective: _Optional[bool] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job")
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +413,7 @@ class Start(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
+    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_DIR_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LIVE_FIELD_NUMBER: _ClassVar[int]
@@ -414,14 +425,15 @@ class Start(_message.Message):
     boundary: int
     stage: StageAssignment
     sources: _containers.RepeatedCompositeFieldContainer[LayerSource]
-    upstream: Peer
-    downstream: Peer
+    upstream: _containers.RepeatedCompositeFieldContainer[Peer]
+    downstream: _containers.RepeatedCompositeFieldContainer[Peer]
+    siblings: _containers.RepeatedCompositeFieldContainer[Peer]
     source_timeline: int
     snapshot_dir: str
     snapshot_live: bool
     furthest: int
     source_job: str
-    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Union[Peer, _Mapping]] = ..., downstream: _Optional[_Union[Peer, _Mapping]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ...) -> None: ...
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ...) -> None: ...
 
 class ChooseStop(_message.Message):
     __slots__ = ("job_name", "generation")
