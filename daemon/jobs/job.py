@@ -54,6 +54,8 @@ class PlacementSpec:
     """0: no limit."""
     sites: tuple[str, ...] = ()
     """Only nodes of these sites; empty: all."""
+    replicas: tuple[int, ...] = ()
+    """How many workers each stage has, from the first stage to the last; empty: the planner chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

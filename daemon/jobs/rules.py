@@ -67,7 +67,6 @@ AT_MOST: dict[str, int] = {
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "train.eval_every": ((0,), "held-out evaluation"),
-    "train.recompute": (("none",), "recomputation of activations"),
     "train.compile": ((False,), "compilation of layers"),
     "train.link": (("auto", "grpc"), "the collective link"),
     "train.wire": (("none",), "wire compression"),
@@ -190,6 +189,25 @@ def _check_placement(spec: JobSpec, source: str) -> None:
         )
     if not all(placement.sites):
         _refuse(source, "placement.sites", "a site's name is empty")
+    _check_replicas(spec, source)
+
+
+def _check_replicas(spec: JobSpec, source: str) -> None:
+    key, replicas, groups = "placement.replicas", spec.placement.replicas, spec.train.reduction_groups
+    most = min(len(spec.layers), spec.train.microbatches)
+    if len(replicas) > most:
+        what = f"{len(spec.layers)} layers and {spec.train.microbatches} microbatches allow {most} stages at most"
+        _refuse(source, key, f"names {len(replicas)} stages, but {what}")
+    for number in replicas:
+        if number < 1:
+            _refuse(source, key, f"each stage has at least 1 worker, not {number}")
+        if number > groups:
+            _refuse(
+                source,
+                key,
+                f"{number} replicas cannot share {groups} reduction group{'s' * (groups != 1)}; "
+                f"set train.reduction_groups to {number} or more",
+            )
 
 
 def _value(spec: JobSpec, key: str) -> Any:

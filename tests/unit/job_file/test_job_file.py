@@ -93,6 +93,15 @@ REFUSED = {
         NAMED + "[placement]\nmin_nodes = 3\nmax_nodes = 2",
         "placement.max_nodes: 2 is below min_nodes",
     ),
+    "more replicas than groups": (
+        NAMED + "[train]\nreduction_groups = 2\n[placement]\nreplicas = [1, 3]",
+        "placement.replicas: 3 replicas cannot share 2 reduction groups; set train.reduction_groups to 3",
+    ),
+    "a stage of nobody": (NAMED + "[placement]\nreplicas = [1, 0]", "placement.replicas: each stage has at least 1"),
+    "more stages than layers": (
+        NAMED + "[placement]\nreplicas = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]",
+        "placement.replicas: names 11 stages, but 10 layers and",
+    ),
     "evaluation": (NAMED + "[train]\neval_every = 5", "train.eval_every: 5 asks for held-out evaluation, which this"),
     "recomputation": (NAMED + '[train]\nrecompute = "block"', 'train.recompute: "block" asks for recomputation'),
     "compilation": (NAMED + "[train]\ncompile = true", "train.compile: true asks for compilation"),
