@@ -1,4 +1,9 @@
-"""Forward and backward of a stage's layers, and the autograd graphs of the microbatches in flight."""
+"""Forward and backward of a stage's layers, and the autograd graphs of the microbatches in flight.
+
+A stage is a row of *pieces*: runs of layers with one graph each. A piece keeps its graph from its forward to its
+backward; with `recompute = "block"` each block is a piece that keeps its input only and computes its graph again. Where
+a graph is cut decides no bit: the gradient of a piece's input is that of the output of the piece above it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +18,24 @@ from headway.stages.weight_versions import ParameterSet
 
 
 @dataclass(frozen=True, slots=True)
+class _Piece:
+    """Layers first … end-1 of a stage, differentiated as one graph."""
+
+    first: int
+    end: int
+    is_recomputed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _InFlight:
     """One microbatch between its forward and its backward."""
 
     version: int
-    hidden: Tensor
-    output: Tensor
+    targets: Tensor
+    inputs: list[Tensor]
+    """Of each piece: leaves, or the tokens."""
+    outputs: list[Tensor | None]
+    """Of each piece, with its graph; None where that is computed again."""
 
 
 class StageGraph:
@@ -43,8 +60,14 @@ class StageGraph:
             )
             for k in (0, 1)
         )
+        self._pieces = _pieces([layer.name for layer in layers], train)
+        # By tensor set and piece.
         self._parameters = tuple(
-            [tensor for layer in layers for tensor in layer.versions.sets[k].values()] for k in (0, 1)
+            tuple(
+                [tensor for layer in layers[piece.first : piece.end] for tensor in layer.versions.sets[k].values()]
+                for piece in self._pieces
+            )
+            for k in (0, 1)
         )
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._num_readers = [0, 0]
@@ -61,16 +84,21 @@ class StageGraph:
         sequence, hidden] on the others. Returns the hidden output, or the loss [] on the last stage, without a graph.
         """
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
-        assert all(layer.versions.holds(version) for layer in self._layers), f"W_{version} is not live"
-        hidden = inputs if self._is_first else inputs.detach().requires_grad_()
-        output = hidden
-        for module in self._modules[version % 2]:
-            output = module(output)
-        if self._is_last:
-            output = token_loss(output, targets)
-        self._in_flight[key] = _InFlight(version, hidden, output)
+        self._check_live(version)
+        held = _InFlight(version, targets, [], [])
+        hidden = inputs
+        for piece in self._pieces:
+            leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
+            output: Tensor | None = self._compute(piece, leaf, held)
+            assert output is not None
+            hidden = output.detach()
+            if piece.is_recomputed:
+                output = None  # its graph goes before that of the next piece comes
+            held.inputs.append(leaf)
+            held.outputs.append(output)
+        self._in_flight[key] = held
         self._num_readers[version % 2] += 1
-        return output.detach()
+        return hidden
 
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
         """Differentiate a microbatch by the weights its forward read, and free its graph.
@@ -79,12 +107,31 @@ class StageGraph:
         layers and their parameters, and that of the input; None on the first stage.
         """
         held = self._in_flight.pop(key)
-        inputs: list[Tensor] = [*self._parameters[held.version % 2]]
-        if not self._is_first:
-            inputs.append(held.hidden)
-        gradients = list(torch.autograd.grad(held.output, inputs, None if gradient is None else (gradient,)))
+        by_piece: list[list[Tensor]] = []
+        for index in reversed(range(len(self._pieces))):
+            piece, leaf, output = self._pieces[index], held.inputs.pop(), held.outputs.pop()
+            if output is None:
+                self._check_live(held.version)
+                output = self._compute(piece, leaf, held)
+            parameters = self._parameters[held.version % 2][index]
+            by = parameters if self._is_first and index == 0 else [*parameters, leaf]
+            gradients = list(torch.autograd.grad(output, by, None if gradient is None else (gradient,)))
+            gradient = gradients.pop() if len(by) > len(parameters) else None
+            by_piece.append(gradients)
         self._num_readers[held.version % 2] -= 1
-        return gradients, None if self._is_first else gradients.pop()
+        return [tensor for gradients in reversed(by_piece) for tensor in gradients], gradient
+
+    def _compute(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
+        """A piece's output, or the loss, with its graph. A second time it does the very same operations."""
+        output = leaf
+        for module in self._modules[held.version % 2][piece.first : piece.end]:
+            output = module(output)
+        if self._is_last and piece.end == len(self._layers):
+            output = token_loss(output, held.targets)
+        return output
+
+    def _check_live(self, version: int) -> None:
+        assert all(layer.versions.holds(version) for layer in self._layers), f"W_{version} is not live"
 
     def version_of(self, key: tuple[int, int]) -> int:
         """The version that a microbatch in flight was computed on."""
@@ -96,6 +143,13 @@ class StageGraph:
         numbered = iter(gradients)
         for layer in self._layers:
             layer.update(batch, {name: next(numbered) for name in layer.versions.sets[0]})
+
+
+def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:
+    """A stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
+    if train.recompute == "none":
+        return (_Piece(0, len(names), is_recomputed=False),)
+    return tuple(_Piece(k, k + 1, is_recomputed=name.startswith("block.")) for k, name in enumerate(names))
 
 
 def _bound(module: nn.Module, parameters: ParameterSet) -> nn.Module:

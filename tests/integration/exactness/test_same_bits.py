@@ -71,6 +71,13 @@ async def test_bfloat16_jobs_have_the_bits_of_the_plain_loop_too(
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
 
 
+async def test_computing_blocks_again_changes_no_bit(cluster: LocalCluster, oracle: Oracle, tmp_path: Path) -> None:
+    """A job that keeps only the inputs of its blocks, on three nodes → the reference, which keeps every graph."""
+    plain = small_job("kept")
+    spec = small_job("recomputed", recompute="block")
+    assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=3), oracle(plain))
+
+
 @pytest.mark.parametrize("optimizer", ["lion", "sgd"])
 async def test_the_other_optimizers_have_the_bits_of_the_plain_loop_too(
     cluster: LocalCluster, oracle: Oracle, tmp_path: Path, optimizer: str

@@ -103,7 +103,10 @@ REFUSED = {
         "placement.replicas: names 11 stages, but 10 layers and",
     ),
     "evaluation": (NAMED + "[train]\neval_every = 5", "train.eval_every: 5 asks for held-out evaluation, which this"),
-    "recomputation": (NAMED + '[train]\nrecompute = "block"', 'train.recompute: "block" asks for recomputation'),
+    "recomputation of what": (
+        NAMED + '[train]\nrecompute = "blocks"',
+        "train.recompute: 'blocks' is not one of none, block; did you mean `block`?",
+    ),
     "compilation": (NAMED + "[train]\ncompile = true", "train.compile: true asks for compilation"),
     "collective link": (NAMED + '[train]\nlink = "collective"', 'set it to "auto" or "grpc"'),
     "lossy wire": (NAMED + '[train]\nwire = "int8"', 'train.wire: "int8" asks for wire compression'),

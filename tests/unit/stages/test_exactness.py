@@ -56,6 +56,9 @@ JOBS = {
     "1f1b, Muon + EF": make_job(with_train(schedule="1f1b"), EF),
     "1f1b, AdamW, no clip": make_job(with_train(schedule="1f1b", clip_norm=0.0), ADAMW),
     "gpipe, Muon + EF, bfloat16": make_job(with_train(schedule="gpipe", dtype="bfloat16"), EF),
+    "2bw, recomputation": make_job(with_train(recompute="block"), EF),
+    "2bw, recomputation, bfloat16": make_job(with_train(recompute="block", dtype="bfloat16"), EF),
+    "gpipe, recomputation, no clip": make_job(with_train(schedule="gpipe", recompute="block", clip_norm=0.0), ADAMW),
     "gpipe, AdamW, 3 groups": make_job(with_train(schedule="gpipe", microbatches=8, reduction_groups=3), ADAMW),
 }
 
