@@ -1,0 +1,172 @@
+"""Whether a running job moves to a better plan: what that saves against what it costs. Pure.
+
+A move pays when
+
+    (present − best) seconds a batch × batches that the new plan will live  >  MARGIN × (pause + bytes / rate)
+
+The new plan lives until the end of the job, or, where plans have changed of late, as long as those did on average.
+Noise moves nothing: less than `WORTH_A_CHANGE` is no gain, and going back to the plan that was just left takes a clear
+one. After a change comes a rest that grows with the number of changes of the last minutes, and a node that keeps going
+is used again only when it has stayed for a while: a node that flaps costs itself, not the job.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.planning.layer_costs import LayerCost
+from headway.daemon.records import StagePlan
+
+WORTH_A_CHANGE: Final = 1.05
+"""A plan must be predicted to be at least this many times faster."""
+WORTH_GOING_BACK: Final = 1.15
+"""The same for the plan that was left last, within `WINDOW_S`."""
+MARGIN: Final = 1.5
+"""What is saved must be more than this many times what moving costs."""
+WINDOW_S: Final = 600.0
+"""Changes of plan, and departures of a node, are remembered for so long."""
+SHORTEST_REST_S: Final = 2.0
+LONGEST_REST_S: Final = 120.0
+FIRST_PROBATION_S: Final = 10.0
+LONGEST_PROBATION_S: Final = 300.0
+DEFAULT_PAUSE_S: Final = 1.0
+"""From the last operation before a planned change to the first one after it, until one was measured."""
+DEFAULT_BYTES_PER_S: Final = 100e6
+"""Of a transfer of state between two nodes, writing and reading included, until one was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCost:
+    """What a planned change takes."""
+
+    num_bytes: int = 0
+    """That the busiest worker has to send or to load."""
+    bytes_per_s: float = DEFAULT_BYTES_PER_S
+    pause_s: float = DEFAULT_PAUSE_S
+    """Without the transfer."""
+
+    @property
+    def seconds(self) -> float:
+        """Of training."""
+        return self.pause_s + self.num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a job could gain."""
+
+    present_s: float
+    """A batch of the plan in force, by the newest measurements."""
+    best_s: float
+    """A batch of the best plan, by the same."""
+    is_other: bool
+    """Whether the best plan gives any worker other layers or groups."""
+    goes_back: bool = False
+    """Whether the best plan is the one that was left last."""
+    batches_left: int
+    cost: MoveCost
+    since_changes: tuple[float, ...] = ()
+    """Seconds since each change of plan that is known, in any order; older ones than `WINDOW_S` do not matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """To move or not, and why."""
+
+    is_worth_it: bool
+    reason: str
+    """A sentence without its full stop."""
+    wait_s: float = 0.0
+    """In so many seconds the same numbers may give another verdict; 0: never."""
+
+
+def judge(outlook: Outlook) -> Verdict:
+    """Whether the best plan is worth a change."""
+    if not outlook.is_other:
+        return _no("the plan in force is the best there is")
+    recent = sorted(since for since in outlook.since_changes if since < WINDOW_S)
+    factor = outlook.present_s / max(outlook.best_s, 1e-12)
+    faster = f"a plan predicted {_factor(factor)}× faster"
+    forgets_in = WINDOW_S - recent[-1] if recent else 0.0
+    if factor < WORTH_A_CHANGE:
+        return _no(f"no plan is predicted to be {WORTH_A_CHANGE - 1:.0%} faster".replace("%", " %"))
+    if outlook.goes_back and recent and factor < WORTH_GOING_BACK:
+        left_for_s = WINDOW_S - recent[0]
+        return _no(f"{faster} is the one that was left last, which takes {WORTH_GOING_BACK:g}×", left_for_s)
+    cost_s = outlook.cost.seconds
+    horizon_s = outlook.batches_left * outlook.best_s
+    plan_life_s = WINDOW_S / len(recent) if recent else horizon_s
+    saved_s = (factor - 1) * min(horizon_s, plan_life_s)
+    if saved_s <= cost_s * MARGIN:
+        is_unrest = plan_life_s < horizon_s
+        over = f"until plans change again, {_times(len(recent))} of late" if is_unrest else "over the batches left"
+        why = f"{faster} would save {_seconds(saved_s)} {over}, and moving costs {_seconds(cost_s)}"
+        return _no(why, forgets_in if is_unrest else 0.0)
+    rest_left_s = rest_s(cost_s, len(recent)) - recent[0] if recent else 0.0
+    if rest_left_s > 0:
+        return _no(f"{faster} waits for some rest, after {_times(len(recent))} of change of late", rest_left_s)
+    return Verdict(
+        is_worth_it=True,
+        reason=f"{_factor(factor)}× faster saves {_seconds(saved_s)} for {_seconds(cost_s)} of moving",
+    )
+
+
+def rest_s(cost_s: float, num_changes: int) -> float:
+    """How long the last of so many recent changes is followed by no other: a change more, a change's cost longer."""
+    return min(max(cost_s * num_changes, SHORTEST_REST_S), LONGEST_REST_S)
+
+
+def probation_s(num_departures: int) -> float:
+    """How long a node that went so often within `WINDOW_S` must have been there before a running job moves to it."""
+    if num_departures < 2:
+        return 0.0  # once may happen to anybody
+    return float(min(FIRST_PROBATION_S * 3 ** (num_departures - 2), LONGEST_PROBATION_S))
+
+
+def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after: Sequence[StagePlan]) -> int:
+    """Bytes of state that the busiest worker has to send or to load for a change of plan.
+
+    Workers load at the same time; a layer is sent by the first worker that has it.
+    """
+    of = {cost.name: cost.state_bytes for cost in costs}
+    sent: dict[tuple[str, int], int] = {}
+    loaded: dict[tuple[str, int], int] = {}
+    has = {(worker, layer) for worker, layer in _held(before)}
+    owner = {layer: worker for worker, layer in reversed(list(_held(before)))}
+    for worker, layer in _held(after):
+        if (worker, layer) not in has:
+            loaded[worker] = loaded.get(worker, 0) + of[layer]
+            if layer in owner:
+                sent[owner[layer]] = sent.get(owner[layer], 0) + of[layer]
+    return max((*loaded.values(), *sent.values()), default=0)
+
+
+def is_same(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
+    """Whether two plans give the same workers the same layers and groups; depths may differ."""
+    return [_part(worker) for worker in one] == [_part(worker) for worker in other]
+
+
+def _part(worker: StagePlan) -> tuple[object, ...]:
+    return worker.node, worker.node_incarnation, worker.device_index, worker.layers, worker.groups
+
+
+def _held(stages: Iterable[StagePlan]) -> Iterable[tuple[tuple[str, int], str]]:
+    return (((stage.node, stage.device_index), layer) for stage in stages for layer in stage.layers)
+
+
+def _no(reason: str, wait_s: float = 0.0) -> Verdict:
+    return Verdict(is_worth_it=False, reason=reason, wait_s=wait_s)
+
+
+def _factor(factor: float) -> str:
+    """Coarse, so that noise does not make another sentence of it."""
+    return f"{factor:.2g}" if factor < 10 else f"{factor:.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    """One digit, for the same reason."""
+    return f"{float(f'{seconds:.1g}'):g} s"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
