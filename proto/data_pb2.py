@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/proto/data.proto\x12\x0cheadway.data\"\xa4\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x1c\n\x14\x65xpected_incarnation\x18\x05 \x01(\t\x12\x15\n\rnext_sequence\x18\x06 \x01(\x03\x12\r\n\x05stage\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\"\xe9\x01\n\nHelloReply\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32 .headway.data.HelloReply.Verdict\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rnext_sequence\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"l\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0b\n\x07NOT_YET\x10\x02\x12\t\n\x05STALE\x10\x03\x12\x12\n\x0eWRONG_PROTOCOL\x10\x04\x12\x0e\n\nWRONG_PEER\x10\x05\"\xbd\x01\n\nTensorSpec\x12-\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1e.headway.data.TensorSpec.DType\x12\r\n\x05shape\x18\x02 \x03(\x03\"q\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\x0b\n\x07\x46LOAT64\x10\x03\x12\t\n\x05INT64\x10\x04\x12\t\n\x05INT32\x10\x05\x12\t\n\x05UINT8\x10\x06\x12\x08\n\x04INT8\x10\x07\"\xee\x02\n\x0b\x46rameHeader\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.headway.data.FrameHeader.Kind\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x03\x12\x12\n\nmicrobatch\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x03\x12\x14\n\x0c\x61\x63knowledged\x18\x06 \x01(\x03\x12)\n\x07tensors\x18\x07 \x03(\x0b\x32\x18.headway.data.TensorSpec\x12\x15\n\rpayload_bytes\x18\x08 \x01(\x04\x12\x16\n\x0epayload_offset\x18\t \x01(\x04\"x\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nACTIVATION\x10\x01\x12\x0c\n\x08GRADIENT\x10\x02\x12\x10\n\x0cNORM_SQUARES\x10\x03\x12\x0e\n\nNORM_TOTAL\x10\x04\x12\r\n\tHEARTBEAT\x10\x05\x12\x0b\n\x07GOODBYE\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headway/proto/data.proto\x12\x0cheadway.data\"\xb4\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x1c\n\x14\x65xpected_incarnation\x18\x05 \x01(\t\x12\x15\n\rnext_sequence\x18\x06 \x01(\x03\x12\r\n\x05stage\x18\x07 \x01(\r\x12\x0e\n\x06worker\x18\t \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\"\xe9\x01\n\nHelloReply\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32 .headway.data.HelloReply.Verdict\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rnext_sequence\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"l\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0b\n\x07NOT_YET\x10\x02\x12\t\n\x05STALE\x10\x03\x12\x12\n\x0eWRONG_PROTOCOL\x10\x04\x12\x0e\n\nWRONG_PEER\x10\x05\"\xbd\x01\n\nTensorSpec\x12-\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1e.headway.data.TensorSpec.DType\x12\r\n\x05shape\x18\x02 \x03(\x03\"q\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\x0b\n\x07\x46LOAT64\x10\x03\x12\t\n\x05INT64\x10\x04\x12\t\n\x05INT32\x10\x05\x12\t\n\x05UINT8\x10\x06\x12\x08\n\x04INT8\x10\x07\"\x92\x03\n\x0b\x46rameHeader\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.headway.data.FrameHeader.Kind\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x03\x12\x12\n\nmicrobatch\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x03\x12\x14\n\x0c\x61\x63knowledged\x18\x06 \x01(\x03\x12)\n\x07tensors\x18\x07 \x03(\x0b\x32\x18.headway.data.TensorSpec\x12\x15\n\rpayload_bytes\x18\x08 \x01(\x04\x12\x16\n\x0epayload_offset\x18\t \x01(\x04\"\x9b\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nACTIVATION\x10\x01\x12\x0c\n\x08GRADIENT\x10\x02\x12\x10\n\x0cNORM_SQUARES\x10\x03\x12\x0e\n\nNORM_TOTAL\x10\x04\x12\x08\n\x04SUMS\x10\x07\x12\x0b\n\x07REDUCED\x10\x08\x12\n\n\x06LOSSES\x10\t\x12\r\n\tHEARTBEAT\x10\x05\x12\x0b\n\x07GOODBYE\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.proto.data_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=43
-  _globals['_HELLO']._serialized_end=207
-  _globals['_HELLOREPLY']._serialized_start=210
-  _globals['_HELLOREPLY']._serialized_end=443
-  _globals['_HELLOREPLY_VERDICT']._serialized_start=335
-  _globals['_HELLOREPLY_VERDICT']._serialized_end=443
-  _globals['_TENSORSPEC']._serialized_start=446
-  _globals['_TENSORSPEC']._serialized_end=635
-  _globals['_TENSORSPEC_DTYPE']._serialized_start=522
-  _globals['_TENSORSPEC_DTYPE']._serialized_end=635
-  _globals['_FRAMEHEADER']._serialized_start=638
-  _globals['_FRAMEHEADER']._serialized_end=1004
-  _globals['_FRAMEHEADER_KIND']._serialized_start=884
-  _globals['_FRAMEHEADER_KIND']._serialized_end=1004
+  _globals['_HELLO']._serialized_end=223
+  _globals['_HELLOREPLY']._serialized_start=226
+  _globals['_HELLOREPLY']._serialized_end=459
+  _globals['_HELLOREPLY_VERDICT']._serialized_start=351
+  _globals['_HELLOREPLY_VERDICT']._serialized_end=459
+  _globals['_TENSORSPEC']._serialized_start=462
+  _globals['_TENSORSPEC']._serialized_end=651
+  _globals['_TENSORSPEC_DTYPE']._serialized_start=538
+  _globals['_TENSORSPEC_DTYPE']._serialized_end=651
+  _globals['_FRAMEHEADER']._serialized_start=654
+  _globals['_FRAMEHEADER']._serialized_end=1056
+  _globals['_FRAMEHEADER_KIND']._serialized_start=901
+  _globals['_FRAMEHEADER_KIND']._serialized_end=1056
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "job", "generation", "incarnation", "expected_incarnation", "next_sequence", "stage", "attempt")
+    __slots__ = ("protocol", "job", "generation", "incarnation", "expected_incarnation", "next_sequence", "stage", "worker", "attempt")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Hello(_message.Message):
     EXPECTED_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
@@ -24,8 +25,9 @@ class Hello(_message.Message):
     expected_incarnation: str
     next_sequence: int
     stage: int
+    worker: int
     attempt: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[str] = ..., expected_incarnation: _Optional[str] = ..., next_sequence: _Optional[int] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[str] = ..., expected_incarnation: _Optional[str] = ..., next_sequence: _Optional[int] = ..., stage: _Optional[int] = ..., worker: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("verdict", "reason", "next_sequence", "incarnation")
@@ -88,6 +90,9 @@ class FrameHeader(_message.Message):
         GRADIENT: _ClassVar[FrameHeader.Kind]
         NORM_SQUARES: _ClassVar[FrameHeader.Kind]
         NORM_TOTAL: _ClassVar[FrameHeader.Kind]
+        SUMS: _ClassVar[FrameHeader.Kind]
+        REDUCED: _ClassVar[FrameHeader.Kind]
+        LOSSES: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
@@ -95,6 +100,9 @@ class FrameHeader(_message.Message):
     GRADIENT: FrameHeader.Kind
     NORM_SQUARES: FrameHeader.Kind
     NORM_TOTAL: FrameHeader.Kind
+    SUMS: FrameHeader.Kind
+    REDUCED: FrameHeader.Kind
+    LOSSES: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]

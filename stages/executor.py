@@ -4,7 +4,6 @@ The thread that calls `run` is the only one that touches the stage. Links put wh
 something else of the stage puts that into the same inbox, and `handle` gets it between two operations.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -14,13 +13,14 @@ import torch
 from torch import Tensor
 
 from headway.stages.clipping import SquaresRelay, clip_coefficient, fold, layer_square
-from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
-from headway.stages.frame_contract import FrameContract
+from headway.stages.errors import AbortedError, ProtocolError, UnavailableError
+from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract
 from headway.stages.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.gradient_sums import GradientSums
 from headway.stages.history import Recorder
 from headway.stages.ids import Batch, Boundary, Microbatch
 from headway.stages.journal import Journal, JournalRow
+from headway.stages.journal_writer import BatchLosses, JournalWriter
 from headway.stages.layer_state import LayerState
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.schedule import (
@@ -35,14 +35,18 @@ from headway.stages.schedule import (
     awaited,
     next_op,
 )
+from headway.stages.siblings import Siblings
 from headway.stages.snapshot_writer import SnapshotEnded
 from headway.stages.snapshots import PATIENCE_S as SNAPSHOT_PATIENCE_S
 from headway.stages.snapshots import Snapshots
 from headway.stages.spec import layer_names, weight_version
 from headway.stages.stage_context import MicrobatchSource, StageContext
 from headway.stages.stage_graph import StageGraph
+from headway.stages.stage_links import StageLinks, by_microbatch
 
 PATIENCE_S = 600.0
+
+_REDUCTION_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES})
 
 
 @dataclass(slots=True)
@@ -54,7 +58,7 @@ class OpTimes:
 
 
 class Executor:
-    """One stage from one boundary to the next stop."""
+    """One stage, or one replica of it, from one boundary to the next stop."""
 
     def __init__(
         self,
@@ -63,8 +67,7 @@ class Executor:
         *,
         tokens: MicrobatchSource | None,
         journal: Journal | None,
-        upstream: Link | None,
-        downstream: Link | None,
+        links: StageLinks,
         inbox: SimpleQueue[object],
         handle: Callable[[object], None],
         on_batch: Callable[[JournalRow], None] | None = None,
@@ -77,14 +80,16 @@ class Executor:
     ) -> None:
         """layers: live, at the context's boundary; the stage is the only one to touch them until `run` returns.
 
-        tokens: on the first stage only. journal: on the last only; rows from the boundary on are cut off. upstream,
-        downstream: the neighbours, None at the ends. handle: is called in the thread of `run` with everything in the
-        inbox that no link put there. on_batch: on the last stage, once per batch. on_operation: after each operation,
-        with its frames handed to the links. patience_s: how long nothing at all may arrive while the stage waits.
+        tokens: on the first stage only. journal: on the last only, and there on its lead; rows from the boundary on are
+        cut off. handle: is called in the thread of `run` with everything in the inbox that no link put there. on_batch:
+        where the journal is, once per batch. on_operation: after each operation, with its frames handed to the links.
+        patience_s: how long nothing at all may arrive while the stage waits.
         """
         is_first, is_last = context.stage_index == 0, context.stage_index == context.num_stages - 1
-        assert (tokens is not None) == is_first == (upstream is None)
-        assert (journal is not None) == is_last == (downstream is None)
+        assert (tokens is not None) == is_first == (not links.upstream)
+        assert is_last == (not links.downstream)
+        assert (journal is not None) == (is_last and context.is_lead)
+        assert context.has_replicas == bool(links.siblings)
         assert tuple(layer.name for layer in layers) == context.layers
         assert all(layer.boundary == context.boundary for layer in layers), "a layer is at another boundary"
         train = context.train
@@ -92,16 +97,16 @@ class Executor:
         self._layers = tuple(layers)
         self._tokens = tokens
         self._journal = journal
-        self._upstream = upstream
-        self._downstream = downstream
+        self._links = links
+        num_microbatches, num_groups = train.microbatches, train.reduction_groups
+        self._upstream = by_microbatch(links.upstream, num_microbatches=num_microbatches, num_groups=num_groups)
+        self._downstream = by_microbatch(links.downstream, num_microbatches=num_microbatches, num_groups=num_groups)
         self._inbox = inbox
         self._handle = handle
-        self._on_batch = on_batch
         self._recorder = recorder
         self._snapshots = snapshots
         self._goodput = goodput or Goodput()
         self._on_operation = on_operation
-        self._stops_at_non_finite = stops_at_non_finite
         self._patience_s = patience_s
         self._schedule = StageSchedule.of(
             train,
@@ -109,19 +114,26 @@ class Executor:
             num_stages=context.num_stages,
             depth=context.depth,
             first_batch=context.boundary,
+            groups=context.groups,
         )
         self._state = ScheduleState(self._schedule)
         self._contract = FrameContract.of(context.model, train)
         self._graph = StageGraph(layers, context.model, train, is_first=is_first, is_last=is_last)
-        self._sums = GradientSums(num_microbatches=train.microbatches, num_groups=train.reduction_groups)
+        self._sums = GradientSums(num_microbatches=num_microbatches, num_groups=num_groups)
+        self._siblings: Siblings | None = None
+        if context.has_replicas:
+            shapes = [tensor.shape for layer in layers for tensor in layer.versions.sets[0].values()]
+            self._siblings = Siblings(context, links.siblings, shapes)
         self._squares = SquaresRelay(is_last=is_last)
         self._inputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._output_gradients: dict[tuple[int, int], Tensor] = {}
         self._reduced: dict[int, list[Tensor]] = {}
         self._total_squares: dict[int, float] = {}
-        self._losses: dict[int, dict[int, Tensor]] = {}
+        self._losses = BatchLosses()
+        self._rows: JournalWriter | None = None
+        if journal is not None:
+            self._rows = JournalWriter(journal, context, stops_at_non_finite=stops_at_non_finite, on_batch=on_batch)
         self._abort_reason: str | None = None
-        self._batch_ended = 0.0
         # Read by others, from any thread, at any time.
         self.num_ops_done = 0
         self.num_stale_frames = 0
@@ -134,7 +146,7 @@ class Executor:
     # --- For `handle`, between operations ---
 
     def choose_stop(self) -> Boundary:
-        """First stage: stop as soon as the batch that has begun is done. Returns where."""
+        """First stage, its lead: stop as soon as the batch that has begun is done. Returns where."""
         return Boundary(self._state.choose_stop())
 
     def stop_at(self, boundary: Boundary) -> None:
@@ -164,9 +176,8 @@ class Executor:
         AbortedError, and whatever `handle`, `on_batch` and the layers raise.
         """
         state = self._state
-        if self._journal is not None:
-            self._journal.truncate(self._context.boundary)
-        self._batch_ended = perf_counter()
+        if self._rows is not None:
+            self._rows.begin()
         if self._snapshots is not None:
             self._tell(self._snapshots.started(self._layers, self._journal))
         self.is_runnable = True
@@ -200,7 +211,7 @@ class Executor:
             self._wait_for_snapshot()
             return
         peer = self._awaited_peer(what)
-        is_inherent = self._schedule.delay == 0 and self._state.forwards.num_done == 0
+        is_inherent = self._schedule.delay == 0 and self._state.forwards.num_done == 0 and what is not Awaited.REDUCTION
         self._goodput.waits(BUBBLE if is_inherent else waiting_for(peer), perf_counter())
         try:
             item = self._next_item(peer, self._patience_s)
@@ -231,8 +242,19 @@ class Executor:
             self.waiting_for, self.is_runnable = "", True
 
     def _awaited_peer(self, what: Awaited) -> str:
-        comes_from_above = what is Awaited.INPUT or (what is Awaited.CLIP_TOTAL and not self._schedule.is_first)
-        link = self._upstream if comes_from_above else self._downstream
+        state, siblings = self._state, self._siblings
+        link: Link | None = None
+        match what:
+            case Awaited.INPUT if not self._schedule.is_first:
+                link = self._upstream[state.forwards.lowest_next]
+            case Awaited.GRADIENT:
+                link = self._downstream[state.backwards.lowest_next]
+            case Awaited.REDUCTION if siblings is not None:
+                return siblings.awaited(state.version) or "this stage"
+            case Awaited.CLIP_TOTAL if siblings is not None and not self._schedule.is_lead:
+                return siblings.lead
+            case Awaited.CLIP_TOTAL:
+                link = self._links.upstream_lead or self._links.downstream_lead
         return link.peer if link is not None else "the coordinator"
 
     def _accept(self, item: object) -> None:
@@ -271,14 +293,31 @@ class Executor:
                 state.gradient_arrived(batch, microbatch)
             case FrameKind.NORM_SQUARES:
                 is_next = batch >= state.totals_below and self._squares.expects_downstream(batch)
-                self._require(frame, self._schedule.has_clip and is_next)
+                self._require(frame, self._schedule.has_clip and self._schedule.is_lead and is_next)
                 self._pass_squares(batch, self._squares.add_downstream(batch, frame.tensors[0].tolist()))
             case FrameKind.NORM_TOTAL:
-                self._require(frame, not self._schedule.is_first and state.expects_clip_total(batch))
+                has_sender = not (self._schedule.is_first and self._schedule.is_lead)
+                self._require(frame, has_sender and state.expects_clip_total(batch))
                 self._learn_total(batch, frame.tensors[0].item())
+            case FrameKind.SUMS | FrameKind.REDUCED | FrameKind.LOSSES:
+                self._accept_from_sibling(frame)
+
+    def _accept_from_sibling(self, frame: Frame) -> None:
+        siblings = self._siblings
+        assert siblings is not None
+        newest_batch = self._state.backwards.batch + self._schedule.delay
+        self._require(frame, siblings.expects(frame, newest_batch=newest_batch))
+        if frame.kind is FrameKind.LOSSES:
+            assert self._rows is not None
+            self._rows.add(frame.batch, siblings.received_losses(frame), frame.tensors[0])
+        else:
+            self._reduced_if_whole(frame.batch, siblings.received(frame, self._received(frame.tensors[0])))
 
     def _check_form(self, frame: Frame) -> None:
-        violation = self._contract.violation(frame.kind, [(tensor.dtype, tensor.shape) for tensor in frame.tensors])
+        if self._siblings is not None and frame.kind in _REDUCTION_KINDS:
+            violation = self._siblings.violation(frame)
+        else:
+            violation = self._contract.violation(frame.kind, [(tensor.dtype, tensor.shape) for tensor in frame.tensors])
         if violation is not None:
             raise ProtocolError(self._sender(frame), violation)
 
@@ -288,8 +327,11 @@ class Executor:
             raise ProtocolError(self._sender(frame), f"sent an unexpected {what}")
 
     def _sender(self, frame: Frame) -> str:
-        comes_from_above = frame.kind in (FrameKind.ACTIVATION, FrameKind.NORM_TOTAL)
-        link = self._upstream if comes_from_above else self._downstream
+        is_of_reduction = frame.kind in _REDUCTION_KINDS
+        if is_of_reduction or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
+            return (self._siblings and self._siblings.peer(frame)) or "an unknown peer"
+        links = self._links.upstream if frame.kind in DOWNSTREAM_KINDS else self._links.downstream
+        link = links.get(frame.microbatch % self._schedule.num_groups)
         return link.peer if link is not None else "an unknown peer"
 
     def _received(self, tensor: Tensor) -> Tensor:
@@ -330,10 +372,11 @@ class Executor:
         inputs, targets = self._inputs.pop(key) if self._tokens is None else self._drawn(batch, microbatch)
         output = self._graph.forward(key, inputs, targets, version=version)
         self._state.forwarded(batch, microbatch)
-        if self._downstream is not None:
-            self._downstream.send(self._frame(FrameKind.ACTIVATION, batch, microbatch, (output, targets)))
+        link = self._downstream[microbatch]
+        if link is not None:
+            link.send(self._frame(FrameKind.ACTIVATION, batch, microbatch, (output, targets)))
         else:
-            self._losses.setdefault(batch, {})[microbatch] = output
+            self._losses.add(batch, microbatch, output)
         return version
 
     def _drawn(self, batch: int, microbatch: int) -> tuple[Tensor, Tensor]:
@@ -353,9 +396,10 @@ class Executor:
         output_gradient = self._output_gradients.pop(key, None)
         version = self._graph.version_of(key)
         gradients, input_gradient = self._graph.backward(key, output_gradient)
-        if self._upstream is not None:
+        link = self._upstream[microbatch]
+        if link is not None:
             assert input_gradient is not None
-            self._upstream.send(self._frame(FrameKind.GRADIENT, batch, microbatch, (input_gradient,)))
+            link.send(self._frame(FrameKind.GRADIENT, batch, microbatch, (input_gradient,)))
         used = [tensor for tensor in (output_gradient, input_gradient) if tensor is not None]
         self._sums.add(microbatch, gradients, others=used)
         if self._state.backwarded(batch, microbatch):
@@ -363,36 +407,28 @@ class Executor:
         return version
 
     def _end_batch(self, batch: int) -> None:
-        """The stage's last backward of a batch is done."""
-        if self._journal is not None:
-            self._write_journal(self._journal, batch)
-        gradients = self._sums.reduce()
+        """This worker's last backward of a batch is done."""
+        siblings = self._siblings
+        if self._schedule.is_last:
+            microbatches, losses = self._losses.take(batch)
+            if self._rows is not None:
+                self._rows.add(batch, microbatches, losses)
+            elif siblings is not None:
+                siblings.send_losses(batch, losses)
+        gradients = self._sums.reduce() if siblings is None else siblings.end_batch(batch, self._sums.take())
+        self._reduced_if_whole(batch, gradients)
+
+    def _reduced_if_whole(self, batch: int, gradients: list[Tensor] | None) -> None:
+        """The groups of a batch are added up, once there are gradients."""
+        if gradients is None:
+            return
         self._reduced[batch] = gradients
         assert len(self._reduced) <= 1 + self._schedule.delay, "too many gradient sets are waiting"
         self._state.groups_reduced(batch)
-        if self._schedule.has_clip:
+        if self._schedule.has_clip and self._schedule.is_lead:
             by_layer = _split(self._layers, gradients)
             own = [layer_square(of_layer) for of_layer in reversed(by_layer)]
             self._pass_squares(batch, self._squares.add_own(batch, own))
-
-    def _write_journal(self, journal: Journal, batch: int) -> None:
-        by_microbatch = self._losses.pop(batch)
-        losses = torch.stack([by_microbatch[i] for i in sorted(by_microbatch)]).tolist()  # waits for the device
-        for microbatch, loss in enumerate(losses):
-            if self._stops_at_non_finite and not math.isfinite(loss):
-                raise NonFiniteLossError(batch, microbatch, loss)
-        now = perf_counter()
-        row = JournalRow(
-            batch=Batch(batch),
-            microbatch_losses=tuple(losses),
-            tokens=self._context.train.tokens_per_batch,
-            seconds=now - self._batch_ended,
-            generation=self._context.generation,
-        )
-        self._batch_ended = now
-        journal.append(row)
-        if self._on_batch is not None:
-            self._on_batch(row)
 
     def _update(self, batch: int) -> int:
         gradients = self._reduced.pop(batch)
@@ -412,22 +448,26 @@ class Executor:
         """All squares of this stage and of those downstream, once they are there: upstream, or into the total."""
         if squares is None:
             return
-        if self._upstream is not None:
+        if self._links.upstream_lead is not None:
             frame = self._frame(FrameKind.NORM_SQUARES, batch, 0, (torch.tensor(squares, dtype=torch.float64),))
-            self._upstream.send(frame)
+            self._links.upstream_lead.send(frame)
             return
         num_layers = len(layer_names(self._context.model))
         if len(squares) != num_layers:
-            peer = self._downstream.peer if self._downstream is not None else "this stage"
+            peer = self._links.downstream_lead.peer if self._links.downstream_lead is not None else "this stage"
             raise ProtocolError(peer, f"squares of {len(squares)} layers arrived, the model has {num_layers}")
         self._learn_total(batch, fold(squares))
 
     def _learn_total(self, batch: int, total: float) -> None:
         self._total_squares[batch] = total
         self._state.clip_total_known(batch)
-        if self._downstream is not None:
-            frame = self._frame(FrameKind.NORM_TOTAL, batch, 0, (torch.tensor(total, dtype=torch.float64),))
-            self._downstream.send(frame)
+        if not self._schedule.is_lead:
+            return
+        frame = self._frame(FrameKind.NORM_TOTAL, batch, 0, (torch.tensor(total, dtype=torch.float64),))
+        if self._links.downstream_lead is not None:
+            self._links.downstream_lead.send(frame)
+        if self._siblings is not None:
+            self._siblings.send_total(frame)
 
     def _check_empty(self) -> None:
         """At a boundary nothing is under way: what is left over would be lost or counted twice."""
@@ -437,9 +477,10 @@ class Executor:
             "gradients": bool(self._output_gradients),
             "graphs": not self._graph.is_empty,
             "gradient sums": not self._sums.is_empty,
+            "groups' sums": self._siblings is not None and not self._siblings.is_empty,
             "reduced gradients": bool(self._reduced),
             "squares": not self._squares.is_empty or bool(self._total_squares),
-            "losses": bool(self._losses),
+            "losses": not self._losses.is_empty or not (self._rows is None or self._rows.is_empty),
         }
         assert not any(left.values()), f"left over at boundary {self.boundary}: {[k for k, v in left.items() if v]}"
         assert all(layer.boundary == self.boundary for layer in self._layers)

@@ -39,6 +39,9 @@ WIRE_KINDS = {
     FrameKind.GRADIENT: FrameHeader.GRADIENT,
     FrameKind.NORM_SQUARES: FrameHeader.NORM_SQUARES,
     FrameKind.NORM_TOTAL: FrameHeader.NORM_TOTAL,
+    FrameKind.SUMS: FrameHeader.SUMS,
+    FrameKind.REDUCED: FrameHeader.REDUCED,
+    FrameKind.LOSSES: FrameHeader.LOSSES,
 }
 TORCH_DTYPES = {wire: dtype for dtype, wire in WIRE_DTYPES.items()}
 _PADDING = memoryview(bytes(aligned(1)))

@@ -1,19 +1,26 @@
 """Which frames a job's links carry: per kind, the tensors' types and shapes, and from these every bound on memory.
 
+Between neighbouring stages both directions have the same forms; between replicas of a stage each has its own, as they
+depend on the groups and the slices of the two.
+
 Both ends derive the same contract from the job, so nothing that a peer says decides how much memory is taken for it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
+from headway.stages.group_reduction import slice_bounds
 from headway.stages.link import FrameKind
+from headway.stages.model import parameter_shapes
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.NORM_TOTAL})
 UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})
+SIBLING_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.NORM_TOTAL})
+_NORM_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL})
 
 ALIGNMENT_BYTES = 64
 """Every tensor of a payload begins at a multiple of this; the gap is zeros."""
@@ -51,27 +58,72 @@ class FrameContract:
     """The forms of each kind's tensors, and how many of the largest frames one side may have unacknowledged."""
 
     forms: Mapping[FrameKind, tuple[TensorForm, ...]]
+    """Of what may arrive."""
     max_unacknowledged_frames: int
+    sent_forms: Mapping[FrameKind, tuple[TensorForm, ...]] = field(default_factory=dict)
+    """Of what may be sent, where that differs."""
 
     @classmethod
-    def of(cls, model: ModelSpec, train: TrainSpec) -> "FrameContract":
-        """What a job's stages say to each other. No schedule has more than 2m microbatches in flight on a stage."""
+    def of(cls, model: ModelSpec, train: TrainSpec, *, has_norms: bool = True) -> "FrameContract":
+        """What a job's stages say to each other. No schedule has more than 2m microbatches in flight on a stage.
+
+        has_norms: only the leading replicas of two stages speak of the norm.
+        """
         tokens = (train.microbatch_size, train.sequence_length)
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
+        forms = {
+            FrameKind.ACTIVATION: (hidden, TensorForm(torch.int64, tokens)),
+            FrameKind.GRADIENT: (hidden,),
+            FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
+            FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+        }
         return cls(
-            forms={
-                FrameKind.ACTIVATION: (hidden, TensorForm(torch.int64, tokens)),
-                FrameKind.GRADIENT: (hidden,),
-                FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
-                FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
-            },
+            forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
             max_unacknowledged_frames=2 * train.microbatches + 4,
+        )
+
+    @classmethod
+    def between_replicas(
+        cls,
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        layers: Sequence[str],
+        replica_groups: Sequence[Sequence[int]],
+        own: int,
+        sibling: int,
+    ) -> "FrameContract":
+        """What two replicas of the stage of these layers say to each other: positions `own` and `sibling` of them.
+
+        A replica is at most one batch and the delay ahead of what the other has acknowledged by its own frames.
+        """
+
+        def said_by(speaker: int, listener: int) -> dict[FrameKind, tuple[TensorForm, ...]]:
+            bounds = slice_bounds(num_elements(layers, model), len(replica_groups))
+            lengths = [stop - start for start, stop in bounds]
+            groups = replica_groups[speaker]
+            forms = {
+                FrameKind.SUMS: (TensorForm(torch.float32, (len(groups), lengths[listener])),),
+                FrameKind.REDUCED: (TensorForm(torch.float32, (lengths[speaker],)),),
+            }
+            if listener == 0 and layers[-1] == layer_names(model)[-1]:
+                num_held = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
+                forms[FrameKind.LOSSES] = (TensorForm(torch.float32, (num_held,)),)
+            if speaker == 0:
+                forms[FrameKind.NORM_TOTAL] = (TensorForm(torch.float64, ()),)
+            return forms
+
+        return cls(
+            forms=said_by(sibling, own),
+            max_unacknowledged_frames=len(SIBLING_KINDS) * (2 + train.delay),
+            sent_forms=said_by(own, sibling),
         )
 
     @property
     def max_frame_bytes(self) -> int:
         """Payload of the largest frame."""
-        return max(sum(aligned(form.num_bytes) for form in forms) for forms in self.forms.values())
+        all_forms = (*self.forms.values(), *self.sent_forms.values())
+        return max(sum(aligned(form.num_bytes) for form in forms) for forms in all_forms)
 
     @property
     def max_unacknowledged_bytes(self) -> int:
@@ -89,3 +141,8 @@ class FrameContract:
                     f"{kind.name} tensor {position} is {dtype} {list(shape)} instead of {form.dtype} {list(form.shape)}"
                 )
         return None
+
+
+def num_elements(layers: Sequence[str], model: ModelSpec) -> int:
+    """Of all parameters of these layers."""
+    return sum(shape.numel() for layer in layers for shape in parameter_shapes(layer, model).values())

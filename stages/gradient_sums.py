@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 class GradientSums:
-    """One sum per reduction group, of all of a stage's parameters in a fixed order. One batch at a time."""
+    """One sum per reduction group, of all of a stage's parameters in a fixed order. One batch at a time.
+
+    A batch ends with `reduce` on a worker that holds all groups, with `take` on one of several replicas.
+    """
 
     def __init__(self, *, num_microbatches: int, num_groups: int) -> None:
         self._num_microbatches = num_microbatches
@@ -48,9 +51,18 @@ class GradientSums:
             assert sums is not None, "a reduction group has no gradients"
             torch._foreach_add_(total, sums)
         torch._foreach_mul_(total, 1 / self._num_microbatches)
+        self._begin()
+        return total
+
+    def take(self) -> list[list[Tensor]]:
+        """End the batch: the sums of each group that was added to, in order of the group."""
+        held = [sums for sums in self._sums if sums is not None]
+        self._begin()
+        return held
+
+    def _begin(self) -> None:
         self._sums = [None] * len(self._sums)
         self._next = list(range(len(self._sums)))
-        return total
 
 
 def _owned(gradients: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What neighbouring stages say to each other, and the one Protocol that every transport fulfils."""
+"""What neighbouring stages, and the replicas of one, say to each other; the one Protocol of every transport."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,12 +15,19 @@ class FrameKind(IntEnum):
     ACTIVATION = 1  # downstream: (hidden [microbatch, sequence, hidden], targets int64 [microbatch, sequence])
     GRADIENT = 2  # upstream: (gradient of hidden,)
     NORM_SQUARES = 3  # upstream: (float64 [layers so far], last layer first,)
-    NORM_TOTAL = 4  # downstream: (float64 [] total of the squares,)
+    NORM_TOTAL = 4  # downstream, and from the leading replica to the others: (float64 [] total of the squares,)
+    SUMS = 7  # between replicas: (float32 [groups of the sender, slice of the receiver],)
+    REDUCED = 8  # between replicas: (float32 [slice of the sender] of the mean gradient,)
+    LOSSES = 9  # to the leading replica of the last stage: (float32 [microbatches of the sender], in order,)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message of one generation. `microbatch` is 0 for the norm kinds, which speak of a whole batch."""
+    """One message of one generation.
+
+    The norm kinds speak of a whole batch, their `microbatch` is 0; that of SUMS, REDUCED and LOSSES is the first one of
+    the replica that sends them, which says who it is.
+    """
 
     kind: FrameKind
     generation: Generation

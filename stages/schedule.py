@@ -81,6 +81,14 @@ class Awaited(Enum):
     CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
 
 
+def replica_depth(stage_depth: int, *, num_held: int, num_microbatches: int) -> int:
+    """How many microbatches a replica may have in flight that computes num_held of its stage's.
+
+    Its share of the stage's depth, and one more, as its microbatches do not come evenly.
+    """
+    return min(stage_depth, math.ceil(stage_depth * num_held / num_microbatches) + 1)
+
+
 def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_in_microbatches: float = 0.0) -> int:
     """How many microbatches stage s of p may have in flight, with m microbatches a batch.
 
@@ -120,22 +128,38 @@ class StageSchedule:
 
     @classmethod
     def of(
-        cls, train: TrainSpec, *, stage_index: int, num_stages: int, depth: int, first_batch: int = 0
+        cls,
+        train: TrainSpec,
+        *,
+        stage_index: int,
+        num_stages: int,
+        depth: int,
+        first_batch: int = 0,
+        groups: tuple[int, ...] | None = None,
     ) -> "StageSchedule":
-        """The schedule of a stage that has no replicas."""
-        is_last = stage_index == num_stages - 1
+        """The schedule of a worker: the only one of its stage, or the replica that holds these groups.
+
+        In gpipe it has room for all of its microbatches of a batch, whatever the depth says.
+        """
+        is_last, is_gpipe = stage_index == num_stages - 1, train.schedule == "gpipe"
         return cls(
             delay=train.delay,
-            depth=depth,
-            warmup=train.microbatches if train.schedule == "gpipe" and is_last else 1,
+            depth=train.microbatches if is_gpipe else depth,
+            warmup=train.microbatches if is_gpipe and is_last else 1,
             num_microbatches=train.microbatches,
             num_groups=train.reduction_groups,
+            groups=groups,
             is_first=stage_index == 0,
             is_last=is_last,
             first_batch=first_batch,
             num_batches=train.batches,
             has_clip=train.clip_norm > 0,
         )
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether it speaks for its stage, having it to itself or holding group 0."""
+        return self.groups is None or self.groups[0] == 0
 
     @property
     def held_groups(self) -> tuple[int, ...]:
@@ -155,17 +179,23 @@ class Cursor:
     Batches come one after the other; inside a batch each reduction group has its own order.
     """
 
-    __slots__ = ("_groups", "_num_groups", "_num_held", "batch", "next_of_group", "num_done")
+    __slots__ = ("_groups", "_num_groups", "_num_held", "_num_microbatches", "batch", "next_of_group", "num_done")
 
     def __init__(self, schedule: StageSchedule) -> None:
         self._groups = schedule.held_groups
         self._num_groups = schedule.num_groups
+        self._num_microbatches = schedule.num_microbatches
         self._num_held = len(schedule.held_microbatches)
         self.batch = schedule.first_batch
         self.num_done = 0
         """Microbatches of `batch` that are done."""
         self.next_of_group = list(self._groups)
         """Per held group, the microbatch that comes next; past m when the group is done."""
+
+    @property
+    def lowest_next(self) -> int:
+        """The lowest microbatch of `batch` that is not done."""
+        return min(i for i in self.next_of_group if i < self._num_microbatches)
 
     def has_passed(self, batch: int, microbatch: int) -> bool:
         """Whether a held microbatch is done."""
@@ -318,8 +348,12 @@ class ScheduleState:
         self.totals_below = batch + 1
 
     def expects_clip_total(self, batch: int) -> bool:
-        """Whether a total is the next one, and this stage has contributed to it."""
-        return self.schedule.has_clip and batch == self.totals_below < self.reduced_below
+        """Whether a total is the next one, and this stage has contributed to it.
+
+        To a replica that does not lead, it may come before its own last slice of the gradient.
+        """
+        contributed_below = self.reduced_below if self.schedule.is_lead else self.backwards.batch
+        return self.schedule.has_clip and batch == self.totals_below < contributed_below
 
     def updated(self, batch: int) -> None:
         """W_{b+1} is applied."""
@@ -329,9 +363,15 @@ class ScheduleState:
         self.version = batch + 1
 
     def choose_stop(self) -> int:
-        """First stage: stop as soon as possible, with the batch that it has begun. Returns the boundary."""
+        """First stage: stop as soon as possible, with the batch that it has begun. Returns the boundary.
+
+        With replicas the leading one chooses for all: none can have begun a batch beyond those that need no sums of it.
+        """
         assert self.schedule.is_first, "only the first stage chooses where to stop"
+        assert self.schedule.is_lead, "only the leading replica chooses where to stop"
         begun = self.forwards.batch + (1 if self.forwards.num_done else 0)
+        if self.schedule.groups is not None:
+            begun = max(begun, self.backwards.batch + self.schedule.delay + 1)
         self.stop = min(self.stop, begun)
         return self.stop
 

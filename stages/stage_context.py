@@ -35,3 +35,22 @@ class StageContext:
     boundary: Boundary
     """From which the stage starts."""
     device: torch.device
+    replica_groups: tuple[tuple[int, ...], ...] = ()
+    """The reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
+    replica_index: int = 0
+    """This worker's position among them."""
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether other workers compute the same stage."""
+        return len(self.replica_groups) > 1
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether it speaks for its stage: it holds group 0."""
+        return self.replica_index == 0
+
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """The reduction groups that this worker holds; None: all."""
+        return self.replica_groups[self.replica_index] if self.has_replicas else None

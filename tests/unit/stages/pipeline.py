@@ -1,4 +1,4 @@
-"""A whole pipeline in this process: one thread and one executor per stage, joined by local links."""
+"""A whole pipeline in this process: one thread and one executor per worker, joined by local links."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,13 @@ from headway.stages.journal import Journal
 from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.layer_state import LayerState
 from headway.stages.optimizer import OptimizerFactory
-from headway.stages.schedule import Op, schedule_depth
+from headway.stages.schedule import Op, replica_depth, schedule_depth
 from headway.stages.snapshot_interval import SnapshotInterval
 from headway.stages.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.snapshots import Snapshots
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage_context import StageContext
+from headway.stages.stage_links import StageLinks
 from tests.fakes.local_link import LocalLink
 
 MODEL = ModelSpec(
@@ -87,6 +88,27 @@ def cut(names: Sequence[str], num_stages: int) -> list[tuple[LayerName, ...]]:
     return [tuple(LayerName(name) for name in names[a:b]) for a, b in pairwise(edges)]
 
 
+@dataclass(frozen=True)
+class Place:
+    """One worker of a pipeline."""
+
+    stage: int
+    replica: int
+    groups: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}" if not self.replica else f"stage {self.stage} worker {self.replica}"
+
+
+def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
+    """All workers of a pipeline, whose stages have so many replicas; earlier ones hold the fewer groups."""
+    return [
+        Place(stage, replica, tuple(range(num_groups * replica // count, num_groups * (replica + 1) // count)))
+        for stage, count in enumerate(replicas)
+        for replica in range(count)
+    ]
+
+
 @dataclass
 class SnapshotPlan:
     """Where, and how often, a pipeline's stages write snapshots."""
@@ -114,6 +136,8 @@ class Pipeline:
         journal: Journal,
         *,
         num_stages: int,
+        replicas: Sequence[int] = (),
+        more_layers: Callable[[], Mapping[str, LayerState]] | None = None,
         generation: int = 1,
         stop_after_batch: int | None = None,
         recorders: Sequence[Recorder] | None = None,
@@ -121,49 +145,87 @@ class Pipeline:
         abort_after_batch: int | None = None,
         goodputs: Sequence[Goodput] | None = None,
     ) -> None:
+        """replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
+        lead; none: initial ones.
+        """
+        self.places = places(job.train.reduction_groups, replicas or (1,) * num_stages)
+        of_stages = [[place for place in self.places if place.stage == s] for s in range(num_stages)]
+        self.copies = [(more_layers or (lambda: initial_layers(job)))() for _ in range(max(map(len, of_stages)) - 1)]
+        """Per replica that does not lead, all layers; each stage's workers use their own."""
         self.abort_after_batch = abort_after_batch
         self.snapshots = snapshots
         self.ended: list[SnapshotEnded] = []
         """What became of the snapshots, of all stages."""
-        self.inboxes: list[SimpleQueue[object]] = [SimpleQueue() for _ in range(num_stages)]
+        self.inboxes: list[SimpleQueue[object]] = [SimpleQueue() for _ in self.places]
         self.journal = journal
         self.stop: Boundary | None = None
         self.stop_after_batch = stop_after_batch
         self.executors: list[Executor] = []
-        for s, names in enumerate(cut(job.layers, num_stages)):
-            depth = schedule_depth(job.train.schedule, job.train.microbatches, num_stages, s)
-            context = StageContext(
-                model=job.model,
-                train=job.train,
-                seed=job.job.seed,
-                job=job.job.name,
-                generation=Generation(generation),
-                timeline=Timeline(1),
-                stage_index=StageIndex(s),
-                num_stages=num_stages,
-                layers=names,
-                depth=depth,
-                boundary=layers[names[0]].boundary,
-                device=torch.device("cpu"),
-            )
-            is_last = s == num_stages - 1
+        slices = cut(job.layers, num_stages)
+        for worker, place in enumerate(self.places):
+            held = layers if place.replica == 0 else self.copies[place.replica - 1]
+            context = self._context(job, place, [other.groups for other in of_stages[place.stage]], slices)
+            context = replace(context, generation=Generation(generation), boundary=held[slices[0][0]].boundary)
+            is_first, is_last = place.stage == 0, place.stage == num_stages - 1
+            has_journal = is_last and place.replica == 0
             self.executors.append(
                 Executor(
                     context,
-                    [layers[name] for name in names],
-                    tokens=CountingTokens() if s == 0 else None,
-                    journal=journal if is_last else None,
-                    upstream=LocalLink(f"stage {s - 1}", self.inboxes[s - 1]) if s else None,
-                    downstream=None if is_last else LocalLink(f"stage {s + 1}", self.inboxes[s + 1]),
-                    inbox=self.inboxes[s],
-                    handle=self._handler(s),
-                    on_batch=(lambda row: self._batch_ended(row.batch)) if is_last else None,
-                    recorder=recorders[s] if recorders else None,
-                    goodput=goodputs[s] if goodputs else None,
-                    snapshots=snapshots.open(context, self.inboxes[s]) if snapshots else None,
+                    [held[name] for name in context.layers],
+                    tokens=CountingTokens() if is_first else None,
+                    journal=journal if has_journal else None,
+                    links=self._links(place),
+                    inbox=self.inboxes[worker],
+                    handle=self._handler(worker),
+                    on_batch=(lambda row: self._batch_ended(row.batch)) if has_journal else None,
+                    recorder=recorders[worker] if recorders else None,
+                    goodput=goodputs[worker] if goodputs else None,
+                    snapshots=snapshots.open(context, self.inboxes[worker]) if snapshots else None,
                     patience_s=20.0,
                 )
             )
+
+    def _context(
+        self, job: JobSpec, place: Place, replica_groups: list[tuple[int, ...]], slices: list[tuple[LayerName, ...]]
+    ) -> StageContext:
+        num_microbatches = job.train.microbatches
+        depth = schedule_depth(job.train.schedule, num_microbatches, len(slices), place.stage)
+        num_held = sum(i % job.train.reduction_groups in place.groups for i in range(num_microbatches))
+        return StageContext(
+            model=job.model,
+            train=job.train,
+            seed=job.job.seed,
+            job=job.job.name,
+            generation=Generation(1),
+            timeline=Timeline(1),
+            stage_index=StageIndex(place.stage),
+            num_stages=len(slices),
+            layers=slices[place.stage],
+            depth=replica_depth(depth, num_held=num_held, num_microbatches=num_microbatches),
+            boundary=Boundary(0),
+            device=torch.device("cpu"),
+            replica_groups=tuple(replica_groups) if len(replica_groups) > 1 else (),
+            replica_index=place.replica,
+        )
+
+    def _links(self, place: Place) -> StageLinks:
+        """To every inbox that the worker has something to say to."""
+
+        def to_stage(stage: int) -> dict[int, LocalLink]:
+            neighbours = [(worker, other) for worker, other in enumerate(self.places) if other.stage == stage]
+            links = [(LocalLink(str(other), self.inboxes[worker]), other.groups) for worker, other in neighbours]
+            return {group: link for link, groups in links for group in groups if group in place.groups}
+
+        siblings = [(worker, other) for worker, other in enumerate(self.places) if other.stage == place.stage]
+        return StageLinks(
+            upstream=to_stage(place.stage - 1),
+            downstream=to_stage(place.stage + 1),
+            siblings={
+                other.replica: LocalLink(str(other), self.inboxes[worker])
+                for worker, other in siblings
+                if other != place
+            },
+        )
 
     def run(self) -> list[Boundary]:
         with ThreadPoolExecutor(len(self.executors)) as threads:

@@ -15,6 +15,7 @@ from headway.stages.journal import Journal, JournalRow
 from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule import Backward, Forward, Update
 from headway.stages.stage_context import StageContext
+from headway.stages.stage_links import StageLinks
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.pipeline import (
     EF,
@@ -62,8 +63,10 @@ class Stage:
             [layers[name] for name in names],
             tokens=CountingTokens() if is_first else None,
             journal=self.journal if is_last else None,
-            upstream=None if is_first else LocalLink("the stage above", self),
-            downstream=None if is_last else LocalLink("the stage below", self),
+            links=StageLinks(
+                upstream={} if is_first else {0: LocalLink("the stage above", self)},
+                downstream={} if is_last else {0: LocalLink("the stage below", self)},
+            ),
             inbox=self.inbox,
             handle=lambda item: self.on_item(item),
             patience_s=patience_s,

@@ -1,0 +1,138 @@
+"""How the replicas of a stage add up their reduction groups' gradient sums: each owns a slice, and adds in one order.
+
+All parameters' sums, one after the other in backward's order, are cut into as many contiguous slices as there are
+replicas. Everybody sends each owner its groups' part of that slice; the owner adds all groups in order of the group,
+starting from the first, multiplies once by 1/m in fp32, and sends the slice to the others. Elementwise sums do not care
+how they are sliced, so these are the bits of `GradientSums.reduce` on a worker that has the stage to itself.
+
+Only tensors and books: no link, no clock.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+
+def slice_bounds(num_elements: int, num_replicas: int) -> tuple[tuple[int, int], ...]:
+    """Where each replica's slice begins and ends: contiguous, and as equal as can be."""
+    edges = [num_elements * k // num_replicas for k in range(num_replicas + 1)]
+    return tuple(pairwise(edges))
+
+
+class GroupReduction:
+    """One replica's part, for all batches of a generation. Replicas are called by their position in the stage."""
+
+    def __init__(
+        self,
+        shapes: Sequence[torch.Size],
+        replica_groups: Sequence[Sequence[int]],
+        *,
+        replica_index: int,
+        num_microbatches: int,
+        first_batch: int,
+        device: torch.device,
+    ) -> None:
+        """shapes: of the stage's parameters, in backward's order."""
+        self._shapes = tuple(shapes)
+        self._offsets = (0, *accumulate(shape.numel() for shape in shapes))
+        self._groups = tuple(map(tuple, replica_groups))
+        self._index = replica_index
+        self._num_microbatches = num_microbatches
+        self._device = device
+        self._bounds = slice_bounds(self._offsets[-1], len(self._groups))
+        self._others = tuple(k for k in range(len(self._groups)) if k != replica_index)
+        self._next_sums = dict.fromkeys(range(len(self._groups)), first_batch)
+        self._next_reduced = dict.fromkeys(range(len(self._groups)), first_batch)
+        self._sums: dict[int, dict[int, Tensor]] = {}
+        """Batch to replica to [its groups, own slice]."""
+        self._reduced: dict[int, Tensor] = {}
+        """Batch to the mean gradient as one row; filled slice by slice."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is half reduced."""
+        return not (self._sums or self._reduced)
+
+    def expects_sums(self, replica: int, batch: int) -> bool:
+        """Whether sums of a batch would be the replica's next ones. How far it may be ahead is the schedule's rule."""
+        return replica in self._others and batch == self._next_sums[replica]
+
+    def expects_reduced(self, replica: int, batch: int) -> bool:
+        """Whether a reduced slice would be the replica's next one, of a batch that this replica has contributed to."""
+        return replica in self._others and batch == self._next_reduced[replica] < self._next_sums[self._index]
+
+    def missing(self, batch: int) -> int | None:
+        """The first replica that has not sent what this batch needs of it; None when nothing is missing."""
+        late = (k for k in self._others if self._next_sums[k] <= batch)
+        return next(late, next((k for k in self._others if self._next_reduced[k] <= batch), None))
+
+    @torch.no_grad()
+    def contribute(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> dict[int, Tensor]:
+        """This replica's backwards of a batch are done. sums: per held group, in order, the parameters' sums.
+
+        Returns what each other replica is to be sent: [groups of this replica, its slice].
+        """
+        assert batch == self._next_sums[self._index], f"sums of batch {batch} out of order"
+        parts = [self._cut(sums, *bounds) for bounds in self._bounds]
+        self._take_sums(batch, self._index, parts[self._index])
+        self._reduced[batch] = torch.empty(self._offsets[-1], dtype=torch.float32, device=self._device)
+        return {k: parts[k] for k in self._others}
+
+    def add_sums(self, batch: int, replica: int, sums: Tensor) -> None:
+        """Those of another replica, [its groups, own slice], have arrived."""
+        assert self.expects_sums(replica, batch), f"sums of batch {batch} from replica {replica} out of order"
+        self._take_sums(batch, replica, sums)
+
+    def add_reduced(self, batch: int, replica: int, mean: Tensor) -> None:
+        """Another owner's slice has arrived."""
+        assert self.expects_reduced(replica, batch), f"slice {replica} of batch {batch} out of order"
+        self._place(batch, replica, mean)
+
+    @torch.no_grad()
+    def reduce_own(self, batch: int) -> Tensor | None:
+        """The own slice of the mean gradient, once, when all groups' sums of it are there; the others need it."""
+        of_replicas = self._sums.get(batch, {})
+        if len(of_replicas) < len(self._groups):
+            return None
+        del self._sums[batch]
+        rows: Mapping[int, Tensor] = {
+            group: row
+            for replica, groups in enumerate(self._groups)
+            for group, row in zip(groups, of_replicas[replica], strict=True)
+        }
+        first, *others = (rows[group] for group in sorted(rows))
+        mean = first.clone()
+        for row in others:
+            mean.add_(row)
+        mean.mul_(1 / self._num_microbatches)
+        self._place(batch, self._index, mean)
+        return mean
+
+    def finish(self, batch: int) -> list[Tensor] | None:
+        """The mean gradient over the microbatches, fp32, in the parameters' order, once all slices are there."""
+        if batch not in self._reduced or any(batch >= next_batch for next_batch in self._next_reduced.values()):
+            return None
+        whole = self._reduced.pop(batch)
+        parts = zip(pairwise(self._offsets), self._shapes, strict=True)
+        return [whole[start:stop].view(shape) for (start, stop), shape in parts]
+
+    def _cut(self, sums: Sequence[Sequence[Tensor]], start: int, stop: int) -> Tensor:
+        """One slice of all held groups: [groups, stop - start], copied."""
+        part = torch.empty(len(sums), stop - start, dtype=torch.float32, device=self._device)
+        for row, of_group in zip(part, sums, strict=True):
+            for tensor, offset in zip(of_group, self._offsets, strict=False):
+                first, last = max(start, offset), min(stop, offset + tensor.numel())
+                if first < last:
+                    row[first - start : last - start] = tensor.view(-1)[first - offset : last - offset]
+        return part
+
+    def _take_sums(self, batch: int, replica: int, sums: Tensor) -> None:
+        self._next_sums[replica] = batch + 1
+        self._sums.setdefault(batch, {})[replica] = sums
+
+    def _place(self, batch: int, owner: int, mean: Tensor) -> None:
+        start, stop = self._bounds[owner]
+        self._reduced[batch][start:stop] = mean
+        self._next_reduced[owner] = batch + 1
