@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages.layer_state import LayerState
+from headway.stages.layer_times import LayerTimes, Sample
 from headway.stages.model import build_layer, token_loss
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.weight_versions import ParameterSet
@@ -36,6 +37,8 @@ class _InFlight:
     """Of each piece: leaves, or the tokens."""
     outputs: list[Tensor | None]
     """Of each piece, with its graph; None where that is computed again."""
+    sample: Sample | None
+    """Where its times are written, if they are."""
 
 
 class StageGraph:
@@ -46,11 +49,19 @@ class StageGraph:
     """
 
     def __init__(
-        self, layers: Sequence[LayerState], model: ModelSpec, train: TrainSpec, *, is_first: bool, is_last: bool
+        self,
+        layers: Sequence[LayerState],
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        is_first: bool,
+        is_last: bool,
+        times: LayerTimes | None = None,
     ) -> None:
         self._layers = tuple(layers)
         self._is_first = is_first
         self._is_last = is_last
+        self._times = times
         self._modules = tuple(
             tuple(
                 _bound(
@@ -85,11 +96,12 @@ class StageGraph:
         """
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
         self._check_live(version)
-        held = _InFlight(version, targets, [], [])
+        held = _InFlight(version, targets, [], [], self._times.microbatch() if self._times is not None else None)
         hidden = inputs
         for piece in self._pieces:
             leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
-            output: Tensor | None = self._compute(piece, leaf, held)
+            compute = self._compute if held.sample is None else self._compute_timed
+            output: Tensor | None = compute(piece, leaf, held)
             assert output is not None
             hidden = output.detach()
             if piece.is_recomputed:
@@ -110,15 +122,21 @@ class StageGraph:
         by_piece: list[list[Tensor]] = []
         for index in reversed(range(len(self._pieces))):
             piece, leaf, output = self._pieces[index], held.inputs.pop(), held.outputs.pop()
+            if held.sample is not None:
+                held.sample.begin()
             if output is None:
                 self._check_live(held.version)
                 output = self._compute(piece, leaf, held)
             parameters = self._parameters[held.version % 2][index]
             by = parameters if self._is_first and index == 0 else [*parameters, leaf]
             gradients = list(torch.autograd.grad(output, by, None if gradient is None else (gradient,)))
+            if held.sample is not None:
+                held.sample.ended("backward", piece.first)
             gradient = gradients.pop() if len(by) > len(parameters) else None
             by_piece.append(gradients)
         self._num_readers[held.version % 2] -= 1
+        if self._times is not None and held.sample is not None:
+            self._times.finished(held.sample)
         return [tensor for gradients in reversed(by_piece) for tensor in gradients], gradient
 
     def _compute(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
@@ -128,6 +146,22 @@ class StageGraph:
             output = module(output)
         if self._is_last and piece.end == len(self._layers):
             output = token_loss(output, held.targets)
+        return output
+
+    def _compute_timed(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
+        """The same, with a mark after each layer, in the forward and in the backward to come."""
+        sample = held.sample
+        assert sample is not None
+        modules = self._modules[held.version % 2]
+        output = leaf
+        sample.begin()
+        for layer in range(piece.first, piece.end):
+            if layer > piece.first:
+                sample.ends_backward(layer, output)
+            output = modules[layer](output)
+            if self._is_last and layer == len(self._layers) - 1:
+                output = token_loss(output, held.targets)
+            sample.ended("forward", layer)
         return output
 
     def _check_live(self, version: int) -> None:
@@ -141,8 +175,13 @@ class StageGraph:
         """update(b) of every layer, with the finished gradients in the order in which backward gives them."""
         assert self._num_readers[(batch + 1) % 2] == 0, f"update {batch} would overwrite weights that are in use"
         numbered = iter(gradients)
-        for layer in self._layers:
+        sample = self._times.update() if self._times is not None else None
+        for index, layer in enumerate(self._layers):
             layer.update(batch, {name: next(numbered) for name in layer.versions.sets[0]})
+            if sample is not None:
+                sample.ended("update", index)
+        if self._times is not None and sample is not None:
+            self._times.finished(sample)
 
 
 def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:
