@@ -4,6 +4,7 @@ Every decision is one of these records, and every coordinator reads its whole kn
 since the epoch by the writer's clock, for people only: no decision compares two clocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -226,13 +227,7 @@ class PlanRecord:
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Per stage, the positions of its workers; the first one leads."""
-        found: list[list[int]] = []
-        for position, worker in enumerate(self.stages):
-            if position and worker.layers == self.stages[position - 1].layers:
-                found[-1].append(position)
-            else:
-                found.append([position])
-        return tuple(map(tuple, found))
+        return replicas_of(self.stages)
 
     @property
     def num_stages(self) -> int:
@@ -247,12 +242,31 @@ class PlanRecord:
         """Whether a worker leads its stage: it has group 0, and speaks for the stage."""
         return not self.stages[position].groups or self.stages[position].groups[0] == 0
 
+    def has_journal(self, position: int) -> bool:
+        """Whether a worker writes the journal: it leads the last stage."""
+        return position == self.replicas[-1][0]
+
     def holder(self, layer: str) -> StagePlan:
         """The worker that computes a layer, the leading one of several. Raises KeyError for a layer no stage has."""
         for stage in self.stages:
             if layer in stage.layers:
                 return stage
         raise KeyError(layer)
+
+    def holders(self, layer: str) -> tuple[StagePlan, ...]:
+        """All workers that compute a layer, the leading one first."""
+        return tuple(stage for stage in self.stages if layer in stage.layers)
+
+
+def replicas_of(workers: Sequence[StagePlan]) -> tuple[tuple[int, ...], ...]:
+    """The positions of a plan's workers by stage: those side by side with the same layers are replicas of one."""
+    found: list[list[int]] = []
+    for position, worker in enumerate(workers):
+        if position and worker.layers == workers[position - 1].layers:
+            found[-1].append(position)
+        else:
+            found.append([position])
+    return tuple(map(tuple, found))
 
 
 class Save(StrEnum):
@@ -272,7 +286,7 @@ class StopRecord:
 
 
 class WorkerState(StrEnum):
-    """How far a stage's worker is in its generation."""
+    """How far a worker is in its generation."""
 
     READY = "ready"  # process up, model imported, data open, address known
     RUNNING = "running"
@@ -282,7 +296,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """`jobs/<job>/workers/<generation>/<stage>`, leased by its node."""
+    """`jobs/<job>/workers/<generation>/<position>`, leased by its node."""
 
     node: str
     incarnation: str
@@ -392,7 +406,7 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputRecord:
-    """`jobs/<job>/goodput/<generation>/<stage>`, leased by its node: what a worker's seconds went to."""
+    """`jobs/<job>/goodput/<generation>/<position>`, leased by its node: what a worker's seconds went to."""
 
     node: str
     incarnation: str
@@ -441,8 +455,8 @@ class Keys:
         return f"{Keys.JOBS}{job}/{leaf}"
 
     @staticmethod
-    def worker(job: str, generation: int, stage: int) -> str:
-        return f"{Keys.JOBS}{job}/workers/{generation:08d}/{stage:04d}"
+    def worker(job: str, generation: int, position: int) -> str:
+        return f"{Keys.JOBS}{job}/workers/{generation:08d}/{position:04d}"
 
     @staticmethod
     def workers(job: str, generation: int) -> str:
@@ -454,8 +468,8 @@ class Keys:
         return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{node}"
 
     @staticmethod
-    def goodput(job: str, generation: int, stage: int) -> str:
-        return f"{Keys.JOBS}{job}/goodput/{generation:08d}/{stage:04d}"
+    def goodput(job: str, generation: int, position: int) -> str:
+        return f"{Keys.JOBS}{job}/goodput/{generation:08d}/{position:04d}"
 
     @staticmethod
     def failure(node: str, number: int) -> str:

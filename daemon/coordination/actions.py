@@ -11,8 +11,7 @@ from headway.daemon.coordination.commands import Command
 from headway.daemon.coordination.conditions import recovery_is_possible, waits_for
 from headway.daemon.coordination.origin import Origin
 from headway.daemon.coordination.sentences import (
-    listed,
-    num_stages,
+    shape_and_nodes,
     where_it_goes,
     why_changed,
     why_dropped,
@@ -46,7 +45,7 @@ def offer_first_plan(case: Case, to: Phase) -> Command:
     """`next`"""
     plan = case.best_plan
     assert isinstance(plan, ClusterPlan)
-    reason = f"{num_stages(len(plan.stages))} on {listed([stage.node for stage in plan.stages])}"
+    reason = shape_and_nodes(plan.stages)
     if plan.predicted_batch_seconds > 0:
         reason += f", predicted {plan.predicted_batch_seconds:.2g} s a batch"
     return offer(case, to, plan, reason=reason, origin=case.origin)
@@ -99,7 +98,7 @@ def enforce_first(case: Case, to: Phase) -> Command:
     plan = case.job.next
     assert plan is not None
     again = case.job.phase.phase is Phase.RECOVERING
-    on = f"{num_stages(len(plan.stages))} on {listed([stage.node for stage in plan.stages])}"
+    on = shape_and_nodes(plan.stages)
     text = (
         f"Trains again from batch {plan.boundary} on: {on}"
         if again

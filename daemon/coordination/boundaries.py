@@ -95,17 +95,17 @@ def due_checkpoint(job: JobView) -> Place | None:
 
 
 def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord]) -> str | None:
-    """The node that copies a part to durable storage: the one that computes the layer, if it holds it."""
+    """The node that copies a part to durable storage: of the worker that leads the layer's stage, if it holds it."""
     names = holders(job, place, nodes).get(part, set())
     if not names:
         return None
-    owner = stage_of(job.plan, part).node if job.plan is not None else ""
+    owner = lead_of(job.plan, part).node if job.plan is not None else ""
     return owner if owner in names else min(names)
 
 
-def stage_of(plan: PlanRecord, part: str) -> StagePlan:
-    """The stage that computes a layer; the last one has the journal too."""
-    return plan.stages[-1] if part == JOURNAL else plan.holder(part)
+def lead_of(plan: PlanRecord, part: str) -> StagePlan:
+    """The worker that leads the stage of a layer; that of the last stage has the journal too."""
+    return plan.stages[plan.replicas[-1][0]] if part == JOURNAL else plan.holder(part)
 
 
 def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
@@ -166,7 +166,7 @@ def _is_whole(job: JobView, place: Place) -> bool:
     return told.issuperset(parts_of(job))
 
 
-def _all_run(job: JobView, generation: int, num_stages: int) -> bool:
+def _all_run(job: JobView, generation: int, num_workers: int) -> bool:
     running = (WorkerState.RUNNING, WorkerState.STOPPED)
-    records = [job.workers.get((generation, stage)) for stage in range(num_stages)]
+    records = [job.workers.get((generation, position)) for position in range(num_workers)]
     return all(record is not None and record.state in running for record in records)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from headway.daemon.coordination.boundaries import fewest_holders, stage_of
+from headway.daemon.coordination.boundaries import fewest_holders, lead_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted, was_killed
 from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.layer_costs import layer_costs
+from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
 from headway.daemon.records import (
     FailureCount,
@@ -62,15 +63,26 @@ def place(stage: StagePlan) -> tuple[str, str, int]:
     return stage.node, stage.node_incarnation, stage.device_index
 
 
+def is_moving(plan: PlanRecord, successor: PlanRecord, layer: str) -> bool:
+    """Whether a worker of the next plan needs a layer that it does not compute in the present one."""
+    return not {place(stage) for stage in successor.holders(layer)} <= {place(stage) for stage in plan.holders(layer)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A stage that a plan has lost: its worker failed or did not answer in time, or its node is gone."""
+    """A worker that a plan has lost: it failed or did not answer in time, or its node is gone."""
 
-    index: int
-    stage: StagePlan
+    position: int
+    """Among the plan's workers."""
+    plan: PlanRecord
     worker: WorkerRecord | None = None
-    """The record of a worker that failed."""
+    """Its record, if it failed."""
     is_late: bool = False
+
+    @property
+    def stage(self) -> StagePlan:
+        """What it computed, and where."""
+        return self.plan.stages[self.position]
 
     @property
     def is_death(self) -> bool:
@@ -303,7 +315,7 @@ class Case:
         return lost_at is not None and lost_at <= self.now
 
     def lost(self, plan: PlanRecord | None) -> StagePlan | None:
-        """A stage whose node counts as lost."""
+        """A worker's part whose node counts as lost."""
         return next((stage for stage in (plan.stages if plan is not None else ()) if self.is_lost(stage)), None)
 
     @cached_property
@@ -313,16 +325,16 @@ class Case:
         plan = self.job.next if is_next else self.job.plan
         if plan is None:
             return ()
-        workers, late = self._workers(plan), self.late_stages
+        workers, late = self._workers(plan), self.late_workers
         found = []
-        for index, stage in enumerate(plan.stages):
-            worker = workers.get(index)
+        for position, stage in enumerate(plan.stages):
+            worker = workers.get(position)
             if worker is not None and worker.state is WorkerState.FAILED:
-                found.append(Loss(index=index, stage=stage, worker=worker))
+                found.append(Loss(position=position, plan=plan, worker=worker))
             elif self.is_lost(stage):
-                found.append(Loss(index=index, stage=stage))
-            elif index in late:
-                found.append(Loss(index=index, stage=stage, is_late=True))
+                found.append(Loss(position=position, plan=plan))
+            elif position in late:
+                found.append(Loss(position=position, plan=plan, is_late=True))
         return tuple(found)
 
     @cached_property
@@ -346,21 +358,21 @@ class Case:
         return broken_rule(self.failures, self.deaths) if self.deaths else ""
 
     @cached_property
-    def late_stages(self) -> tuple[int, ...]:
-        """Stages whose workers the present phase has waited for in vain."""
+    def late_workers(self) -> tuple[int, ...]:
+        """The positions of workers that the present phase has waited for in vain."""
         job, now = self.job, self.now
         plan, stop = job.plan, job.stop
         match job.phase.phase:
             case Phase.PREPARING | Phase.RECOVERING if job.next is not None and now >= self.prepare_deadline:
-                return self.unready_stages(job.next, WorkerState.READY)
+                return self.unready_workers(job.next, WorkerState.READY)
             case Phase.RUNNING if plan is not None:
                 started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-                late = self.unready_stages(plan, *started) if now >= self.start_deadline else ()
+                late = self.unready_workers(plan, *started) if now >= self.start_deadline else ()
                 return late or (self._late_at_the_end(plan) if now >= self.end_deadline else ())
             case Phase.STOPPING if plan is not None and stop is not None and now >= self.stop_deadline:
                 if stop.boundary is None:
                     return (0,)
-                if late := self.unready_stages(plan, WorkerState.STOPPED):
+                if late := self.unready_workers(plan, WorkerState.STOPPED):
                     return late
                 return self._late_to_write(plan, stop.boundary) if stop.save is Save.MOVES else ()
         return ()
@@ -368,24 +380,23 @@ class Case:
     def _late_at_the_end(self, plan: PlanRecord) -> tuple[int, ...]:
         """Those that train on, though others have reached the end."""
         has_begun = any(worker.state is WorkerState.STOPPED for worker in self._workers(plan).values())
-        return self.unready_stages(plan, WorkerState.STOPPED) if has_begun else ()
+        return self.unready_workers(plan, WorkerState.STOPPED) if has_begun else ()
 
     def _late_to_write(self, plan: PlanRecord, boundary: int) -> tuple[int, ...]:
-        """Those whose layers move, and are not held by anybody yet."""
+        """The leads of stages whose layers move, and are not held by anybody yet."""
         missing = [layer for layer in self.moving() if not self.job.holders(plan.timeline, boundary, layer)]
-        owners = (stage_of(plan, layer) for layer in missing)
-        return tuple(sorted({plan.stages.index(stage) for stage in owners}))
+        return tuple(sorted({plan.stages.index(lead_of(plan, layer)) for layer in missing}))
 
     def can_load(self, plan: PlanRecord | None) -> bool:
         """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load."""
         if plan is None or plan.source != "nodes" or plan.source_timeline == plan.timeline:
             return True
-        if not self.unready_stages(plan, WorkerState.RUNNING, WorkerState.STOPPED):
+        if not self.unready_workers(plan, WorkerState.RUNNING, WorkerState.STOPPED):
             return True
         return fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0
 
     def unusable(self, plan: PlanRecord | None) -> StagePlan | None:
-        """A stage whose node is absent, replaced or draining just now."""
+        """A worker's part whose node is absent, replaced or draining just now."""
         for stage in plan.stages if plan is not None else ():
             node = self.view.nodes.get(stage.node)
             if node is None or node.incarnation != stage.node_incarnation or node.is_draining:
@@ -398,24 +409,26 @@ class Case:
         return tuple(sorted(name for name in names if name in self.view.nodes and self.view.nodes[name].is_draining))
 
     def failed_worker(self, plan: PlanRecord | None) -> tuple[int, WorkerRecord] | None:
-        """(stage, record) of a worker that failed in a plan's generation."""
-        for stage_index, worker in self._workers(plan).items():
+        """(position, record) of a worker that failed in a plan's generation."""
+        for position, worker in self._workers(plan).items():
             if worker.state is WorkerState.FAILED:
-                return stage_index, worker
+                return position, worker
         return None
 
-    def unready_stages(self, plan: PlanRecord, *states: WorkerState) -> tuple[int, ...]:
-        """The stages whose worker is in none of the states."""
+    def unready_workers(self, plan: PlanRecord, *states: WorkerState) -> tuple[int, ...]:
+        """The positions of the workers that are in none of the states."""
         workers = self._workers(plan)
         return tuple(
-            index for index in range(len(plan.stages)) if index not in workers or workers[index].state not in states
+            position
+            for position in range(len(plan.stages))
+            if position not in workers or workers[position].state not in states
         )
 
     def unready(self, plan: PlanRecord | None, *states: WorkerState) -> tuple[str, ...]:
-        """`stage 1 on b` for every stage whose worker is in none of the states."""
+        """`stage 1 on b` for every worker that is in none of the states."""
         if plan is None:
             return ()
-        return tuple(f"stage {index} on {plan.stages[index].node}" for index in self.unready_stages(plan, *states))
+        return tuple(worker_name(plan.stages, position) for position in self.unready_workers(plan, *states))
 
     def stopped_at(self, plan: PlanRecord | None, boundary: int | None) -> bool:
         """Whether every worker of a plan has stopped at a boundary."""
@@ -427,12 +440,11 @@ class Case:
         )
 
     def moving(self) -> tuple[str, ...]:
-        """Layers whose worker differs between `plan` and `next`, and the journal, which is saved at every stop."""
+        """Layers that some worker of `next` has not live, and the journal, which is saved at every stop."""
         plan, successor = self.job.plan, self.job.next
         assert plan is not None
         assert successor is not None
-        moved = (layer for layer in self.spec.layers if place(plan.holder(layer)) != place(successor.holder(layer)))
-        return (*moved, JOURNAL)
+        return (*(layer for layer in self.spec.layers if is_moving(plan, successor, layer)), JOURNAL)
 
     def _workers(self, plan: PlanRecord | None) -> dict[int, WorkerRecord]:
         return self.job.workers_of(plan) if plan is not None else {}

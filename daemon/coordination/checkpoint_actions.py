@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.coordination.boundaries import due_checkpoint, parts_of, stage_of
+from headway.daemon.coordination.boundaries import due_checkpoint, lead_of, parts_of
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
@@ -116,7 +116,7 @@ def _manifest(case: Case, plan: PlanRecord, checkpoint: CheckpointRecord, then: 
 
 
 def _durable(case: Case, plan: PlanRecord, place: Place, part: str) -> StateFile:
-    """The durable file of a part: of the node that the plan names, if it has one."""
-    owner = stage_of(plan, part).node
+    """The durable file of a part: of the node that leads its stage, if it has one."""
+    owner = lead_of(plan, part).node
     durable = {node: file for node, file in case.job.holders(*place, part).items() if file.is_durable}
     return durable.get(owner) or durable[min(durable)]

@@ -33,7 +33,7 @@ from headway.daemon.records import (
 )
 
 WorkerKey = tuple[int, int]
-"""(generation, stage)"""
+"""(generation, position among the plan's workers)"""
 
 Place = tuple[int, int]
 """(timeline, boundary)"""
@@ -73,12 +73,12 @@ class JobView:
         return self.submission.spec if self.submission is not None else None
 
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
-        """The workers that have said something about a plan, by stage, if they are on the node that it names."""
+        """The workers that have said something about a plan, by position, if they are on the node that it names."""
         found = {}
-        for stage_index, stage in enumerate(plan.stages):
-            worker = self.workers.get((plan.generation, stage_index))
+        for position, stage in enumerate(plan.stages):
+            worker = self.workers.get((plan.generation, position))
             if worker is not None and worker.node == stage.node:
-                found[stage_index] = worker
+                found[position] = worker
         return found
 
     def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateFile]:
@@ -262,11 +262,11 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
 
 
 def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
-    generation, stage = (int(part) for part in rest.split("/"))
+    generation, position = (int(part) for part in rest.split("/"))
     if value is None:
-        job.workers.pop((generation, stage), None)
+        job.workers.pop((generation, position), None)
     else:
-        job.workers[generation, stage] = decode(value, WorkerRecord)
+        job.workers[generation, position] = decode(value, WorkerRecord)
 
 
 def _fold_state(job: JobView, rest: str, value: bytes | None) -> None:
@@ -288,11 +288,11 @@ def _fold_event(job: JobView, rest: str, value: bytes | None) -> None:
 
 
 def _fold_goodput(job: JobView, rest: str, value: bytes | None) -> None:
-    generation, stage = (int(part) for part in rest.split("/"))
+    generation, position = (int(part) for part in rest.split("/"))
     if value is None:
-        job.goodput.pop((generation, stage), None)
+        job.goodput.pop((generation, position), None)
     else:
-        job.goodput[generation, stage] = decode(value, GoodputRecord)
+        job.goodput[generation, position] = decode(value, GoodputRecord)
 
 
 _NESTED: Final[dict[str, Callable[[JobView, str, bytes | None], None]]] = {

@@ -98,7 +98,7 @@ def a_node_knows_a_later_plan(case: Case) -> bool:
 
 def workers_are_late(case: Case) -> bool:
     """To start, or at the end after others have reached it."""
-    return bool(case.late_stages)
+    return bool(case.late_workers)
 
 
 def what_it_loads_is_gone(case: Case) -> bool:
@@ -142,12 +142,12 @@ def a_better_plan_exists(case: Case) -> bool:
 
 def workers_are_late_to_stop(case: Case) -> bool:
     """Or to write what moves."""
-    return bool(case.late_stages)
+    return bool(case.late_workers)
 
 
 def the_checkpoint_is_late(case: Case) -> bool:
     """All have stopped, and durable storage does not take everything in time."""
-    return _saves(case, Save.CHECKPOINT) and case.now >= case.stop_deadline and not case.late_stages
+    return _saves(case, Save.CHECKPOINT) and case.now >= case.stop_deadline and not case.late_workers
 
 
 def it_moves_and_next_is_no_longer_possible(case: Case) -> bool:

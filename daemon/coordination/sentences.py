@@ -1,8 +1,11 @@
 """What people read about the coordinator's decisions: reasons, events, errors. Pure."""
 
+from collections.abc import Sequence
+
 from headway.daemon.coordination.case import Case, Loss
+from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
-from headway.daemon.records import Desired, Phase, PlanRecord, WorkerState
+from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, WorkerState
 
 
 def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
@@ -14,12 +17,12 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
     if joined := sorted(new - old):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     cause = " and ".join(causes) or "A better cut"
-    shape = num_stages(len(after.stages))
-    if len(before.stages) != len(after.stages):
-        shape += f" instead of {len(before.stages)}"
+    form, former = shape(after.stages), shape(before.stages)
+    if form != former:
+        form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
-    return f"{cause}: {shape}, predicted {speed}"
+    return f"{cause}: {form}, predicted {speed}"
 
 
 def why_dropped(case: Case) -> str:
@@ -28,8 +31,8 @@ def why_dropped(case: Case) -> str:
     if job.desired.state is not Desired.RUNNING:
         return f"The new plan is dropped: {job.desired.state} is wanted"
     if failed := case.failed_worker(job.next):
-        stage_index, worker = failed
-        return f"The new plan is dropped: its worker of stage {stage_index} on {worker.node} failed"
+        assert job.next is not None
+        return f"The new plan is dropped: its worker of {worker_name(job.next.stages, failed[0])} failed"
     if stage := case.unusable(job.next):
         return f"The new plan is dropped: {trouble(case, stage.node, stage.node_incarnation)}"
     if case.stopped_at(job.plan, case.spec.train.batches):
@@ -53,7 +56,8 @@ def why_stopped(case: Case, boundary: int | None) -> str:
         text = trouble(case, stage.node, stage.node_incarnation)
         return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
     if (failed := case.failed_worker(job.next)) is not None:
-        return f"The worker of stage {failed[0]} on {failed[1].node} failed: stops and writes a checkpoint"
+        assert job.next is not None
+        return f"The worker of {worker_name(job.next.stages, failed[0])} failed: stops and writes a checkpoint"
     draining = case.draining(job.plan)
     return f"{_leaving(draining)} and the rest cannot go on: writes a checkpoint"
 
@@ -78,12 +82,9 @@ def where_it_goes(case: Case, plan: ClusterPlan) -> str:
     """`goes back to boundary 40 (2 batches again), 3 stages on a, b and c`"""
     origin = case.origin
     again = max(case.furthest - origin.boundary, 0)
-    nodes = listed(list(dict.fromkeys(stage.node for stage in plan.stages)))
     what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
     of = " of its checkpoint" if origin.source == "checkpoint" else ""
-    return (
-        f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {num_stages(len(plan.stages))} on {nodes}"
-    )
+    return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.stages)}"
 
 
 def why_failed(case: Case) -> tuple[str, str]:
@@ -115,9 +116,9 @@ def trouble(case: Case, name: str, incarnation: str) -> str:
     return f"node {name} drains"
 
 
-def num_stages(number: int) -> str:
-    """`1 stage`, `2 stages`"""
-    return f"{number} stage{'s' if number != 1 else ''}"
+def shape_and_nodes(workers: Sequence[StagePlan]) -> str:
+    """`3 stages on a, b and c`; a node is named once."""
+    return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
 
 
 def listed(names: list[str] | tuple[str, ...]) -> str:
@@ -130,7 +131,8 @@ def _leaving(draining: tuple[str, ...]) -> str:
 
 
 def _what_was_lost(case: Case, loss: Loss) -> str:
-    who = f"the worker of stage {loss.index} on node {loss.stage.node}"
+    workers, position = loss.plan.stages, loss.position
+    who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
     if loss.worker is not None:
         return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
     if not loss.is_late:
@@ -148,7 +150,7 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
             return f"{who} did not write boundary {boundary} in time"
     if case.job.plan is not None and case.now >= case.start_deadline:
         started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-        if loss.index in case.unready_stages(case.job.plan, *started):
+        if position in case.unready_workers(case.job.plan, *started):
             return f"{who} did not start in time"
     return f"{who} did not reach the end in time"
 

@@ -344,7 +344,7 @@ def _job_of(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop)
 def _etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState, node: str) -> str:
     match step:
         case RegisterWorker():
-            return Keys.worker(step.of.job, step.of.generation, step.stage_index)
+            return Keys.worker(step.of.job, step.of.generation, step.position)
         case AnswerStop():
             return Keys.of(step.of.job, "stop")
         case RegisterState() | UnregisterState() | DeleteState():

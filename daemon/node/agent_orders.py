@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headway.daemon.coordination.boundaries import pinned
+from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.node.agent_steps import (
     AnswerStop,
@@ -15,6 +16,7 @@ from headway.daemon.node.agent_steps import (
     FetchState,
     GiveUp,
     Neighbour,
+    Neighbours,
     OpenData,
     OrderChooseStop,
     OrderPrepare,
@@ -27,7 +29,7 @@ from headway.daemon.node.agent_steps import (
     SourceKind,
     Step,
 )
-from headway.daemon.node.copy_duties import copy_steps, parts_of_stage
+from headway.daemon.node.copy_duties import copy_steps, parts_of_worker
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import state_steps
 from headway.daemon.records import (
@@ -46,16 +48,16 @@ from headway.daemon.supervision.worker_status import Failure, JobGeneration, Ord
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """One stage of one plan that this node's worker fills."""
+    """One place in a plan that this node's worker fills."""
 
     job: JobView
     plan: PlanRecord
-    stage_index: int
+    position: int
     worker: WorkerStatus
 
     @property
     def stage(self) -> StagePlan:
-        return self.plan.stages[self.stage_index]
+        return self.plan.stages[self.position]
 
     @property
     def of(self) -> JobGeneration:
@@ -67,13 +69,9 @@ class _Post:
         return self.job.spec.data.sha256
 
     @property
-    def is_last(self) -> bool:
-        return self.stage_index + 1 == len(self.plan.stages)
-
-    @property
     def parts(self) -> tuple[str, ...]:
-        """Its layers, and on the last stage the journal."""
-        return parts_of_stage(self.plan, self.stage_index)
+        """Its layers, and for the worker that leads the last stage the journal."""
+        return parts_of_worker(self.plan, self.position)
 
     @property
     def standstill(self) -> Standstill | None:
@@ -132,10 +130,10 @@ def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
 
 
 def _posts(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[_Post]:
-    for stage_index, stage in enumerate(plan.stages):
+    for position, stage in enumerate(plan.stages):
         worker = node.worker_of(stage)
         if worker is not None:
-            yield _Post(job, plan, stage_index, worker)
+            yield _Post(job, plan, position, worker)
 
 
 # --- Prepare and start ----------------------------------------------------------------------------------------------
@@ -149,12 +147,12 @@ def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
     if worker.job not in ("", of.job):
         return  # it has another job to let go of first
     data_path: str | None = ""
-    if post.stage_index == 0:
+    if post.position in post.plan.replicas[0]:
         data_path = node.data_paths.get(post.data_sha256)
     if data_path is None:
         yield OpenData(worker.device_index, of)
         return
-    yield OrderPrepare(worker.device_index, of, post.stage_index, post.plan, data_path)
+    yield OrderPrepare(worker.device_index, of, post.position, post.plan, data_path)
 
 
 def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
@@ -162,7 +160,6 @@ def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
     is_due = worker.prepared == of and worker.started != of and of not in worker.failures
     if not is_due or worker.awaits(OrderKind.START, of):
         return
-    upstream, downstream = _neighbour(post, -1), _neighbour(post, +1)
     sources: list[Source] = []
     is_complete = True
     for part in post.parts:
@@ -173,12 +170,19 @@ def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
         is_complete = False
         if found is not None:
             yield found
-    has_neighbours = (upstream is not None or post.stage_index == 0) and (downstream is not None or post.is_last)
-    if is_complete and has_neighbours:
+    neighbours = _neighbours(post)
+    if is_complete and neighbours is not None:
         checkpoint = post.job.checkpoint if post.plan.source == "checkpoint" else None
         origin = checkpoint.origin_job if checkpoint is not None else ""
         yield OrderStart(
-            worker.device_index, of, post.stage_index, post.plan, tuple(sources), upstream, downstream, origin
+            worker.device_index,
+            of,
+            post.position,
+            post.plan,
+            tuple(sources),
+            neighbours,
+            takes_snapshots=_is_first_on_its_node(post),
+            source_job=origin,
         )
 
 
@@ -241,13 +245,38 @@ def _is_live(post: _Post, part: str) -> bool:
     if not is_planned or stopped is None or stopped.of != worker.started:
         return False
     is_there = stopped.of.job == post.job.name and stopped.boundary == post.plan.boundary
-    return is_there and (worker.is_last if part == JOURNAL else part in worker.layers)
+    return is_there and (worker.has_journal if part == JOURNAL else part in worker.layers)
 
 
-def _neighbour(post: _Post, direction: int) -> Neighbour | None:
-    stage_index = post.stage_index + direction
-    record = post.job.workers_of(post.plan).get(stage_index)
-    return Neighbour(stage_index, record.address, record.incarnation) if record is not None else None
+def _neighbours(post: _Post) -> Neighbours | None:
+    """Everybody that the worker has a link with; None while one of them has not said where it can be dialled."""
+    plan, position = post.plan, post.position
+    stage = plan.stage_index(position)
+    records = post.job.workers_of(plan)
+
+    def found(index: int) -> list[int]:
+        workers = plan.replicas[index] if 0 <= index < plan.num_stages else ()
+        return [other for other in workers if _share_a_group(post.stage, plan.stages[other])]
+
+    siblings = [other for other in plan.replicas[stage] if other != position]
+    linked = (found(stage - 1), found(stage + 1), siblings)
+    if any(other not in records for positions in linked for other in positions):
+        return None
+    upstream, downstream, beside = (
+        tuple(Neighbour(other, records[other].address, records[other].incarnation) for other in positions)
+        for positions in linked
+    )
+    return Neighbours(upstream, downstream, beside)
+
+
+def _share_a_group(one: StagePlan, other: StagePlan) -> bool:
+    return not one.groups or not other.groups or not set(one.groups).isdisjoint(other.groups)
+
+
+def _is_first_on_its_node(post: _Post) -> bool:
+    """Whether no other replica of the stage before it is on this node: they would write the same files."""
+    workers = post.plan.replicas[post.plan.stage_index(post.position)]
+    return next(other for other in workers if post.plan.stages[other].node == post.stage.node) == post.position
 
 
 # --- Stop and save --------------------------------------------------------------------------------------------------
@@ -259,7 +288,7 @@ def _stop(post: _Post) -> Iterator[Step]:
     if stop is None or not is_due or of in worker.failures:
         return
     if stop.boundary is None:
-        if post.stage_index != 0:
+        if post.position != 0:
             return
         if worker.chosen is not None and worker.chosen.of == of:
             yield AnswerStop(of, worker.chosen.boundary)
@@ -291,19 +320,18 @@ def _save(post: _Post, node: NodeState) -> Iterator[Step]:
 
 
 def _parts_to_save(post: _Post, save: Save) -> tuple[str, ...]:
-    """All parts for a checkpoint; else the layers that change hands, and the journal at every stop."""
+    """All parts for a checkpoint; else the layers that change hands, and the journal at every stop.
+
+    Of a stage's replicas, which all have the same, the one that leads writes.
+    """
+    plan, successor = post.plan, post.job.next
+    if not plan.is_lead(post.position):
+        return ()
     if save is Save.CHECKPOINT:
         return post.parts
-    successor = post.job.next
     return tuple(
-        part
-        for part in post.parts
-        if part == JOURNAL or (successor is not None and _place(successor.holder(part)) != _place(post.stage))
+        part for part in post.parts if part == JOURNAL or (successor is not None and is_moving(plan, successor, part))
     )
-
-
-def _place(stage: StagePlan) -> tuple[str, str, int]:
-    return stage.node, stage.node_incarnation, stage.device_index
 
 
 # --- What etcd is told ----------------------------------------------------------------------------------------------
@@ -311,14 +339,14 @@ def _place(stage: StagePlan) -> tuple[str, str, int]:
 
 def _register(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
     record = _worker_record(post, node)
-    known = post.job.workers.get((post.plan.generation, post.stage_index))
+    known = post.job.workers.get((post.plan.generation, post.position))
     if record is None or record == known:
         return
     if record.state is WorkerState.FAILED and not _tells_of_the_device(view, post, node):
         return
     if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
         return
-    yield RegisterWorker(post.of, post.stage_index, record)
+    yield RegisterWorker(post.of, post.position, record)
 
 
 def _tells_of_the_device(view: ClusterView, post: _Post, node: NodeState) -> bool:
@@ -366,8 +394,8 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
         if job is not None and node.is_behind(job):
             continue
         plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
-        place = (node.name, node.incarnation, worker.device_index)
-        if not any(_place(stage) == place for plan in plans for stage in plan.stages):
+        mine = (node.name, node.incarnation, worker.device_index)
+        if not any(place(stage) == mine for plan in plans for stage in plan.stages):
             yield OrderRelease(worker.device_index, worker.job)
 
 

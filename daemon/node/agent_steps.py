@@ -18,11 +18,12 @@ class OpenData:
 
 @dataclass(frozen=True, slots=True)
 class OrderPrepare:
-    """Get a worker ready for a stage of a plan."""
+    """Get a worker ready for its part of a plan."""
 
     device_index: int
     of: JobGeneration
-    stage_index: int
+    position: int
+    """Of the worker in the plan."""
     plan: PlanRecord
     data_path: str
     """Empty except on the first stage."""
@@ -47,11 +48,23 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The worker of the stage before or after."""
+    """Another worker of the plan, with which one has a link: of the stage before or after, or of the same stage."""
 
-    stage_index: int
+    position: int
     address: str
     incarnation: str
+    is_collective: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """All that a worker has links with."""
+
+    upstream: tuple[Neighbour, ...] = ()
+    """The workers of the stage before that share a reduction group with it."""
+    downstream: tuple[Neighbour, ...] = ()
+    siblings: tuple[Neighbour, ...] = ()
+    """The other replicas of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +73,19 @@ class OrderStart:
 
     device_index: int
     of: JobGeneration
-    stage_index: int
+    position: int
     plan: PlanRecord
     sources: tuple[Source, ...]
-    upstream: Neighbour | None
-    downstream: Neighbour | None
+    neighbours: Neighbours
+    takes_snapshots: bool = True
+    """Not where another replica of the stage on this node does."""
     source_job: str = ""
     """Whose files the sources are; empty: the job's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderChooseStop:
-    """Ask the first stage's worker where to stop."""
+    """Ask the worker that leads the first stage where to stop."""
 
     device_index: int
     of: JobGeneration
@@ -79,7 +93,7 @@ class OrderChooseStop:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStop:
-    """Fill in the boundary that the first stage's worker chose."""
+    """Fill in the boundary that the worker of position 0 chose."""
 
     of: JobGeneration
     boundary: int
@@ -175,10 +189,10 @@ class OrderRelease:
 
 @dataclass(frozen=True, slots=True)
 class RegisterWorker:
-    """Say in etcd how far a stage's worker is."""
+    """Say in etcd how far a worker is."""
 
     of: JobGeneration
-    stage_index: int
+    position: int
     record: WorkerRecord
 
 

@@ -30,18 +30,18 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
             continue
         is_recovering = job.phase.phase is Phase.RECOVERING
         coming = job.next if is_recovering and job.next is not None else plan
-        for stage_index, buddies in enumerate(copy_places(spec, coming, view.nodes)):
-            if node.name in buddies:
+        for stage_index, names in enumerate(copy_places(spec, coming, view.nodes)):
+            if node.name in names:
                 step = _oldest_missing(view, job, coming, stage_index, newer, node)
                 if step is not None:
                     yield step
         yield from _spacing(job, plan, newer, node)
 
 
-def parts_of_stage(plan: PlanRecord, stage_index: int) -> tuple[str, ...]:
-    """A stage's layers, and on the last one the journal."""
-    layers = plan.stages[stage_index].layers
-    return (*layers, JOURNAL) if stage_index + 1 == len(plan.stages) else layers
+def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:
+    """What a worker has of a boundary: its stage's layers, and if it leads the last stage the journal."""
+    layers = plan.stages[position].layers
+    return (*layers, JOURNAL) if plan.has_journal(position) else layers
 
 
 def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
@@ -54,16 +54,26 @@ def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
 def _oldest_missing(
     view: ClusterView, job: JobView, plan: PlanRecord, stage_index: int, newer: list[Place], node: NodeState
 ) -> FetchCopies | None:
+    lead = plan.replicas[stage_index][0]
     for place in newer:
         living = holders(job, place, view.nodes)
         files = []
-        for part in parts_of_stage(plan, stage_index):
+        for part in _parts_to_fetch(plan, stage_index, place, node):
             others = living[part] - {node.name}
             if others and StateKey(job.name, *place, part) not in node.held:
-                files.append(_copy_file(job, place, part, others, plan.stages[stage_index]))
+                files.append(_copy_file(job, place, part, others, plan.stages[lead]))
         if files:
             return FetchCopies(job.name, plan.generation, *place, stage_index, tuple(files))
     return None
+
+
+def _parts_to_fetch(plan: PlanRecord, stage_index: int, place: Place, node: NodeState) -> tuple[str, ...]:
+    """What a place for copies of a stage does not write itself: a replica of it has all but the journal of its own."""
+    workers = plan.replicas[stage_index]
+    parts = parts_of_worker(plan, workers[0])
+    is_replica = any(node.worker_of(plan.stages[position]) is not None for position in workers)
+    has_come_to_it = place[0] == plan.timeline and place[1] >= plan.boundary
+    return tuple(part for part in parts if part == JOURNAL) if is_replica and has_come_to_it else parts
 
 
 def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.device_order import natural
-from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord
+from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
 
 def may_hold(spec: JobSpec, node: NodeRecord) -> bool:
@@ -23,35 +23,43 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
 
 
 def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[tuple[str, ...], ...]:
-    """Per stage, the nodes beside its own that keep its layers; draining ones only where there is nobody else.
+    """Per stage, the nodes beside its lead's own that keep its layers; draining ones only where there is nobody else.
 
-    A stage whose own node is gone has one more: what is left of it is copied again before the next failure.
+    The nodes of its other replicas come first: they have the layers anyway, and lack no more than the journal. A stage
+    whose lead's node is gone has one more: what is left of it is copied again before the next failure.
     """
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
     places = []
-    for index, stage in enumerate(plan.stages):
-        own = nodes.get(stage.node)
-        if own is not None and own.incarnation != stage.node_incarnation:
-            own = None
-        neighbours = {other.node for other in plan.stages[max(index - 1, 0) : index + 2]}
+    stages = [[plan.stages[position] for position in workers] for workers in plan.replicas]
+    for index, workers in enumerate(stages):
+        living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
+        own = _node_of(workers[0], nodes)
+        siblings = {node.name for node in living}
+        neighbours = {other.node for stage in stages[max(index - 1, 0) : index + 2] for other in stage}
         candidates = [node for node in nodes.values() if node is not own and may_hold(spec, node)]
         holders = [own] if own is not None else []
         while candidates and len(holders) < wanted:
             hosts = {node.host for node in holders}
-            best = _best(candidates, own=own, hosts=hosts, neighbours=neighbours, load=load)
+            best = _best(candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load)
             candidates.remove(best)
             holders.append(best)
         chosen = tuple(node.name for node in holders if node is not own)
-        load.update(chosen)
+        load.update(name for name in chosen if name not in siblings)
         places.append(chosen)
     return tuple(places)
+
+
+def _node_of(worker: StagePlan, nodes: Mapping[str, NodeRecord]) -> NodeRecord | None:
+    node = nodes.get(worker.node)
+    return node if node is not None and node.incarnation == worker.node_incarnation else None
 
 
 def _best(
     candidates: Sequence[NodeRecord],
     *,
     own: NodeRecord | None,
+    siblings: Set[str],
     hosts: Set[str],
     neighbours: Set[str],
     load: Mapping[str, int],
@@ -61,6 +69,7 @@ def _best(
         candidates,
         key=lambda node: (
             node.is_draining,
+            node.name not in siblings,
             node.host in hosts,
             node.name in neighbours,
             own is not None and node.site != own.site,

@@ -137,10 +137,10 @@ class Supervisor:
             return False
         handle.status = handle.status.ordered(kind, of)
         if kind is OrderKind.START:
-            start = order.start
-            handle.status = handle.status.starting(
-                tuple(start.stage.layers), is_last=start.stage.index + 1 == start.stage.num_stages
-            )
+            stage = order.start.stage
+            leads = not stage.groups or stage.groups[0] == 0
+            has_journal = leads and stage.index + 1 == stage.num_stages
+            handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
         handle.liveness.ordered(kind, of, _now())
         handle.stream.send(order)
         log.info("order_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)

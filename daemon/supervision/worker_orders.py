@@ -1,6 +1,6 @@
 """Steps as the messages that a worker understands. Pure, but for the folder that a Write goes to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,25 +44,27 @@ def order_message(
                 job=encode(spec_of(step.of.job)),
                 job_name=step.of.job,
                 generation=step.of.generation,
-                stage=_assignment(step.plan, step.stage_index),
+                stage=_assignment(step.plan, step.position),
                 data_path=step.data_path,
                 log_path=str(log_path(step.of.job)),
                 device_index=step.device_index,
             )
             return AddressedOrder(OrderKind.PREPARE, step.of, control_pb2.Order(prepare=prepare))
         case OrderStart():
+            snapshot_dir = store.timeline_directory_of(step.of.job, step.plan.timeline)
             start = control_pb2.Start(
                 job_name=step.of.job,
                 generation=step.of.generation,
                 timeline=step.plan.timeline,
                 boundary=step.plan.boundary,
-                stage=_assignment(step.plan, step.stage_index),
+                stage=_assignment(step.plan, step.position),
                 sources=[_source(source) for source in step.sources],
-                upstream=_peer(step.upstream),
-                downstream=_peer(step.downstream),
+                upstream=_peers(step.plan, step.neighbours.upstream),
+                downstream=_peers(step.plan, step.neighbours.downstream),
+                siblings=_peers(step.plan, step.neighbours.siblings),
                 source_timeline=step.plan.source_timeline,
-                snapshot_dir=str(store.timeline_directory_of(step.of.job, step.plan.timeline)),
-                snapshot_live=any(source.kind is SourceKind.LIVE for source in step.sources),
+                snapshot_dir=str(snapshot_dir) if step.takes_snapshots else "",
+                snapshot_live=step.takes_snapshots and any(source.kind is SourceKind.LIVE for source in step.sources),
                 furthest=step.plan.furthest,
                 source_job=step.source_job,
             )
@@ -91,10 +93,15 @@ def order_message(
             return AddressedOrder(OrderKind.RELEASE, JobGeneration(step.job, 0), control_pb2.Order(release=release))
 
 
-def _assignment(plan: PlanRecord, stage_index: int) -> control_pb2.StageAssignment:
-    stage = plan.stages[stage_index]
+def _assignment(plan: PlanRecord, position: int) -> control_pb2.StageAssignment:
+    worker = plan.stages[position]
     return control_pb2.StageAssignment(
-        index=stage_index, num_stages=len(plan.stages), layers=stage.layers, depth=stage.depth
+        index=plan.stage_index(position),
+        num_stages=plan.num_stages,
+        layers=worker.layers,
+        depth=worker.depth,
+        groups=worker.groups,
+        worker=position,
     )
 
 
@@ -108,7 +115,15 @@ def _source(source: Source) -> control_pb2.LayerSource:
             return control_pb2.LayerSource(layer=source.layer, path=source.path)
 
 
-def _peer(neighbour: Neighbour | None) -> control_pb2.Peer | None:
-    if neighbour is None:
-        return None
-    return control_pb2.Peer(stage=neighbour.stage_index, address=neighbour.address, incarnation=neighbour.incarnation)
+def _peers(plan: PlanRecord, neighbours: Iterable[Neighbour]) -> list[control_pb2.Peer]:
+    return [
+        control_pb2.Peer(
+            stage=plan.stage_index(neighbour.position),
+            address=neighbour.address,
+            incarnation=neighbour.incarnation,
+            worker=neighbour.position,
+            groups=plan.stages[neighbour.position].groups,
+            collective=neighbour.is_collective,
+        )
+        for neighbour in neighbours
+    ]

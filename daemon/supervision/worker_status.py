@@ -56,15 +56,15 @@ class WorkerStatus:
     """Empty while no process has said hello."""
     pid: int = 0
     address: str = ""
-    """Where neighbouring stages dial."""
+    """Where its neighbours in the plan dial."""
     job: str = ""
     """The job it serves since the last Prepare, until Released."""
     prepared: JobGeneration | None = None
     started: JobGeneration | None = None
     layers: tuple[str, ...] = ()
     """Of the last Start."""
-    is_last: bool = False
-    """Of the last Start: whether it holds the journal."""
+    has_journal: bool = False
+    """Of the last Start: whether it writes the journal."""
     chosen: Standstill | None = None
     stopped: Standstill | None = None
     pending: frozenset[tuple[OrderKind, JobGeneration]] = frozenset()
@@ -96,9 +96,9 @@ class WorkerStatus:
         """After its answer came."""
         return replace(self, pending=self.pending - {(kind, of)})
 
-    def starting(self, layers: tuple[str, ...], *, is_last: bool) -> "WorkerStatus":
+    def starting(self, layers: tuple[str, ...], *, has_journal: bool) -> "WorkerStatus":
         """After Start was ordered: these layers are what it will hold."""
-        return replace(self, layers=layers, is_last=is_last)
+        return replace(self, layers=layers, has_journal=has_journal)
 
     def did_prepare(self, of: JobGeneration) -> "WorkerStatus":
         """After it answered Prepare."""
@@ -109,7 +109,7 @@ class WorkerStatus:
         return replace(self.answered(OrderKind.START, of), started=of)
 
     def did_choose(self, chosen: Standstill) -> "WorkerStatus":
-        """After the first stage's worker chose where to stop."""
+        """After it chose, as the lead of the first stage, where to stop."""
         return replace(self.answered(OrderKind.CHOOSE_STOP, chosen.of), chosen=chosen)
 
     def did_stop(self, stopped: Standstill) -> "WorkerStatus":

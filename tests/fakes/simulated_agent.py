@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
-from headway.daemon.coordination.case import place
+from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.records import (
@@ -44,9 +44,9 @@ class SimulatedAgents:
         self._register_again(node)
         for job in list(node.view.jobs.values()):
             for plan in (job.plan, job.next):
-                for stage_index, stage in enumerate(plan.stages if plan is not None else ()):
+                for position, stage in enumerate(plan.stages if plan is not None else ()):
                     if plan is not None and (stage.node, stage.node_incarnation) == (node.name, node.lease):
-                        self._serve(node, job, plan, stage_index)
+                        self._serve(node, job, plan, position)
         for worker in node.workers:
             job_view = node.view.jobs.get(worker.job)
             plans = [plan for plan in (job_view.plan, job_view.next) if plan] if job_view else []
@@ -75,13 +75,12 @@ class SimulatedAgents:
         if plan is None or spec is None:
             return
         wanted = kept(job, view.nodes)
-        buddies = copy_places(spec, plan, view.nodes)
-        for index, stage in enumerate(plan.stages):
-            if node.name not in buddies[index]:
+        for names, workers in zip(copy_places(spec, plan, view.nodes), plan.replicas, strict=True):
+            if node.name not in names:
                 continue
             for where in wanted:
-                for part in _parts(plan, index):
-                    self._fetch(node, job, (job.name, *where, part), stage)
+                for part in _parts(plan, workers[0]):
+                    self._fetch(node, job, (job.name, *where, part), plan.stages[workers[0]])
         every = spec.fault.checkpoint_every
         for key in list(node.held):
             if key[0] == job.name and every and key[2] % every == 0 and key[2] > 0 and plan.lineage.has(key[1], key[2]):
@@ -167,9 +166,9 @@ class SimulatedAgents:
 
     # --- Workers ------------------------------------------------------------------------------------------------------
 
-    def _serve(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int) -> None:
-        """One stage of one plan: prepare, start, stop, save, and tell."""
-        stage = plan.stages[stage_index]
+    def _serve(self, node: Node, job: JobView, plan: PlanRecord, position: int) -> None:
+        """One worker's part of one plan: prepare, start, stop, save, and tell."""
+        stage = plan.stages[position]
         worker = node.workers[stage.device_index]
         generation = plan.generation
         has_failed = worker.failure is not None and worker.failure[0] >= generation
@@ -183,22 +182,22 @@ class SimulatedAgents:
             self._register_again(node)
         is_in_force = job.plan is plan
         if is_in_force and not has_failed and worker.prepared == generation and worker.started < generation:
-            self._start(node, job, plan, stage_index, worker)
+            self._start(node, job, plan, position, worker)
         if is_in_force and not has_failed and worker.started == generation:
-            self._adopt(node, job, plan, stage_index, worker)
-            self._stop(node, job, plan, stage_index, worker)
-            self._save(node, job, plan, stage_index, worker)
-        self._tell(node, job, plan, stage_index, worker)
+            self._adopt(node, job, plan, position, worker)
+            self._stop(node, job, plan, position, worker)
+            self._save(node, job, plan, position, worker)
+        self._tell(node, job, plan, position, worker)
 
-    def _start(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
-        stage = plan.stages[stage_index]
+    def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
+        stage = plan.stages[position]
         if len(job.workers_of(plan)) < len(plan.stages):
             return
         is_change = plan.source == "nodes" and plan.source_timeline == plan.timeline
         was_here = worker.started > 0 and worker.is_stopped and worker.applied == plan.boundary
         origin = plan.lineage if is_change else Lineage(timeline=plan.source_timeline, ancestry=plan.ancestry[:-1])
-        for part in _parts(plan, stage_index):
-            is_mine = worker.is_last if part == JOURNAL else part in worker.layers
+        for part in _parts(plan, position):
+            is_mine = worker.has_journal if part == JOURNAL else part in worker.layers
             if plan.source == "initial" or (is_change and was_here and is_mine and worker.lineage == plan.lineage):
                 continue
             key = (job.name, plan.source_timeline, plan.boundary, part)
@@ -209,34 +208,35 @@ class SimulatedAgents:
             if not self._fetch(node, job, key, stage):
                 return
             assert node.held[key] == origin, f"{key} has {node.held[key]} in it, the plan wants {origin}"
-        worker.started, worker.layers, worker.is_last = (
+        worker.started, worker.layers, worker.has_journal = (
             plan.generation,
             stage.layers,
-            stage_index + 1 == len(plan.stages),
+            plan.has_journal(position),
         )
+        worker.position = position
         worker.applied, worker.lineage, worker.chosen = plan.boundary, plan.lineage, None
         worker.written.clear()
         assert job.spec is not None
         worker.last = job.spec.train.batches
 
-    def _adopt(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+    def _adopt(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         """Take over what the worker wrote while it trained."""
         for boundary in worker.written:
-            for part in _parts(plan, stage_index):
+            for part in _parts(plan, position):
                 self._hold(node, (job.name, plan.timeline, boundary, part), worker.lineage)
         worker.written.clear()
 
     def _hold(self, node: Node, key: HeldKey, content: Lineage) -> None:
         assert node.held.setdefault(key, content) == content, f"two contents of {key}"
 
-    def _stop(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+    def _stop(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stop = job.stop
         if stop is None or stop.generation != plan.generation:
             return
         if stop.boundary is not None:
             assert worker.applied <= stop.boundary, "a stage ran past the stop boundary"
             worker.last = stop.boundary
-        elif stage_index == 0:
+        elif position == 0:
             if worker.chosen is None:
                 # What is begun is admitted: nobody may be further than the first stage admits.
                 worker.chosen = worker.last = min(worker.applied + 1, worker.last)
@@ -244,26 +244,27 @@ class SimulatedAgents:
             key = Keys.of(job.name, "stop")
             self.store.transact({key: node.view.revision_of(key)}, {key: encode(answer)})
 
-    def _save(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+    def _save(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stop = job.stop
         if stop is None or stop.generation != plan.generation or not worker.is_stopped:
             return
         if stop.boundary != worker.applied:
             return
-        stage = plan.stages[stage_index]
-        parts = list(_parts(plan, stage_index))
+        if not plan.is_lead(position):
+            return
+        parts = list(_parts(plan, position))
         if stop.save is Save.MOVES:
             if job.next is None:
                 return
             successor = job.next
-            parts = [part for part in parts if part == JOURNAL or place(successor.holder(part)) != place(stage)]
+            parts = [part for part in parts if part == JOURNAL or is_moving(plan, successor, part)]
         for part in parts:
             key = (job.name, plan.timeline, worker.applied, part)
             self._hold(node, key, worker.lineage)
             if stop.save is Save.CHECKPOINT:
                 self._make_durable(node, key)
 
-    def _tell(self, node: Node, job: JobView, plan: PlanRecord, stage_index: int, worker: Worker) -> None:
+    def _tell(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         boundary, error, fault = None, "", ""
         if worker.failure is not None and worker.failure[0] >= plan.generation:
             state, error, fault = WorkerState.FAILED, worker.failure[1], worker.fault
@@ -284,12 +285,11 @@ class SimulatedAgents:
             error=error,
             fault=fault,
         )
-        key = Keys.worker(job.name, plan.generation, stage_index)
+        key = Keys.worker(job.name, plan.generation, position)
         if self.store.values.get(key) != encode(record):
             self.store.transact({}, {key: encode(record)}, lease=node.lease)
 
 
-def _parts(plan: PlanRecord, stage_index: int) -> tuple[str, ...]:
-    """The files of one stage."""
-    is_last = stage_index == len(plan.stages) - 1
-    return (*plan.stages[stage_index].layers, *((JOURNAL,) if is_last else ()))
+def _parts(plan: PlanRecord, position: int) -> tuple[str, ...]:
+    """The files of one worker."""
+    return (*plan.stages[position].layers, *((JOURNAL,) if plan.has_journal(position) else ()))

@@ -41,13 +41,19 @@ MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)
 
 
 def small_spec(
-    name: str, *, num_blocks: int = 3, batches: int = 6, fault: FaultSpec | None = None, **placement: Any
+    name: str,
+    *,
+    num_blocks: int = 3,
+    batches: int = 6,
+    fault: FaultSpec | None = None,
+    reduction_groups: int = 1,
+    **placement: Any,
 ) -> JobSpec:
     """A job of num_blocks + 2 layers."""
     return JobSpec(
         job=JobSection(name=name),
         model=ModelSpec(num_hidden_layers=num_blocks, hidden_size=64, intermediate_size=128),
-        train=TrainSpec(batches=batches, microbatches=8),
+        train=TrainSpec(batches=batches, microbatches=8, reduction_groups=reduction_groups),
         placement=PlacementSpec(**placement),
         fault=fault or FaultSpec(snapshot_every=4, checkpoint_every=12),
     )
@@ -65,6 +71,8 @@ class SimulatedCluster(SimulatedAgents):
         self.manifests: dict[str, bytes] = {}
         self.num_incarnations = 0
         self.num_events = 0
+        self.num_replicated = 0
+        """Plans that came into force with several workers of a stage."""
         self.generations: dict[str, int] = {}
         self.reached: dict[tuple[str, int], int] = {}
         """(job, timeline): the furthest that any stage has trained on it."""
@@ -306,11 +314,11 @@ class SimulatedCluster(SimulatedAgents):
             ]
             if plan is None or spec is None or len(workers) < len(plan.stages):
                 continue
-            first = next(worker for worker in workers if "embed" in worker.layers)
+            first = next(worker for worker in workers if worker.position == 0)
             every = spec.fault.snapshot_every
             for worker in workers:
                 limit = min(other.applied for other in workers) + 1
-                # The first stage admits: a batch that it has not begun does not exist further down.
+                # The lead of the first stage admits: a batch that it has not begun does not exist further down.
                 admitted = first.last if first.chosen is not None else first.applied + 1
                 may_advance = worker.applied < min(worker.last, limit, admitted) and not worker.hangs
                 if may_advance and self.random.random() < 0.8:
@@ -340,9 +348,7 @@ class SimulatedCluster(SimulatedAgents):
         assert job.spec is not None
         for plan in (job.plan, job.next):
             if plan is not None:
-                placed = [layer for stage in plan.stages for layer in stage.layers]
-                assert placed == list(job.spec.layers), "every layer exactly once, in order"
-                assert len(devices(plan)) == len(plan.stages)
+                _check_shape(job.spec, plan)
         if Keys.of(job.name, "next") in written.puts:
             assert job.next is not None
             assert job.next.generation > self.generations.get(job.name, 0), "generations rise strictly"
@@ -352,6 +358,7 @@ class SimulatedCluster(SimulatedAgents):
         if Keys.of(job.name, "plan") in written.puts:
             assert job.plan is not None
             self._check_new_plan(job, job.plan, plan_before)
+            self.num_replicated += job.plan.num_stages < len(job.plan.stages)
         in_force = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
         assert (job.phase.phase in in_force) == (job.plan is not None)
         assert (job.phase.phase is Phase.STOPPING) == (job.stop is not None)
@@ -424,3 +431,15 @@ class SimulatedCluster(SimulatedAgents):
             self.train()
         else:
             self.now += self.random.choice((0.1, 1.0, 2.5))
+
+
+def _check_shape(spec: JobSpec, plan: PlanRecord) -> None:
+    """Every layer is in one stage, in order, and every group of a stage on one of its workers."""
+    leads = [plan.stages[workers[0]] for workers in plan.replicas]
+    placed = [layer for lead in leads for layer in lead.layers]
+    assert placed == list(spec.layers), "every layer exactly once, in order"
+    assert len(devices(plan)) == len(plan.stages)
+    for workers in plan.replicas:
+        held = [group for position in workers for group in plan.stages[position].groups]
+        assert not held or sorted(held) == list(range(spec.train.reduction_groups)), "every group exactly once"
+        assert plan.is_lead(workers[0])

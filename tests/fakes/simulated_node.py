@@ -22,9 +22,11 @@ class Worker:
     prepared: int = 0
     started: int = 0
     layers: tuple[str, ...] = ()
-    is_last: bool = False
+    has_journal: bool = False
+    position: int = -1
+    """In the plan that it runs."""
     applied: int = 0
-    """Batches whose update this stage has applied."""
+    """Batches whose update it has applied."""
     last: int = 0
     """It stops here."""
     chosen: int | None = None

@@ -15,6 +15,8 @@ from headway.daemon.node.agent_steps import (
     DeleteState,
     FetchState,
     GiveUp,
+    Neighbour,
+    Neighbours,
     OpenData,
     OrderChooseStop,
     OrderPrepare,
@@ -179,7 +181,7 @@ def test_a_plan_in_force_is_started_from_initial_weights() -> None:
     status = worker().did_prepare(G1)
     steps = next_steps(view_of(job(plan=WHOLE, workers={(1, 0): record(WorkerState.READY)})), node(status))
     sources = tuple(Source(layer, SourceKind.INITIAL) for layer in (*LAYERS, JOURNAL))
-    assert steps == [OrderStart(0, G1, 0, WHOLE, sources, None, None)]
+    assert steps == [OrderStart(0, G1, 0, WHOLE, sources, Neighbours())]
 
 
 def test_start_waits_for_the_neighbours_address() -> None:
@@ -191,9 +193,7 @@ def test_start_waits_for_the_neighbours_address() -> None:
     both = mine | {(2, 1): record(WorkerState.READY, name="b")}
     (start,) = next_steps(view_of(job(plan=first, workers=both)), node(status))
     assert isinstance(start, OrderStart)
-    assert start.upstream is None
-    assert start.downstream is not None
-    assert start.downstream.address == "a:1"
+    assert start.neighbours == Neighbours(downstream=(Neighbour(1, "a:1", "w"),))
 
 
 def test_a_plan_of_an_earlier_incarnation_is_not_ours() -> None:
@@ -205,7 +205,7 @@ def test_a_plan_of_an_earlier_incarnation_is_not_ours() -> None:
 
 # --- A change ---------------------------------------------------------------------------------------------------------
 
-RUNNING = worker(job="j", prepared=G1, started=G1, layers=LAYERS, is_last=True)
+RUNNING = worker(job="j", prepared=G1, started=G1, layers=LAYERS, has_journal=True)
 RUNNING_RECORD = {(1, 0): record(WorkerState.RUNNING)}
 
 

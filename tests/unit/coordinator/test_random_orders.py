@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.coordination import case
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records import Desired, Phase
+from tests.fakes.replicated_plans import make_replicated_plan
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store
 
@@ -83,7 +85,13 @@ def settle(cluster: SimulatedCluster) -> None:
         cluster.want(job, Desired.RUNNING)
 
 
-def build(seed: int) -> tuple[SimulatedCluster, random.Random]:
+@pytest.fixture
+def stages_have_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator's planner makes plans such as 2-1-2."""
+    monkeypatch.setattr(case, "make_plan", make_replicated_plan)
+
+
+def build(seed: int, *, num_groups: int = 1) -> tuple[SimulatedCluster, random.Random]:
     chance = random.Random(seed + 1_000_000)
     cluster = SimulatedCluster(seed)
     cluster.quarantine_after = chance.choice((0, 0, 3))
@@ -92,9 +100,11 @@ def build(seed: int) -> tuple[SimulatedCluster, random.Random]:
     fault = FaultSpec(
         snapshot_every=chance.choice((0, 2, 4)), copies=chance.choice((1, 2, 3)), checkpoint_every=chance.choice((0, 8))
     )
-    cluster.submit(small_spec("first", num_blocks=chance.randint(1, 4), batches=chance.choice((4, 60)), fault=fault))
+    sizes = {"num_blocks": chance.randint(1, 4), "batches": chance.choice((4, 60))}
+    cluster.submit(small_spec("first", fault=fault, reduction_groups=num_groups, **sizes))
     limits: dict[str, Any] = {"max_nodes": chance.choice((0, 2)), "min_nodes": chance.choice((1, 1, 2))}
-    cluster.submit(small_spec("second", num_blocks=2, batches=chance.choice((1, 4, 40, 40)), **limits))
+    batches = chance.choice((1, 4, 40, 40))
+    cluster.submit(small_spec("second", num_blocks=2, batches=batches, reduction_groups=num_groups, **limits))
     return cluster, chance
 
 
@@ -130,6 +140,19 @@ def test_with_failures_every_job_finishes(block: int) -> None:
         cluster, chance = build(seed)
         chaos(cluster, num_steps=600, chance=chance, may_crash=True)
         finish(cluster, seed)
+
+
+@pytest.mark.usefixtures("stages_have_replicas")
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))])
+def test_with_replicas_and_failures_every_job_finishes(block: int) -> None:
+    """Stages of one to four workers, which die, join, drain and change places: the same invariants, the same end."""
+    num_replicated = 0
+    for seed in range(block * 10, block * 10 + 10):
+        cluster, chance = build(seed, num_groups=2 + seed % 3)
+        chaos(cluster, num_steps=600, chance=chance, may_crash=True, may_restore=seed % 5 == 0)
+        finish(cluster, seed)
+        num_replicated += cluster.num_replicated
+    assert num_replicated > 0, "no plan with replicas ever came into force"
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 8))])

@@ -96,3 +96,38 @@ def test_only_nodes_of_the_jobs_sites_count() -> None:
     """The job is to stay in one site: its state does too."""
     spec = replace(SPEC, placement=PlacementSpec(sites=("here",)))
     assert num_copies(spec, {"a": node("a"), "b": node("b", site="there")}) == 1
+
+
+def replicated(spec: JobSpec, *nodes: NodeRecord, stages: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """stages: per stage, the nodes of its replicas, the lead first."""
+    workers = tuple(
+        StagePlan(
+            node=name, node_incarnation=f"{name}-1", device_index=0, layers=(f"l{index}",), depth=1, groups=(replica,)
+        )
+        for index, names in enumerate(stages)
+        for replica, name in enumerate(names)
+    )
+    plan = PlanRecord(generation=1, timeline=1, stages=workers)
+    return copy_places(spec, plan, {node.name: node for node in nodes})
+
+
+def test_replicas_of_a_stage_are_its_first_copies() -> None:
+    """2-1 on a, b and c with d spare: b has a's layers anyway, though it is a's neighbour; c's go to d."""
+    nodes = [node(name) for name in "abcd"]
+    assert replicated(SPEC, *nodes, stages=("ab", "c")) == (("b",), ("d",))
+
+
+def test_replicas_count_as_holders_up_to_the_copies_that_are_wanted() -> None:
+    """Three copies of a stage of two replicas need one node more, of three replicas none; two copies need one place."""
+    nodes, three = [node(name) for name in "abcd"], replace(SPEC, fault=FaultSpec(copies=3))
+    assert replicated(three, *nodes, stages=("ab",)) == (("b", "c"),)
+    assert replicated(three, *nodes, stages=("abc",)) == (("b", "c"),)
+    assert replicated(SPEC, *nodes, stages=("abc",)) == (("b",),)
+
+
+def test_a_replica_that_is_gone_or_drains_is_no_place_for_a_copy() -> None:
+    """b drains or is gone: a's copy is on c. The lead a is gone: b has one, and c one more."""
+    nodes = [node("a"), node("b", is_draining=True), node("c")]
+    assert replicated(SPEC, *nodes, stages=("ab",)) == (("c",),)
+    assert replicated(SPEC, node("a"), node("c"), stages=("ab",)) == (("c",),)
+    assert replicated(SPEC, node("b"), node("c"), stages=("ab",)) == (("b", "c"),)

@@ -1,0 +1,40 @@
+"""How a plan's workers are spoken of: which stage, which replica, how many of each. Pure."""
+
+from collections.abc import Sequence
+
+from headway.daemon.records import StagePlan, replicas_of
+
+
+def worker_name(workers: Sequence[StagePlan], position: int) -> str:
+    """`stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
+    return f"{stage_name(workers, position)} on {workers[position].node}{replica_note(workers, position)}"
+
+
+def stage_name(workers: Sequence[StagePlan], position: int) -> str:
+    """`stage 1`"""
+    return f"stage {_place_of(workers, position)[0]}"
+
+
+def replica_note(workers: Sequence[StagePlan], position: int) -> str:
+    """` (replica 2 of 2)`; empty where a stage has one worker."""
+    _, number, num_replicas = _place_of(workers, position)
+    return f" (replica {number} of {num_replicas})" if num_replicas > 1 else ""
+
+
+def shape(workers: Sequence[StagePlan]) -> str:
+    """`1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
+    counts = [len(positions) for positions in replicas_of(workers)]
+    text = f"{len(counts)} stage{'s' * (len(counts) != 1)}"
+    if max(counts, default=1) == 1:
+        return text
+    if len(set(counts)) == 1:
+        return f"{text} of {counts[0]} replicas" + (" each" if len(counts) > 1 else "")
+    return f"{text} of {', '.join(map(str, counts[:-1]))} and {counts[-1]} replicas"
+
+
+def _place_of(workers: Sequence[StagePlan], position: int) -> tuple[int, int, int]:
+    """(stage from 0, replica from 1, replicas of the stage)"""
+    for stage, positions in enumerate(replicas_of(workers)):
+        if position in positions:
+            return stage, positions.index(position) + 1, len(positions)
+    raise IndexError(position)
