@@ -6,6 +6,7 @@ something else of the stage puts that into the same inbox, and `handle` gets it 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
@@ -18,10 +19,11 @@ from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract
 from headway.stages.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.gradient_sums import GradientSums
 from headway.stages.history import Recorder
-from headway.stages.ids import Batch, Boundary, Microbatch
+from headway.stages.ids import Batch, Boundary, LayerName, Microbatch
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.journal_writer import BatchLosses, JournalWriter
 from headway.stages.layer_state import LayerState
+from headway.stages.layer_times import LayerTimes
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.schedule import (
     WAIT,
@@ -36,6 +38,7 @@ from headway.stages.schedule import (
     next_op,
 )
 from headway.stages.siblings import Siblings
+from headway.stages.slowed_graph import SlowedGraph
 from headway.stages.snapshot_writer import SnapshotEnded
 from headway.stages.snapshots import PATIENCE_S as SNAPSHOT_PATIENCE_S
 from headway.stages.snapshots import Snapshots
@@ -75,6 +78,7 @@ class Executor:
         snapshots: Snapshots | None = None,
         goodput: Goodput | None = None,
         on_operation: Callable[[Op], None] | None = None,
+        layer_times: LayerTimes | None = None,
         stops_at_non_finite: bool = True,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -118,7 +122,13 @@ class Executor:
         )
         self._state = ScheduleState(self._schedule)
         self._contract = FrameContract.of(context.model, train)
-        self._graph = StageGraph(layers, context.model, train, is_first=is_first, is_last=is_last)
+        self.layer_times = layer_times or LayerTimes(context.layers, context.device, slowdown=context.slowdown)
+        make_graph: Callable[..., StageGraph] = StageGraph
+        if context.slowdown != 1.0:
+            make_graph = partial(SlowedGraph, slowdown=context.slowdown, device=context.device)
+        self._graph = make_graph(
+            layers, context.model, train, is_first=is_first, is_last=is_last, times=self.layer_times
+        )
         self._sums = GradientSums(num_microbatches=num_microbatches, num_groups=num_groups)
         self._siblings: Siblings | None = None
         if context.has_replicas:
@@ -158,6 +168,11 @@ class Executor:
         self._abort_reason = reason
 
     # --- For anybody ---
+
+    @property
+    def layer_names(self) -> tuple[LayerName, ...]:
+        """What it computes."""
+        return self._context.layers
 
     @property
     def boundary(self) -> Boundary:
