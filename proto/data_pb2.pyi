@@ -30,7 +30,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[str] = ..., expected_incarnation: _Optional[str] = ..., next_sequence: _Optional[int] = ..., stage: _Optional[int] = ..., worker: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("verdict", "reason", "next_sequence", "incarnation")
+    __slots__ = ("verdict", "reason", "next_sequence", "incarnation", "store_port", "store_prefix")
     class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         VERDICT_UNSPECIFIED: _ClassVar[HelloReply.Verdict]
@@ -49,11 +49,15 @@ class HelloReply(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    STORE_PREFIX_FIELD_NUMBER: _ClassVar[int]
     verdict: HelloReply.Verdict
     reason: str
     next_sequence: int
     incarnation: str
-    def __init__(self, verdict: _Optional[_Union[HelloReply.Verdict, str]] = ..., reason: _Optional[str] = ..., next_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    store_port: int
+    store_prefix: str
+    def __init__(self, verdict: _Optional[_Union[HelloReply.Verdict, str]] = ..., reason: _Optional[str] = ..., next_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ..., store_port: _Optional[int] = ..., store_prefix: _Optional[str] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("dtype", "shape")

@@ -23,6 +23,18 @@ class ProtocolError(PeerError):
 
 
 @dataclass
+class LinkOverflowError(Exception):
+    """More was sent than any schedule can have in flight: a bug of the caller, told before memory grows."""
+
+    peer: str
+    unacknowledged_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.peer}: {self.unacknowledged_bytes} bytes unacknowledged, the limit is {self.limit_bytes}"
+
+
+@dataclass
 class DataError(Exception):
     """A data folder is missing, damaged or not the one that was asked for. `path` says which file."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from headway.stages.errors import ProtocolError
+from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation
@@ -69,18 +69,6 @@ class MessageStream(Protocol):
     async def finish(self) -> None:
         """Say that no more messages follow, and return when the stream can be dropped without losing one."""
         ...
-
-
-@dataclass
-class LinkOverflowError(Exception):
-    """More was sent than any schedule can have in flight: a bug of the caller, told before memory grows."""
-
-    peer: str
-    unacknowledged_bytes: int
-    limit_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.peer}: {self.unacknowledged_bytes} bytes unacknowledged, the limit is {self.limit_bytes}"
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ the old, whatever the listening side still thinks of that. Each side gives up `r
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -101,6 +102,7 @@ class LinkEndpoint:
         self._incarnation = incarnation
         self._protocol = protocol
         self._server: grpc.aio.Server | None = None
+        self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._port = 0
         self._awaited: dict[str, _Awaited] = {}
         self._generations: dict[str, Generation] = {}
@@ -124,6 +126,10 @@ class LinkEndpoint:
     def num_resumed(self) -> int:
         """How often a link of this endpoint, of any generation, went on over a new stream."""
         return self._num_resumed
+
+    def add_method(self, name: str, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> None:
+        """Before `start`: answer a unary method beside the streams, over the same port and certificates."""
+        self._methods[name] = grpc.unary_unary_rpc_method_handler(answer)
 
     def start(self) -> None:
         """Listen on a free port of the host. Raises RuntimeError when the host is not this machine's."""
@@ -232,7 +238,8 @@ class LinkEndpoint:
     async def _start(self) -> None:
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        methods = {METHOD: handler, **self._methods}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         credentials = grpc.ssl_server_credentials(
             [(self._identity.key, self._identity.certificate)],
             root_certificates=self._identity.ca,

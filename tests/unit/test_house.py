@@ -15,8 +15,8 @@ ALLOWED = {
     "optim": {"optim"},
     "proto": {"proto"},
 }
-ON_THE_WIRE = {"stages/frame_codec.py", "stages/link_endpoint.py"}
-"""The gRPC link's modules that know the messages: of stages/ these alone import headway.proto."""
+ON_THE_WIRE = {"stages/frame_codec.py", "stages/link_endpoint.py", "stages/collective_endpoint.py"}
+"""The links' modules that know the messages: of stages/ these alone import headway.proto."""
 
 PURE = (
     "daemon/chaos/fault_schedule.py",

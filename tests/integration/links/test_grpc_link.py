@@ -15,9 +15,10 @@ import torch
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
+from headway.stages.errors import LinkOverflowError
 from headway.stages.frame_codec import HEADER_LENGTH, heartbeat
 from headway.stages.frame_contract import FrameContract, TensorForm
-from headway.stages.grpc_link import GrpcLink, LinkOverflowError
+from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint

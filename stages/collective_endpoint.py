@@ -1,0 +1,242 @@
+"""Where collective links come from: the two sides meet over the gRPC server of the links, with mTLS, and then by the
+store that the accepting side has opened for this one link.
+
+The hello is that of every link: it names protocol, job, generation and both processes. One that is too early is
+answered `not yet` and repeated; one that is too late or not meant for this process is answered with the reason.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import grpc
+import structlog
+import torch
+from google.protobuf.message import DecodeError
+
+from headway.proto.data_pb2 import Hello, HelloReply
+from headway.stages.collective_group import GroupOfTwo, RendezvousStore, find_store
+from headway.stages.collective_link import CollectiveLink
+from headway.stages.frame_contract import FrameContract
+from headway.stages.ids import Generation, StageIndex
+from headway.stages.link import FrameKind, Inbox
+from headway.stages.loop_thread import LoopThread
+from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+
+log = structlog.get_logger()
+
+METHOD = "Meet"
+CALL_TIMEOUT = timedelta(seconds=10)
+FORM_TIMEOUT = timedelta(seconds=20)
+"""How long each step of forming a group may take, once both sides know of each other."""
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTerms:
+    """What the two sides of a link agree on beforehand, seen from one of them."""
+
+    job: str
+    generation: Generation
+    stage: StageIndex
+    worker: int
+    """Of this side: its stage, and its position among the plan's workers."""
+    peer_stage: StageIndex
+    peer_worker: int
+    peer_incarnation: str
+    peer_address: str
+    """host:port of its link server; of the side that dials for messages only."""
+    inbox: Inbox
+    contract: FrameContract
+    receives: frozenset[FrameKind]
+    device: torch.device
+    first_contact: timedelta
+    """How long the peer may take to come."""
+    silence: timedelta
+    """How long it may say nothing afterwards."""
+
+    @property
+    def peer(self) -> str:
+        """For people."""
+        return f"stage {self.peer_stage} at {self.peer_address or 'an unknown address'}"
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A link that a neighbour is expected to dial."""
+
+    terms: CollectiveTerms
+    link: CollectiveLink
+    store: RendezvousStore
+
+
+class CollectiveEndpoint:
+    """`accept` and `dial` return at once, from any thread but the loop's; the server of the links calls `answer`."""
+
+    def __init__(
+        self,
+        *,
+        loop: LoopThread,
+        identity: TlsIdentity,
+        host: str,
+        incarnation: str,
+        protocol: int,
+        on_stuck: Callable[[str], None],
+    ) -> None:
+        """on_stuck: is called in the loop's thread with the name of a peer whose group does not let go."""
+        self._loop = loop
+        self._identity = identity
+        self._host = host
+        self._incarnation = incarnation
+        self._protocol = protocol
+        self._on_stuck = on_stuck
+        self._awaited: dict[tuple[str, str], _Awaited] = {}
+        self._generations: dict[str, Generation] = {}
+        self._links: list[CollectiveLink] = []
+
+    def accept(self, terms: CollectiveTerms) -> CollectiveLink:
+        """The link to a neighbour that dials. LinkLost arrives if it has not within `first_contact`."""
+        prefix = secrets.token_hex(16)
+        awaited = _Awaited(
+            terms, self._new_link(terms), RendezvousStore(self._host, prefix=prefix, timeout=FORM_TIMEOUT)
+        )
+        self._loop.call_soon(self._await, awaited)
+        return awaited.link
+
+    def dial(self, terms: CollectiveTerms) -> CollectiveLink:
+        """The link to a neighbour that accepts. LinkLost arrives if it has not within `first_contact`, or refuses."""
+        link = self._new_link(terms)
+        self._loop.call_soon(self._begin, terms, link)
+        self._loop.spawn(self._dial(terms, link), name=f"meet {terms.peer}")
+        return link
+
+    def cut(self) -> None:
+        """For tests: break all links. Callable from any thread."""
+        self._loop.call_soon(self._cut)
+
+    # --- in the loop's thread ---------------------------------------------------------------------------------------
+
+    def _new_link(self, terms: CollectiveTerms) -> CollectiveLink:
+        return CollectiveLink(
+            self._loop,
+            terms.peer,
+            generation=terms.generation,
+            inbox=terms.inbox,
+            contract=terms.contract,
+            receives=terms.receives,
+            silence=terms.silence,
+            on_stuck=self._on_stuck,
+        )
+
+    def _begin(self, terms: CollectiveTerms, link: CollectiveLink) -> None:
+        known = self._generations.get(terms.job, terms.generation)
+        self._generations[terms.job] = max(terms.generation, known)
+        self._links = [*(other for other in self._links if not other.is_over), link]
+        self._awaited = {key: awaited for key, awaited in self._awaited.items() if not awaited.link.is_over}
+
+    def _await(self, awaited: _Awaited) -> None:
+        terms = awaited.terms
+        self._begin(terms, awaited.link)
+        self._awaited[terms.job, terms.peer_incarnation] = awaited
+        self._loop.loop.call_later(terms.first_contact.total_seconds(), self._on_awaited_too_long, awaited)
+
+    def _on_awaited_too_long(self, awaited: _Awaited) -> None:
+        if not awaited.link.was_met:
+            awaited.link.lose(f"did not dial within {awaited.terms.first_contact.total_seconds():g} s")
+
+    def _cut(self) -> None:
+        for link in self._links:
+            link.interrupt()
+
+    async def answer(self, request: bytes, _: object) -> bytes:
+        """The server's side of Meet."""
+        reply, awaited = self._judge(request)
+        reply.incarnation = self._incarnation
+        if awaited is not None:
+            reply.store_port, reply.store_prefix = awaited.store.port, awaited.store.prefix
+            if not awaited.link.was_met:
+                rendezvous, device = awaited.store.rendezvous, awaited.terms.device
+                awaited.link.meet(lambda: GroupOfTwo(rendezvous, device, timeout=FORM_TIMEOUT))
+        return reply.SerializeToString()
+
+    def _judge(self, request: bytes) -> tuple[HelloReply, _Awaited | None]:
+        try:
+            hello = Hello.FromString(request)
+        except DecodeError:
+            return _refusal(HelloReply.WRONG_PROTOCOL, "the message is not a hello")
+        if hello.protocol != self._protocol:
+            return _refusal(HelloReply.WRONG_PROTOCOL, f"protocol {hello.protocol} instead of {self._protocol}")
+        if hello.expected_incarnation != self._incarnation:
+            return _refusal(HelloReply.WRONG_PEER, "another process listens here now")
+        known = self._generations.get(hello.job, Generation(-1))
+        if hello.generation > known:
+            return _refusal(HelloReply.NOT_YET, f"generation {known} is the newest here")
+        if hello.generation < known:
+            return _refusal(HelloReply.STALE, f"generation {known} is in force here")
+        awaited = self._awaited.get((hello.job, hello.incarnation))
+        if awaited is None or (hello.stage, hello.worker) != (awaited.terms.peer_stage, awaited.terms.peer_worker):
+            reason = f"no collective link is expected from stage {hello.stage} of process {hello.incarnation}"
+            return _refusal(HelloReply.WRONG_PEER, reason)
+        if awaited.terms.generation != known or awaited.link.is_over:
+            return _refusal(HelloReply.STALE, f"the link of generation {awaited.terms.generation} is over here")
+        return HelloReply(verdict=HelloReply.ACCEPTED), awaited
+
+    async def _dial(self, terms: CollectiveTerms, link: CollectiveLink) -> None:
+        """Ask until the peer accepts, refuses for good, or has taken too long."""
+        give_up_at = self._loop.loop.time() + terms.first_contact.total_seconds()
+        reason, pause_s = "no answer", FIRST_PAUSE_S
+        while not link.is_over:
+            left_s = give_up_at - self._loop.loop.time()
+            if left_s <= 0:
+                return link.lose(f"not connected within {terms.first_contact.total_seconds():g} s: {reason}")
+            try:
+                reply = await self._ask(terms, timeout_s=min(CALL_TIMEOUT.total_seconds(), left_s))
+            except ConnectionError as error:
+                reason = str(error)
+            else:
+                if reply.verdict == HelloReply.ACCEPTED:
+                    return link.meet(partial(self._form, terms, reply))
+                if reply.verdict != HelloReply.NOT_YET:
+                    return link.lose(f"{HelloReply.Verdict.Name(reply.verdict)}: {reply.reason}")
+                reason = reply.reason
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        return None
+
+    async def _ask(self, terms: CollectiveTerms, *, timeout_s: float) -> HelloReply:
+        """One connection of its own. Raises ConnectionError."""
+        hello = Hello(
+            protocol=self._protocol,
+            job=terms.job,
+            generation=terms.generation,
+            incarnation=self._incarnation,
+            expected_incarnation=terms.peer_incarnation,
+            stage=terms.stage,
+            worker=terms.worker,
+        )
+        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
+        options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        async with grpc.aio.secure_channel(terms.peer_address, credentials, options=options) as channel:
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/headway.data.Link/{METHOD}")
+            try:
+                return HelloReply.FromString(await method(hello.SerializeToString(), timeout=timeout_s))
+            except grpc.aio.AioRpcError as error:
+                raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+            except DecodeError as error:
+                raise ConnectionError("an undecodable answer to the hello") from error
+
+    def _form(self, terms: CollectiveTerms, reply: HelloReply) -> GroupOfTwo:
+        """In a thread of the link."""
+        peer_host = terms.peer_address.rpartition(":")[0].strip("[]")
+        rendezvous = find_store(
+            peer_host, reply.store_port, prefix=reply.store_prefix, own_host=self._host, timeout=FORM_TIMEOUT
+        )
+        return GroupOfTwo(rendezvous, terms.device, timeout=FORM_TIMEOUT)
+
+
+def _refusal(verdict: HelloReply.Verdict, reason: str) -> tuple[HelloReply, None]:
+    return HelloReply(verdict=verdict, reason=reason), None

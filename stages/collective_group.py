@@ -1,0 +1,188 @@
+"""Process groups of two ranks for one collective link: how they come about, and how they are ended.
+
+There is one group for each direction, so that nothing that waits to be received is in the way of what is sent. Headers,
+and tensors in host memory, travel by gloo; tensors of two CUDA workers by NCCL, in groups beside those of gloo.
+
+Neither is encrypted, and neither asks who connects: this is for the network inside one site.
+"""
+
+import socket
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+
+HEADERS, PAYLOADS, _ABORT = 0, 1, 2
+"""Tags: within each, what is sent arrives in order. Nothing is ever sent with the last one."""
+
+ACCEPTOR, DIALLER = 0, 1
+"""The ranks."""
+
+
+class Transfer(Protocol):
+    """A tensor on its way."""
+
+    def wait(self, timeout: timedelta) -> object:
+        """Return when the tensor may be used. Raises RuntimeError when it does not get through, or not in time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the two ranks find each other."""
+
+    store: Store
+    host: str
+    """This side's own address."""
+    rank: int
+
+
+class RendezvousStore:
+    """The accepting side's: a key-value server on a free port of the host, for one link."""
+
+    def __init__(self, host: str, *, prefix: str, timeout: timedelta) -> None:
+        """Raises OSError when the host is not this machine's."""
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen()
+            self.port: int = listener.getsockname()[1]
+            # Without a socket of ours it would listen on every address that the machine has.
+            store = TCPStore(
+                host,
+                self.port,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        self.prefix = prefix
+        self.rendezvous = Rendezvous(PrefixStore(prefix, store), host, ACCEPTOR)
+
+
+def find_store(peer_host: str, port: int, *, prefix: str, own_host: str, timeout: timedelta) -> Rendezvous:
+    """The dialling side's way to it. Raises RuntimeError when it cannot be reached in time."""
+    store = TCPStore(peer_host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    return Rendezvous(PrefixStore(prefix, store), own_host, DIALLER)
+
+
+class GroupOfTwo:
+    """Both directions between two workers. One thread sends, one receives; anybody may abort."""
+
+    def __init__(self, meeting: Rendezvous, device: torch.device, *, timeout: timedelta) -> None:
+        """Returns when the other side is there too. Raises RuntimeError when it is not within `timeout`."""
+        names = ("from-acceptor", "from-dialler")
+        hosts = [_gloo(meeting, name, timeout) for name in names]
+        self._meeting = meeting  # NCCL comes back to the store when it first sends
+        self._peer = 1 - meeting.rank
+        self._out, self._in = hosts[meeting.rank], hosts[self._peer]
+        self._device_out: _CudaGroup | None = None
+        self._device_in: _CudaGroup | None = None
+        if device.type == "cuda":
+            devices = [_CudaGroup(meeting, f"cuda-{name}", device, timeout) for name in names]
+            self._device_out, self._device_in = devices[meeting.rank], devices[self._peer]
+
+    def send_header(self, header: Tensor) -> Transfer:
+        """Begin to send; the tensor must not be written to until the transfer is done."""
+        transfer: Transfer = self._out.send([header], self._peer, HEADERS)
+        return transfer
+
+    def receive_header(self, header: Tensor) -> Transfer:
+        """Begin to receive into the tensor."""
+        transfer: Transfer = self._in.recv([header], self._peer, HEADERS)
+        return transfer
+
+    def goes_by_device(self, tensor: Tensor) -> bool:
+        """Whether a payload is sent from accelerator to accelerator."""
+        return self._device_out is not None and tensor.device.type == "cuda"
+
+    def send(self, tensor: Tensor, *, is_on_device: bool) -> Transfer:
+        """Like `send_header`, for a contiguous tensor of a payload that is not empty."""
+        if is_on_device:
+            assert self._device_out is not None
+            return self._device_out.send(tensor, self._peer)
+        transfer: Transfer = self._out.send([tensor.cpu()], self._peer, PAYLOADS)
+        return transfer
+
+    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], *, is_on_device: bool) -> tuple[Tensor, Transfer]:
+        """Begin to receive into a new tensor. Raises RuntimeError for a device on a link without one."""
+        if is_on_device:
+            if self._device_in is None:
+                raise RuntimeError("a tensor for an accelerator, on a link between hosts")
+            return self._device_in.receive(dtype, shape, self._peer)
+        tensor = torch.empty(shape, dtype=dtype)
+        return tensor, self._in.recv([tensor], self._peer, PAYLOADS)
+
+    def abort(self) -> None:
+        """Make every transfer that waits fail, now. Returns at once; NCCL may take its time, or never yield."""
+        for group, peer in ((self._in, self._peer), (self._out, self._peer)):
+            _abort_gloo(group, peer)
+        for device_group in (self._device_in, self._device_out):
+            if device_group is not None:
+                threading.Thread(target=device_group.abort, name="headway-abort", daemon=True).start()
+
+
+def _gloo(meeting: Rendezvous, name: str, timeout: timedelta) -> Any:
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    options._threads = 1
+    # By the worker's own address, not by the one that the machine's name stands for.
+    options._devices = [gloo.create_device(hostname=meeting.host, lazy_init=False)]
+    return gloo(PrefixStore(name, meeting.store), meeting.rank, 2, options)
+
+
+def _abort_gloo(group: Any, peer: int) -> None:
+    """gloo's own `abort` does nothing; but one receive that runs out of time closes the group's connection."""
+    try:
+        group.recv([torch.empty(1)], peer, _ABORT).wait(timedelta(milliseconds=1))
+    except RuntimeError:
+        return
+
+
+class _CudaGroup:
+    """One direction by NCCL, on a stream of its own: what is computed meanwhile does not wait for it."""
+
+    def __init__(self, meeting: Rendezvous, name: str, device: torch.device, timeout: timedelta) -> None:
+        from torch._C import _distributed_c10d as c10d
+
+        nccl: Any = c10d.ProcessGroupNCCL  # not in every build of torch
+        options = nccl.Options()
+        options._timeout = timeout
+        torch.cuda.set_device(device)
+        self._group = nccl(PrefixStore(name, meeting.store), meeting.rank, 2, options)
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def send(self, tensor: Tensor, peer: int) -> Transfer:
+        tensor.record_stream(self._stream)
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))  # where the tensor was computed
+        with torch.cuda.stream(self._stream):
+            return _OnStream(self._group.send([tensor], peer, 0), self._stream)
+
+    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], peer: int) -> tuple[Tensor, Transfer]:
+        with torch.cuda.stream(self._stream):
+            tensor = torch.empty(shape, dtype=dtype, device=self._device)
+            transfer = _OnStream(self._group.recv([tensor], peer, 0), self._stream)
+        tensor.record_stream(torch.cuda.default_stream(self._device))  # where it will be read
+        return tensor, transfer
+
+    def abort(self) -> None:
+        self._group.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class _OnStream:
+    """A transfer that the stream knows of, and the host waits for."""
+
+    work: Any
+    stream: Any
+
+    def wait(self, timeout: timedelta) -> None:
+        with torch.cuda.stream(self.stream):
+            self.work.wait(timeout)
+        self.stream.synchronize()

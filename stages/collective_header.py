@@ -1,0 +1,116 @@
+"""What is said before each payload of a collective link: sixteen integers. No socket, no thread, no clock here.
+
+A header names kind, generation, batch, microbatch and number of a frame, and the first dimension of each of its
+tensors. All else about the payload is in the contract that both ends derive from the job.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from headway.stages.errors import ProtocolError
+from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.link import Frame, FrameKind
+
+HEADER_LENGTH = 16
+MAGIC = 0x68656164776179
+MAX_TENSORS = HEADER_LENGTH - 8
+
+
+class Signal(IntEnum):
+    """Kinds of a header that no payload follows."""
+
+    HEARTBEAT = -1  # has the next frame's number and takes none
+    GOODBYE = -2  # the last of its direction
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A frame that is about to arrive: everything but the values."""
+
+    kind: FrameKind
+    generation: Generation
+    batch: Batch
+    microbatch: Microbatch
+    is_on_device: bool
+    """Whether the payload travels from accelerator to accelerator."""
+    tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+
+    def frame(self, tensors: tuple[Tensor, ...]) -> Frame:
+        """With the values."""
+        return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors)
+
+
+def announce(frame: Frame, *, sequence: int, is_on_device: bool) -> Tensor:
+    """A frame's header, int64 [HEADER_LENGTH]."""
+    sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
+    assert len(sizes) <= MAX_TENSORS
+    return _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, is_on_device, *sizes)
+
+
+def signal(kind: Signal, generation: Generation, *, sequence: int) -> Tensor:
+    """A header that stands alone."""
+    return _header(kind, generation, sequence)
+
+
+class HeaderReader:
+    """Headers of one direction in, announcements out. Each deviation is a ProtocolError that names the peer."""
+
+    def __init__(
+        self, peer: str, *, generation: Generation, contract: FrameContract, kinds: frozenset[FrameKind]
+    ) -> None:
+        self.peer = peer
+        self.is_ended = False
+        """Whether the peer said goodbye."""
+        self._generation = generation
+        self._contract = contract
+        self._kinds = {int(kind): kind for kind in kinds}
+        self._next_sequence = 0
+
+    def read(self, header: Tensor) -> Announcement | None:
+        """What arrives next; None when nothing follows this header. Raises ProtocolError."""
+        magic, kind, generation, sequence, batch, microbatch, on_device, num_tensors, *sizes = header.tolist()
+        if magic != MAGIC:
+            raise self._error("something that is no header")
+        if generation != self._generation:
+            raise self._error(f"a frame of generation {generation} on a link of {self._generation}")
+        if sequence != self._next_sequence:
+            raise self._error(f"frame {sequence} where {self._next_sequence} was due")
+        if self.is_ended:
+            raise self._error("a frame after the goodbye")
+        if kind == Signal.HEARTBEAT:
+            return None
+        self._next_sequence += 1
+        if kind == Signal.GOODBYE:
+            self.is_ended = True
+            return None
+        known = self._kinds.get(kind)
+        if known is None:
+            raise self._error(f"a frame of kind {kind} in this direction")
+        if batch < 0 or microbatch < 0:
+            raise self._error(f"a frame of batch {batch}, microbatch {microbatch}")
+        forms = self._contract.forms.get(known, ())
+        if num_tensors != len(forms):
+            raise self._error(f"{known.name} with {num_tensors} tensors instead of {len(forms)}")
+        tensors = tuple(_of_form(form, size) for form, size in zip(forms, sizes, strict=False))
+        if (violation := self._contract.violation(known, tensors)) is not None:
+            raise self._error(violation)
+        return Announcement(known, self._generation, Batch(batch), Microbatch(microbatch), on_device != 0, tensors)
+
+    def _error(self, reason: str) -> ProtocolError:
+        return ProtocolError(self.peer, reason)
+
+
+def _header(kind: int, generation: int, sequence: int, batch: int = 0, microbatch: int = 0, *rest: int) -> Tensor:
+    on_device, sizes = (rest[0], rest[1:]) if rest else (0, ())
+    fields = [MAGIC, kind, generation, sequence, batch, microbatch, on_device, len(sizes), *sizes]
+    return torch.tensor(fields + [0] * (HEADER_LENGTH - len(fields)), dtype=torch.int64)
+
+
+def _of_form(form: TensorForm, size: int) -> tuple[torch.dtype, tuple[int, ...]]:
+    shape: Sequence[int] = form.shape
+    return form.dtype, (size, *shape[1:]) if shape else ()

@@ -1,0 +1,313 @@
+"""The link over torch.distributed: one thread that sends, one that receives, a process group for each direction.
+
+Before each payload a header of fixed size says what follows; its tensors are received into new buffers of the shapes
+that the contract knows. Nothing is resumed: what breaks is lost. A peer that says nothing for the silence, or takes
+nothing, is lost too; a side without frames says so with a heartbeat.
+
+Neither thread can be made to end from Python while it waits inside the group. It ends by the goodbyes of both sides,
+or when the group is aborted; where even that does not end it, `on_stuck` is told, whose business is the process.
+"""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from math import prod
+
+import torch
+from torch import Tensor
+
+from headway.stages.collective_group import GroupOfTwo, Transfer
+from headway.stages.collective_header import HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.errors import LinkOverflowError, ProtocolError
+from headway.stages.frame_contract import FrameContract
+from headway.stages.ids import Generation
+from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
+from headway.stages.loop_thread import LoopThread
+
+HEARTBEAT_EVERY = timedelta(seconds=1)
+"""A side that sent nothing for so long, or for a quarter of the silence, says so."""
+
+CLOSE_GRACE = timedelta(seconds=5)
+"""How long a closed link may take for its last frames and the goodbyes; then its group is aborted."""
+
+ABORT_GRACE = timedelta(seconds=5)
+"""How long the threads of an aborted group may take to notice; then the process is at stake."""
+
+FORM_GRACE = timedelta(seconds=90)
+"""How long the forming of a group may take in all; each of its steps has its own, shorter, deadline."""
+
+MAX_UNDER_WAY = 4
+"""Frames that are handed to the group at the same time: the next header then waits for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """What the group is sending; it must not be freed before."""
+
+    transfers: tuple[Transfer, ...]
+    tensors: tuple[Tensor, ...]
+    num_bytes: int
+
+
+class CollectiveLink:
+    """A `Link`. Frames wait, within the contract's bound, until `meet` has formed the group."""
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        peer: str,
+        *,
+        generation: Generation,
+        inbox: Inbox,
+        contract: FrameContract,
+        receives: frozenset[FrameKind],
+        silence: timedelta,
+        on_stuck: Callable[[str], None],
+    ) -> None:
+        """silence: how long nothing may be heard of the peer. on_stuck: is called in the loop's thread."""
+        self._loop = loop
+        self._peer = peer
+        self._generation = generation
+        self._inbox = inbox
+        self._contract = contract
+        self._sent_forms = contract.sent_forms or contract.forms
+        self._reader = HeaderReader(peer, generation=generation, contract=contract, kinds=receives)
+        self._silence = silence
+        self._heartbeat_s = min(HEARTBEAT_EVERY, silence / 4).total_seconds()
+        self._on_stuck = on_stuck
+        # All threads, under the condition's lock:
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._is_broken = False
+        self._queue: deque[Frame] = deque()
+        self._num_bytes = 0
+        self._group: GroupOfTwo | None = None
+        self._num_inside = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def peer(self) -> str:
+        """`stage 2 at 10.0.0.7:4711`."""
+        return self._peer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed or lost."""
+        return not self._is_open
+
+    @property
+    def was_met(self) -> bool:
+        """Whether the two sides have found each other."""
+        return bool(self._threads)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no thread of it runs any more."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def send(self, frame: Frame) -> None:
+        """See `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is dropped."""
+        assert frame.generation == self._generation, "a frame of another generation"
+        forms = self._sent_forms.get(frame.kind, ())
+        fits = [form.fits(tensor.dtype, tensor.shape) for form, tensor in zip(forms, frame.tensors, strict=True)]
+        assert fits, f"{frame.kind.name} is not sent over this link"
+        assert all(fits), f"{frame.kind.name} is not of the contract's form"
+        num_bytes = _num_bytes(frame)
+        with self._changed:
+            if not self._is_open:
+                return
+            total = self._num_bytes + num_bytes
+            if total > self._contract.max_unacknowledged_bytes:
+                raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
+            self._num_bytes = total
+            self._queue.append(frame)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """See `Link`. Returns at once; what was sent before is still delivered, within CLOSE_GRACE, if they had met."""
+        with self._changed:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._changed.notify()
+        self._loop.call_soon(self._see_to_the_end)
+
+    def lose(self, reason: str) -> None:
+        """Give the link up: LinkLost in the inbox, unless it is closed or lost already. From any thread."""
+        with self._changed:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._queue.clear()
+            self._inbox.put(LinkLost(self._peer, reason))
+            self._changed.notify()
+        self._loop.call_soon(self._see_to_the_end)
+
+    def meet(self, form: Callable[[], GroupOfTwo]) -> None:
+        """Form the group, in a thread of the link, and begin. Call it once."""
+        assert not self._threads
+        self._start(self._receive_all, form, name="receive")
+
+    def interrupt(self) -> None:
+        """Break the group, if there is one: both sides lose the link."""
+        with self._changed:
+            group = self._group
+        if group is not None:
+            group.abort()
+
+    # --- the end, in the loop's thread ------------------------------------------------------------------------------
+
+    def _see_to_the_end(self) -> None:
+        self._loop.loop.call_later(CLOSE_GRACE.total_seconds(), self._abort_what_is_left)
+
+    def _abort_what_is_left(self) -> None:
+        if self.is_ended:
+            return
+        with self._changed:
+            is_forming = self._group is None
+            self._is_broken = True
+            self._changed.notify()
+        self.interrupt()
+        grace = FORM_GRACE if is_forming else ABORT_GRACE
+        self._loop.loop.call_later(grace.total_seconds(), self._tell_if_stuck)
+
+    def _tell_if_stuck(self) -> None:
+        if not self.is_ended:
+            self._on_stuck(self._peer)
+
+    # --- the link's threads -----------------------------------------------------------------------------------------
+
+    def _start(self, target: Callable[..., None], *arguments: object, name: str) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"headway-{name} {self._peer}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _break(self, group: GroupOfTwo, reason: str) -> None:
+        """The group is good for nothing any more: the other thread is to notice it too."""
+        self.lose(reason)
+        with self._changed:
+            self._is_broken = True
+            self._changed.notify()
+        group.abort()
+
+    def _receive_all(self, form: Callable[[], GroupOfTwo]) -> None:
+        try:
+            group = form()
+        except (RuntimeError, OSError) as error:
+            self.lose(f"the group was not formed: {_plain(error)}")
+            return
+        with self._changed:
+            if self._is_broken:
+                return
+            self._group, self._num_inside = group, 2
+        self._start(self._send_all, group, name="send")
+        try:
+            self._receive_frames(group)
+        except ProtocolError as error:
+            self._break(group, f"protocol violated: {error.reason}")
+        except RuntimeError as error:
+            self._break(group, _plain(error, silent=f"silent for {self._silence.total_seconds():g} s"))
+        finally:
+            self._leave()
+
+    def _receive_frames(self, group: GroupOfTwo) -> None:
+        """Until the peer's goodbye. Raises RuntimeError when the group breaks, ProtocolError."""
+        header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
+        while True:
+            group.receive_header(header).wait(self._silence)
+            announcement = self._reader.read(header)
+            if announcement is not None:
+                self._deliver(announcement.frame(self._receive_tensors(group, announcement)))
+            elif self._reader.is_ended:
+                self.lose("the peer closed the link")
+                return
+
+    def _receive_tensors(self, group: GroupOfTwo, announcement: Announcement) -> tuple[Tensor, ...]:
+        tensors, transfers = [], []
+        for dtype, shape in announcement.tensors:
+            if prod(shape) == 0:
+                tensors.append(torch.empty(shape, dtype=dtype))
+                continue
+            tensor, transfer = group.receive(dtype, shape, is_on_device=announcement.is_on_device)
+            tensors.append(tensor)
+            transfers.append(transfer)
+        for transfer in transfers:
+            transfer.wait(self._silence)
+        return tuple(tensors)
+
+    def _deliver(self, frame: Frame) -> None:
+        with self._changed:
+            if self._is_open:
+                self._inbox.put(frame)
+
+    def _send_all(self, group: GroupOfTwo) -> None:
+        under_way: deque[_UnderWay] = deque()
+        sequence = 0
+        try:
+            while True:
+                item = self._next_item(is_idle=not under_way)
+                if isinstance(item, Frame):
+                    under_way.append(self._begin(group, item, sequence))
+                    sequence += 1
+                elif item is not None:
+                    header = signal(item, self._generation, sequence=sequence)
+                    under_way.append(_UnderWay((group.send_header(header),), (header,), 0))
+                if item is None or len(under_way) == MAX_UNDER_WAY:
+                    self._finish(under_way.popleft())
+                if item is Signal.GOODBYE:
+                    break
+            while under_way:
+                self._finish(under_way.popleft())
+        except RuntimeError as error:
+            self._break(group, _plain(error, silent=f"took nothing for {self._silence.total_seconds():g} s"))
+        finally:
+            self._leave()
+
+    def _next_item(self, *, is_idle: bool) -> Frame | Signal | None:
+        """What to send next; None when there is nothing but something else to finish. Raises RuntimeError."""
+        with self._changed:
+            if is_idle and not self._queue and self._is_open and not self._is_broken:
+                self._changed.wait(self._heartbeat_s)
+            if self._is_broken:
+                raise RuntimeError("the group was aborted")
+            if self._queue:
+                return self._queue.popleft()
+            if not self._is_open:
+                return Signal.GOODBYE
+            return Signal.HEARTBEAT if is_idle else None
+
+    def _begin(self, group: GroupOfTwo, frame: Frame, sequence: int) -> _UnderWay:
+        tensors = [tensor.detach().contiguous() for tensor in frame.tensors]
+        is_on_device = all(group.goes_by_device(tensor) for tensor in tensors)
+        header = announce(frame, sequence=sequence, is_on_device=is_on_device)
+        transfers = [group.send_header(header)]
+        transfers += [group.send(tensor, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
+        return _UnderWay(tuple(transfers), (header, *tensors), _num_bytes(frame))
+
+    def _finish(self, sent: _UnderWay) -> None:
+        for transfer in sent.transfers:
+            transfer.wait(self._silence)
+        with self._changed:
+            self._num_bytes -= sent.num_bytes
+
+    def _leave(self) -> None:
+        """The last of the two threads frees the group."""
+        with self._changed:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._group = None
+
+
+def _num_bytes(frame: Frame) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in frame.tensors)
+
+
+def _plain(error: Exception, *, silent: str = "") -> str:
+    """The sentence inside an error of torch.distributed, without its source lines and advice."""
+    text = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", str(error).strip())
+    if silent and text.startswith("Timed out waiting"):
+        return silent
+    return " ".join(re.split(r"\. (?=[A-Z])|\n", text)[0].split())
