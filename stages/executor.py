@@ -19,7 +19,7 @@ from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract
 from headway.stages.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.gradient_sums import GradientSums
 from headway.stages.history import Recorder
-from headway.stages.ids import Batch, Boundary, LayerName, Microbatch
+from headway.stages.ids import Batch, Boundary, Microbatch
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.journal_writer import BatchLosses, JournalWriter
 from headway.stages.layer_state import LayerState
@@ -168,11 +168,6 @@ class Executor:
         self._abort_reason = reason
 
     # --- For anybody ---
-
-    @property
-    def layer_names(self) -> tuple[LayerName, ...]:
-        """What it computes."""
-        return self._context.layers
 
     @property
     def boundary(self) -> Boundary:

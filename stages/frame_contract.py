@@ -102,7 +102,7 @@ class FrameContract:
             bounds = slice_bounds(num_elements(layers, model), len(replica_groups))
             lengths = [stop - start for start, stop in bounds]
             groups = replica_groups[speaker]
-            forms = {
+            forms: dict[FrameKind, tuple[TensorForm, ...]] = {
                 FrameKind.SUMS: (TensorForm(torch.float32, (len(groups), lengths[listener])),),
                 FrameKind.REDUCED: (TensorForm(torch.float32, (lengths[speaker],)),),
             }

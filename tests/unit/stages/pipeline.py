@@ -161,7 +161,7 @@ class Pipeline:
         self.stop: Boundary | None = None
         self.stop_after_batch = stop_after_batch
         self.executors: list[Executor] = []
-        slices = cut(job.layers, num_stages)
+        slices = self.slices = cut(job.layers, num_stages)
         for worker, place in enumerate(self.places):
             held = layers if place.replica == 0 else self.copies[place.replica - 1]
             context = self._context(job, place, [other.groups for other in of_stages[place.stage]], slices)
