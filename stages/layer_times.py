@@ -76,7 +76,7 @@ class Sample:
 
     def ends_backward(self, layer: int, hidden: Tensor) -> None:
         """The backward of a layer will have ended when the gradient of its input is done."""
-        hidden.register_hook(lambda _gradient: self.ended("backward", layer))
+        hidden.register_hook(lambda _gradient: self.ended("backward", layer))  # type: ignore[no-untyped-call]
 
 
 class LayerTimes:
@@ -148,13 +148,13 @@ class LayerTimes:
 
 
 def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def _is_passed(mark: Mark) -> bool:
-    return isinstance(mark, float) or mark.query()
+    return isinstance(mark, float) or bool(mark.query())  # type: ignore[no-untyped-call]
 
 
 def _seconds(begin: Mark, end: Mark) -> float:
@@ -162,4 +162,4 @@ def _seconds(begin: Mark, end: Mark) -> float:
         assert isinstance(begin, float)
         assert isinstance(end, float)
         return end - begin
-    return begin.elapsed_time(end) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]
