@@ -273,7 +273,7 @@ class Progress(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed")
+    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed", "layers", "peak_bytes", "num_samples", "replan_s")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,13 @@ class Heartbeat(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class LayersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: LayerSeconds
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[LayerSeconds, _Mapping]] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +298,10 @@ class Heartbeat(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYED_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REPLAN_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     operations: int
@@ -301,7 +312,21 @@ class Heartbeat(_message.Message):
     seconds: _containers.ScalarMap[str, float]
     num_replayed: int
     num_resumed: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ...) -> None: ...
+    layers: _containers.MessageMap[str, LayerSeconds]
+    peak_bytes: int
+    num_samples: int
+    replan_s: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ..., layers: _Optional[_Mapping[str, LayerSeconds]] = ..., peak_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., replan_s: _Optional[float] = ...) -> None: ...
+
+class LayerSeconds(_message.Message):
+    __slots__ = ("forward_s", "backward_s", "update_s")
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_S_FIELD_NUMBER: _ClassVar[int]
+    forward_s: float
+    backward_s: float
+    update_s: float
+    def __init__(self, forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch")

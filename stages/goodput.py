@@ -40,6 +40,9 @@ class Goodput:
         self._num_durations = 0
         self.num_replayed = 0
         """Batches computed again."""
+        self.replan_s = 0.0
+        """What the last planned change took: from its boundary to the next operation; 0: there was none."""
+        self._replans_since: float | None = None
 
     def begin_generation(self, *, furthest: int) -> None:
         """furthest: operations of batches below are replay."""
@@ -68,6 +71,8 @@ class Goodput:
     def waits(self, what: str, now: float) -> None:
         """No operation is running: the stage waits, changes its plan, recovers or has nothing to do."""
         if what != self._class:
+            if what == REPLAN and not _WORK.isdisjoint((*self._seconds, self._class)):
+                self._replans_since = now
             self._switch(what, now)
 
     def recovers(self, now: float) -> None:
@@ -79,6 +84,7 @@ class Goodput:
             lost = sum(self._since_work.values())
             self._seconds[RECOVERY] = self._seconds.get(RECOVERY, 0.0) + lost
             self._since_work = {RECOVERY: lost}
+            self._replans_since = None
             self._class = RECOVERY
 
     def seconds(self, now: float) -> dict[str, float]:
@@ -100,6 +106,8 @@ class Goodput:
             self._class = what
             if what in _WORK:
                 self._since_work = {}
+                if self._replans_since is not None:
+                    self.replan_s, self._replans_since = now - self._replans_since, None
 
     def _account(self, now: float) -> None:
         spent = max(0.0, now - self._since)

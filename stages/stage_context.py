@@ -39,6 +39,8 @@ class StageContext:
     """The reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
     replica_index: int = 0
     """This worker's position among them."""
+    slowdown: float = 1.0
+    """How many times as long every operation is made to take, for tests."""
 
     @property
     def has_replicas(self) -> bool:

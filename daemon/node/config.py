@@ -7,6 +7,7 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,8 @@ class NodeConfig:
     """A node that etcd has not heard of for so long is dead."""
     quarantine_after: int = 3
     """So many failures of a node within ten minutes leave it out of plans; 0: never. The leader's setting counts."""
+    slowdown: float = 1.0
+    """For tests: its workers take so many times as long for every operation. What they compute stays the same."""
     stop_timeout_s: float = 120.0
     """The longest wait for the stop boundary of a clean leave."""
     metrics_listen: str = ""
@@ -169,6 +172,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("etcd", "name at least one host:port")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
+    if not 1.0 <= config.slowdown < inf:
+        raise refuse("slowdown", "at least 1")
     for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):
         if getattr(config, key) < 0:
             raise refuse(key, "must not be negative")

@@ -186,6 +186,7 @@ class Membership:
             logs_dir=config.logs_dir,
             history_dir=config.history_dir,
             num_spares=config.num_spares,
+            slowdown=config.slowdown,
         )
 
 

@@ -45,6 +45,8 @@ class WorkerSettings:
     logs_dir: Path
     history_dir: Path | None = None
     num_spares: int = 1
+    slowdown: float = 1.0
+    """How many times as long every operation is made to take, for tests."""
 
     @property
     def socket_path(self) -> Path:
@@ -195,6 +197,8 @@ class Roster:
         arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
         arguments += ["--device", handle.device.kind]
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
+        if settings.slowdown != 1.0:
+            arguments += ["--slowdown", str(settings.slowdown)]
         if settings.history_dir is not None:
             arguments += ["--history-dir", str(settings.history_dir)]
         handle.process = WorkerProcess(

@@ -11,9 +11,10 @@ log = structlog.get_logger()
 class WorkerDevice:
     """CUDA is not touched before the index is known: a context costs memory on the device."""
 
-    def __init__(self, kind: str) -> None:
-        """kind: `cpu` or `cuda`."""
+    def __init__(self, kind: str, *, slowdown: float = 1.0) -> None:
+        """kind: `cpu` or `cuda`. slowdown: how many times as long every operation is made to take, for tests."""
         self._kind = kind
+        self.slowdown = slowdown
         self._index: int | None = None
         self._device = torch.device("cpu")
 

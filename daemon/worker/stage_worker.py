@@ -96,6 +96,7 @@ class StageWorker:
         beat = Heartbeat(job=session.job, generation=session.generation)
         if session.job:
             beat.typical_s, beat.num_replayed = goodput.typical_s, goodput.num_replayed
+            beat.replan_s = goodput.replan_s
             beat.num_resumed = self._endpoint.num_resumed
             beat.seconds.update(goodput.seconds(perf_counter()))
         if executor is not None:
@@ -103,6 +104,14 @@ class StageWorker:
             beat.runnable = executor.is_runnable
             beat.batch = executor.batch
             beat.waiting_for = executor.waiting_for
+            measured = executor.layer_times.measured
+            beat.peak_bytes, beat.num_samples = measured.peak_bytes, measured.num_samples
+            for kind, times in measured.layers.items():
+                beat.layers[kind].CopyFrom(
+                    control_pb2.LayerSeconds(
+                        forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s
+                    )
+                )
         return beat
 
     # --- Orders -----------------------------------------------------------------------------------------------------
@@ -376,6 +385,7 @@ class StageWorker:
             depth=start.stage.depth,
             boundary=Boundary(start.boundary),
             device=self._device.device,
+            slowdown=self._device.slowdown,
         )
 
     # --- Reports ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ RECOVERY_S = 3.0
 MEASURED_AFTER_S = 10.0
 """A change of speed shows in the measurements so much later."""
 NOISE = 0.04
-ANSWERS_S = 45.0
+ANSWERS_S = 90.0
 """What an event leads to, it leads to within so much: it shows, nodes settle, the job has its rest."""
 
 

@@ -49,6 +49,7 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
         ("num_spares = -1", r"num_spares = -1: must not be negative"),
         ("quarantine_after = -1", r"quarantine_after = -1: must not be negative"),
         ("stop_timeout_s = -1.0", r"stop_timeout_s = -1\.0: must not be negative"),
+        ("slowdown = 0.5", r"slowdown = 0\.5: at least 1"),
         ('name = "a/b"', r"name = 'a/b': a node's name has no slash"),
         ('listen = "localhost"', r"listen: 'localhost' is not host:port"),
         ('etcd_user = "me"', r"etcd_user = 'me': needs etcd_password_file too"),

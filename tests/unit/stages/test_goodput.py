@@ -69,6 +69,23 @@ def test_no_second_is_lost_or_counted_twice(steps: list[tuple[str, float, int]])
         assert all(spent >= 0.0 for spent in goodput.seconds(now).values())
 
 
+def test_the_last_planned_change_is_timed_to_the_next_operation() -> None:
+    """From the boundary, over the wait for the neighbours, to the first operation; the first start is none."""
+    goodput = Goodput(now=0.0)
+    goodput.waits(REPLAN, 1.0)
+    goodput.operates(0, 5.0)
+    assert goodput.replan_s == 0.0
+    goodput.waits(REPLAN, 6.0)
+    goodput.waits(waiting_for("stage 1"), 7.0)
+    assert goodput.replan_s == 0.0
+    goodput.operates(1, 8.5)
+    assert goodput.replan_s == 2.5
+    goodput.waits(REPLAN, 9.0)
+    goodput.recovers(9.5)
+    goodput.operates(1, 11.0)
+    assert goodput.replan_s == 2.5, "that was a recovery"
+
+
 def test_the_typical_operation_is_the_median_of_the_last_ones() -> None:
     """100 slow ones, then 64 quick ones and a very slow one → quick; a new generation begins anew."""
     goodput = Goodput()
