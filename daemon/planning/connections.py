@@ -1,8 +1,10 @@
-"""The links between stages, as a plan sees them: assumed until they are measured. Pure."""
+"""The links between workers, as a plan sees them: measured where they are, assumed where they are not. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.profiles import Profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +25,67 @@ class LinkAssumptions:
         return self.site_bytes_per_s if one.site == other.site else self.far_bytes_per_s
 
 
+class Links:
+    """Round trips and bandwidths between a job's devices."""
+
+    def __init__(self, assumptions: LinkAssumptions, profiles: Profiles) -> None:
+        self._assumptions = assumptions
+        self._profiles = profiles
+        self._is_assumed = not profiles.links
+
+    def is_measured(self, one: Seat, other: Seat) -> bool:
+        """Whether somebody has measured the link between two devices' nodes."""
+        return not self._is_assumed and self._profiles.link(one.node, other.node) is not None
+
+    def round_trip_s(self, one: Seat, other: Seat) -> float:
+        """There and back between two devices."""
+        speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
+        return self._assumptions.round_trip_s(one, other) if speed is None else speed.round_trip_s
+
+    def bytes_per_s(self, one: Seat, other: Seat) -> float:
+        """Each way between two devices."""
+        speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
+        return self._assumptions.bytes_per_s(one, other) if speed is None else speed.bytes_per_s
+
+    def slowest_bytes_per_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+        """Of all links between the workers of one stage and those of the next."""
+        return min(self.bytes_per_s(upper, lower) for upper in uppers for lower in lowers)
+
+    def longest_round_trip_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+        """Of all links between the workers of one stage and those of the next."""
+        return max(self.round_trip_s(upper, lower) for upper in uppers for lower in lowers)
+
+    def slowest_sibling_bytes_per_s(self, replicas: Sequence[Seat]) -> float:
+        """Of all links between the replicas of a stage, at least two."""
+        return min(
+            self.bytes_per_s(one, other) for index, one in enumerate(replicas) for other in replicas[index + 1 :]
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionEstimate:
-    """The link from one stage to the next."""
+    """The link from a worker of one stage to a worker of the next that shares microbatches with it."""
 
     upper: str
     lower: str
+    num_microbatches: int
+    """Of a batch: those of the groups that both hold."""
     bytes_per_microbatch: int
     """Each way."""
     batch_seconds: float
     """To carry one batch; hidden behind computation while it is less than the slowest stage's."""
     round_trip_s: float
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReductionEstimate:
+    """What the replicas of a stage tell one another at the end of a batch."""
+
+    stage_index: int
+    num_replicas: int
+    bytes_per_worker: float
+    """Each way, on average: sums to the slices' owners, reduced slices back."""
+    batch_seconds: float
+    is_hidden: bool
+    """It runs while the next batch computes, and ends before that does."""

@@ -6,14 +6,14 @@ kind's places go to those devices that hold the layers already.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from headway.daemon.records import Device, NodeRecord, StagePlan
 
-MAX_ORDERS: Final = 720
+MAX_ORDERS: Final = 120
 """Up to so many different orders are all tried."""
 
 
@@ -31,6 +31,7 @@ class Seat:
     site: str
     device: Device
     host_memory_bytes: int
+    """Its part of the node's, which all devices of the node share."""
     arithmetic_class: str
     is_only_one: bool
     """The node has no other device."""
@@ -43,41 +44,64 @@ class Seat:
             incarnation=node.incarnation,
             site=node.site,
             device=node.devices[position],
-            host_memory_bytes=node.memory_bytes,
+            host_memory_bytes=node.memory_bytes // len(node.devices),
             arithmetic_class=node.arithmetic_class,
             is_only_one=len(node.devices) == 1,
         )
 
 
-Kind = tuple[str, str, str, float, int, int, str]
-"""(site, node if it has several devices, device kind, speed, device bytes, host bytes, arithmetic class)"""
+Kind = tuple[str, str, str, float, int, int, str, tuple[float, ...]]
+"""(site, node if it is one of its kind, device kind, speed, device bytes, host bytes, arithmetic class, measured)"""
 
 
-def kind_of(seat: Seat) -> Kind:
-    """Seats of one kind can change places without any effect on a plan."""
-    device = seat.device
-    node = "" if seat.is_only_one else seat.node
-    return (
-        seat.site,
-        node,
-        device.kind,
-        device.speed,
-        device.memory_bytes,
-        seat.host_memory_bytes,
-        seat.arithmetic_class,
-    )
+class Kinds:
+    """Which seats can change places without any effect on a plan."""
+
+    def __init__(
+        self,
+        pace_of: Callable[[Seat], tuple[float, ...]] | None = None,
+        *,
+        distinct_nodes: frozenset[str] = frozenset(),
+    ) -> None:
+        """pace_of: what is known of a device's times beyond its speed. distinct_nodes: those whose links are known."""
+        self._pace_of = pace_of
+        self._distinct_nodes = distinct_nodes
+
+    def of(self, seat: Seat) -> Kind:
+        """Seats of one kind are alike in all that matters."""
+        device = seat.device
+        is_alike = seat.is_only_one and seat.node not in self._distinct_nodes
+        return (
+            seat.site,
+            "" if is_alike else seat.node,
+            device.kind,
+            self.speed(seat),
+            device.memory_bytes,
+            seat.host_memory_bytes,
+            seat.arithmetic_class,
+            self._pace_of(seat) if self._pace_of else (),
+        )
+
+    def speed(self, seat: Seat) -> float:
+        """Relative: by its times where they are known."""
+        return 1.0 / sum(self._pace_of(seat)[::2]) if self._pace_of else seat.device.speed
 
 
 def orders(
-    seats: tuple[Seat, ...], *, most_stages: int, previous: tuple[StagePlan, ...] = ()
+    seats: tuple[Seat, ...],
+    *,
+    lengths: Iterable[int],
+    kinds: Kinds | None = None,
+    previous: tuple[StagePlan, ...] = (),
 ) -> Iterator[tuple[Seat, ...]]:
-    """Orders of 1 … most_stages seats, each site's seats next to each other, in a deterministic sequence."""
-    for length in range(1, most_stages + 1):
-        kinds = list(islice(_kind_orders(Counter(map(kind_of, seats)), length), MAX_ORDERS + 1))
-        if len(kinds) > MAX_ORDERS:
-            kinds = _good_orders(seats, length)
-        for order in kinds:
-            yield _seated(order, seats, previous)
+    """Orders of so many seats, each site's seats next to each other, in a deterministic sequence."""
+    kinds = kinds or Kinds()
+    for length in lengths:
+        found = list(islice(_kind_orders(Counter(map(kinds.of, seats)), length), MAX_ORDERS + 1))
+        if len(found) > MAX_ORDERS:
+            found = _good_orders(seats, length, kinds)
+        for order in found:
+            yield _seated(order, seats, previous, kinds)
 
 
 def _kind_orders(counts: Counter[Kind], length: int) -> Iterator[tuple[Kind, ...]]:
@@ -98,17 +122,17 @@ def _kind_orders(counts: Counter[Kind], length: int) -> Iterator[tuple[Kind, ...
     yield from extend((), frozenset())
 
 
-def _good_orders(seats: tuple[Seat, ...], length: int) -> list[tuple[Kind, ...]]:
+def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
     """Where there are too many: sites by their total speed, devices within by memory or speed, and every rotation.
 
     The first stages hold most microbatches in flight, so one candidate puts the largest memory first.
     """
     totals: dict[str, float] = {}
     for seat in seats:
-        totals[seat.site] = totals.get(seat.site, 0.0) + seat.device.speed
-    by_speed = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -seat.device.speed, kind_of(seat)))
+        totals[seat.site] = totals.get(seat.site, 0.0) + kinds.speed(seat)
+    by_speed = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -kinds.speed(seat), kinds.of(seat)))
     chosen = by_speed[:length]
-    fastest = sorted(seats, key=lambda seat: (-seat.device.speed, -totals[seat.site], kind_of(seat)))[:length]
+    fastest = sorted(seats, key=lambda seat: (-kinds.speed(seat), -totals[seat.site], kinds.of(seat)))[:length]
     found: dict[tuple[Kind, ...], None] = {}
     for picked in (chosen, fastest):
         for by_memory in (True, False):
@@ -117,21 +141,23 @@ def _good_orders(seats: tuple[Seat, ...], length: int) -> list[tuple[Kind, ...]]
                 key=lambda seat, by_memory=by_memory: (  # type: ignore[misc]
                     -totals[seat.site],
                     seat.site,
-                    -(seat.device.memory_bytes if by_memory else seat.device.speed),
-                    kind_of(seat),
+                    -(seat.device.memory_bytes if by_memory else kinds.speed(seat)),
+                    kinds.of(seat),
                 ),
             )
-            found[tuple(map(kind_of, grouped))] = None
-            found[tuple(map(kind_of, reversed(grouped)))] = None
+            found[tuple(map(kinds.of, grouped))] = None
+            found[tuple(map(kinds.of, reversed(grouped)))] = None
             for swap in range(length - 1):
                 swapped = list(grouped)
                 swapped[swap], swapped[swap + 1] = swapped[swap + 1], swapped[swap]
                 if swapped[swap].site == swapped[swap + 1].site:
-                    found[tuple(map(kind_of, swapped))] = None
+                    found[tuple(map(kinds.of, swapped))] = None
     return list(found)
 
 
-def _seated(order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...]) -> tuple[Seat, ...]:
+def _seated(
+    order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...], kinds: Kinds
+) -> tuple[Seat, ...]:
     """Concrete seats for an order of kinds: those of the previous plan first and in its order, then by name."""
     rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
     free: dict[Kind, list[Seat]] = {}
@@ -143,5 +169,5 @@ def _seated(order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[St
             seat.device.index,
         ),
     ):
-        free.setdefault(kind_of(seat), []).append(seat)
+        free.setdefault(kinds.of(seat), []).append(seat)
     return tuple(free[kind].pop(0) for kind in order)

@@ -37,7 +37,9 @@ class LayerCost:
     state_bytes: int
     """Of the layer's file at a boundary: live versions and optimizer state."""
     resident_bytes: int
-    """On the device whatever is in flight: tensor sets, optimizer state, gradient sets."""
+    """On the device whatever is in flight: tensor sets, optimizer state, gradient sets but those of the groups."""
+    group_bytes: int
+    """On the device for each reduction group whose gradient is summed there."""
     activation_bytes: int
     """On the device for each microbatch in flight."""
 
@@ -47,6 +49,11 @@ def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
     model = spec.model
     block = [_block_cost(spec, f"block.{index}") for index in range(model.num_hidden_layers)]
     return (_embed_cost(spec), *block, _head_cost(spec))
+
+
+def kind_of_layer(name: str) -> str:
+    """`embed`, `block` or `head`: layers of one kind cost the same."""
+    return name.partition(".")[0]
 
 
 def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
@@ -168,22 +175,26 @@ def _cost(
 ) -> LayerCost:
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
+    # A block that keeps only its input computes its forward again, as the first part of its backward.
+    is_recomputed = train.recompute == "block" and kind_of_layer(name) == "block"
+    backward_flops = (3.0 if is_recomputed else 2.0) * forward_flops
     has_feedback = spec.optim.error_feedback * train.delay > 0
     slots = sum(number * (OPTIMIZER_SLOTS[group.name] + has_feedback) for number, group in parts)
     master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0
     set_bytes = element_bytes(train) * num_parameters
     live_bytes = master_bytes + (train.delay if master_bytes else 1 + train.delay) * set_bytes
-    # The groups that a worker sums, the set that waits for its update under delay 1, and what one backward returns.
-    gradient_sets = train.reduction_groups + train.delay + 1
+    # The set that waits for its update under delay 1, and what one backward returns.
+    gradient_sets = train.delay + 1
     return LayerCost(
         name=name,
         num_parameters=num_parameters,
         forward_flops=forward_flops,
-        backward_flops=2.0 * forward_flops,
+        backward_flops=backward_flops,
         update_flops=update_flops,
         # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
         update_bytes=2.0 * FP32_BYTES * (3 * num_parameters + 2 * slots),
         state_bytes=live_bytes + FP32_BYTES * slots,
         resident_bytes=master_bytes + 2 * set_bytes + FP32_BYTES * (slots + gradient_sets * num_parameters),
+        group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
     )

@@ -1,65 +1,230 @@
-"""The best cut of a list of layers into stages, for a given order of devices: exact dynamic programming. Pure."""
+"""The best pipeline along a given order of devices: exact dynamic programming over cuts and replicas. Pure.
 
-from collections.abc import Callable, Sequence
+A pipeline is a sequence of stages: so many devices of the order, next to each other, and so many layers. Every device
+of the order works. The recurrence goes from the last stage to the first, since what a stage must hold in flight depends
+on the stages after it: with s stages from layer a on, the first of them on devices i … j−1,
+
+    F(s, i, j, a) = min over e, k of max(seconds of layers a … e−1 on i … j−1, link(i, j, k), F(s−1, j, k, e))
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
+from typing import Any, Final
 
-TOLERANCE = 1e-9
-"""Relative: two stage times closer than this are equal."""
+import numpy as np
 
-StageSeconds = Callable[[int, int, int], float]
-"""(stage, first layer, end) → seconds of layers first … end-1 on that stage; inf where they do not fit."""
+from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.replica_shares import Floats
+from headway.daemon.planning.stage_costs import StageCosts
 
-
-def best_cut(num_layers: int, num_stages: int, seconds: StageSeconds) -> tuple[int, ...] | None:
-    """Where each stage ends, the last end being `num_layers`; None if no cut fits. Every stage has a layer.
-
-    Of all cuts it is one with the least slowest stage; of those, one with the least sum of squared stage times, which
-    is the most balanced; of those, the one whose earliest stages are shortest. Two passes of the same recurrence over
-    (stages left, first layer), each O(num_stages · num_layers²).
-    """
-    if not 1 <= num_stages <= num_layers:
-        return None
-    table = [
-        [[seconds(stage, first, end) for end in range(num_layers + 1)] for first in range(num_layers)]
-        for stage in range(num_stages)
-    ]
-    slowest, _ = _solve(table, num_layers, combine=max, cost=lambda time: time)
-    if slowest == inf:
-        return None
-    limit = slowest * (1 + TOLERANCE)
-    _, ends = _solve(
-        table,
-        num_layers,
-        combine=lambda one, rest: one + rest,
-        cost=lambda time: time * time if time <= limit else inf,
-    )
-    return ends
+TOLERANCE: Final = 1e-9
+"""Relative: two times closer than this are equal."""
+NUM_DIGITS: Final = 9
+"""To which sums of squares are compared, in units of the slowest stage's."""
+ROUND_TRIP_WEIGHT: Final = 1e7
+"""Where a batch waits for round trips, they come before the balance of the stages."""
 
 
-def _solve(
-    table: Sequence[Sequence[Sequence[float]]],
-    num_layers: int,
-    *,
-    combine: Callable[[float, float], float],
-    cost: Callable[[float], float],
-) -> tuple[float, tuple[int, ...]]:
-    """The least combined cost over all cuts, and the ends that reach it."""
-    num_stages = len(table)
-    # best[first]: least cost of layers first … on the stages from `stage` on; behind the last stage, nothing is left.
-    best = [inf] * num_layers + [0.0]
-    choices: list[list[int]] = []
-    for stage in reversed(range(num_stages)):
-        before, best = best, [inf] * (num_layers + 1)
-        choice = [0] * num_layers
-        for first in range(stage, num_layers - (num_stages - 1 - stage)):
-            for end in range(first + 1, num_layers - (num_stages - 1 - stage) + 1):
-                total = combine(cost(table[stage][first][end]), before[end])
-                if total < best[first] * (1 - TOLERANCE):
-                    best[first], choice[first] = total, end
-        choices.append(choice)
-    ends, first = [], 0
-    if best[0] < inf:
-        for choice in reversed(choices):
-            first = choice[first]
-            ends.append(first)
-    return best[0], tuple(ends)
+_Combine = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A pipeline along an order: per stage, its devices and its layers."""
+
+    runs: tuple[tuple[Seat, ...], ...]
+    spans: tuple[tuple[int, int], ...]
+    """(first layer, end)"""
+
+
+def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
+    """What a batch takes in units of the slowest stage's time: without delay the pipe fills and drains with each."""
+    return 1.0 if delay else 1.0 + (num_stages - 1) / num_microbatches
+
+
+class PipelineCut:
+    """The search along one order of devices."""
+
+    def __init__(self, costs: StageCosts, order: tuple[Seat, ...], *, shape: tuple[int, ...] = ()) -> None:
+        """shape: how many workers each stage must have; empty: as many as is best."""
+        self._costs = costs
+        self._order = order
+        self._shape = shape
+        size, most = len(order), costs.num_groups
+        self._ends = [
+            [end for end in range(first + 1, min(size, first + most) + 1) if costs.can_share(order[first:end])]
+            for first in range(size)
+        ]
+        self._links: dict[tuple[int, int, int], float] = {}
+        self._trips: dict[tuple[int, int, int], float] = {}
+        for first in range(size):
+            for end in self._ends[first]:
+                for last in self._ends[end] if end < size else ():
+                    runs = order[first:end], order[end:last]
+                    self._links[first, end, last] = costs.boundary_seconds(*runs)
+                    self._trips[first, end, last] = costs.links.longest_round_trip_s(*runs)
+
+    def best(self, at_most: float = inf) -> tuple[float, Cut] | None:
+        """The least seconds of a batch, and of all pipelines that reach it the most balanced; None: nothing fits.
+
+        The most balanced is the one with the least sum of squared stage times. at_most: what is slower is of no use.
+        """
+        slowest = _Recurrence(self, combine=np.maximum, of_stage=lambda times: times, of_link=self._links)
+        found: tuple[float, float, Cut] | None = None
+        for num_stages in range(1, self._most_stages() + 1):
+            limit = slowest.least(num_stages)
+            if limit == inf:
+                continue
+            factor = fill_factor(num_stages, self._costs.num_microbatches, self._costs.spec.train.delay)
+            if factor * limit > min(at_most, inf if found is None else found[0]) * (1 + TOLERANCE):
+                continue
+            for seconds, balance, cut in self._within(num_stages, limit, factor, slowest):
+                is_better = found is None or seconds < found[0] * (1 - TOLERANCE)
+                if is_better or (
+                    found is not None and seconds <= found[0] * (1 + TOLERANCE) and balance < found[1] * (1 - TOLERANCE)
+                ):
+                    found = seconds, balance, cut
+        return None if found is None else (found[0], found[2])
+
+    def _most_stages(self) -> int:
+        return min(len(self._order), self._costs.num_layers, self._costs.num_microbatches)
+
+    def _within(
+        self, num_stages: int, least: float, factor: float, slowest: "_Recurrence"
+    ) -> list[tuple[float, float, Cut]]:
+        """(seconds, sum of squares, cut) of the best pipelines of so many stages."""
+        balanced = self._balanced(least, num_stages)
+        if self._costs.spec.train.delay or num_stages == 1:
+            return [(least, balanced[1], balanced[2])]
+        # Round trips are waited for: a slower stage may save some. Every stage time that could pay is a limit to try.
+        shortest = self._balanced(inf, num_stages)[0]
+        best = factor * least + balanced[0]
+        found = [(best, balanced[1], balanced[2])]
+        if balanced[0] > shortest * (1 + TOLERANCE):
+            for limit in slowest.times_between(least, (best - shortest) / factor):
+                trips, squares, cut = self._balanced(limit, num_stages)
+                if factor * limit + trips < best:
+                    best = factor * limit + trips
+                    found.append((best, squares, cut))
+        return found
+
+    def _balanced(self, limit: float, num_stages: int) -> tuple[float, float, Cut]:
+        """(round trips, sum of squares, cut) with no stage and no link slower than a limit."""
+        limit *= 1 + TOLERANCE
+        unit = limit if limit < inf else 1.0
+        waits = not self._costs.spec.train.delay
+        links = {
+            place: (ROUND_TRIP_WEIGHT * self._trips[place] if waits else 0.0) if seconds <= limit else inf
+            for place, seconds in self._links.items()
+        }
+
+        def squares(times: Floats) -> Floats:
+            if limit == inf:
+                return np.where(times < inf, 0.0, inf)
+            return np.where(times <= limit, (times / unit) ** 2, inf)
+
+        sums = _Recurrence(self, combine=np.add, of_stage=squares, of_link=links)
+        cut, places = sums.trace(num_stages)
+        trips = sum(self._trips[place] for place in places) if waits else 0.0
+        return trips, sums.least(num_stages) - ROUND_TRIP_WEIGHT * trips, cut
+
+
+_Place = tuple[int, int, int]
+"""(stages from here on, first device, end of the first stage's devices)"""
+
+
+class _Recurrence:
+    """One evaluation of the recurrence: what a stage's time counts, what a link counts, and how they combine."""
+
+    def __init__(
+        self,
+        search: PipelineCut,
+        *,
+        combine: _Combine,
+        of_stage: Callable[[Floats], Floats],
+        of_link: dict[tuple[int, int, int], float],
+    ) -> None:
+        self._costs = search._costs
+        self._order = search._order
+        self._ends = search._ends
+        self._shape = search._shape
+        self._combine = combine
+        self._of_stage = of_stage
+        self._of_link = of_link
+        self._tables: dict[tuple[int, int, int], Floats] = {}
+        self._behind: dict[tuple[int, int, int], Floats] = {}
+        """(stages, first, end) → of the stages behind that one, by their first layer."""
+        self._found: dict[tuple[int, int, int], Floats] = {}
+        """(stages, first device, end of its stage) → F, by first layer."""
+        self._solve(search._most_stages())
+
+    def least(self, num_stages: int) -> float:
+        """F for all layers on all devices in so many stages."""
+        return min((float(self._found[place][0]) for place in self._starts(num_stages)), default=inf)
+
+    def times_between(self, least: float, most: float) -> list[float]:
+        """All stage and link times in an interval, rising."""
+        times = {float(time) for table in self._tables.values() for time in table[(table > least) & (table < most)]}
+        return sorted(times | {time for time in self._of_link.values() if least < time < most})
+
+    def trace(self, num_stages: int) -> tuple[Cut, list[tuple[int, int, int]]]:
+        """A pipeline that reaches `least`, earlier stages as short as may be, and its boundaries."""
+        place = min(
+            self._starts(num_stages), key=lambda place: (round(float(self._found[place][0]), NUM_DIGITS), place)
+        )
+        runs: list[tuple[Seat, ...]] = []
+        spans: list[tuple[int, int]] = []
+        boundaries: list[tuple[int, int, int]] = []
+        first = 0
+        while True:
+            stages, start, end = place
+            runs.append(self._order[start:end])
+            if stages == 1:
+                spans.append((first, self._costs.num_layers))
+                return Cut(runs=tuple(runs), spans=tuple(spans)), boundaries
+            totals = self._combine(self._tables[place][first], self._behind[place])
+            layer = int(np.argmin(np.round(totals, NUM_DIGITS)))
+            followers = [
+                (round(float(self._combine(link, self._found[after][layer])), NUM_DIGITS), after)
+                for after, link in self._followers(place)
+            ]
+            following = min(followers)[1]
+            spans.append((first, layer))
+            boundaries.append((start, end, following[2]))
+            place, first = following, layer
+
+    def _solve(self, most_stages: int) -> None:
+        size = len(self._order)
+        for stages in range(1, most_stages + 1):
+            for start in range(size - stages, -1, -1):
+                for end in self._ends[start]:
+                    if self._shape and (stages > len(self._shape) or self._shape[-stages] != end - start):
+                        continue
+                    self._add(stages, start, end)
+
+    def _add(self, stages: int, start: int, end: int) -> None:
+        place = (stages, start, end)
+        if stages == 1:
+            if end == len(self._order):
+                table = self._tables[place] = self._of_stage(self._costs.run_seconds(self._order[start:end], 1))
+                self._found[place] = table[:, -1]
+            return
+        followers = self._followers(place)
+        if not followers:
+            return
+        behind = np.min([self._combine(link, self._found[after]) for after, link in followers], axis=0)
+        table = self._tables[place] = self._of_stage(self._costs.run_seconds(self._order[start:end], stages))
+        self._behind[place] = behind
+        self._found[place] = np.min(self._combine(table, behind[np.newaxis, :]), axis=1)
+
+    def _followers(self, place: tuple[int, int, int]) -> list[tuple[tuple[int, int, int], float]]:
+        """The stages that may come next, and what the link to each counts."""
+        stages, start, end = place
+        if end == len(self._order):
+            return []
+        after = [(stages - 1, end, last) for last in self._ends[end]]
+        return [(each, self._of_link[start, end, each[2]]) for each in after if each in self._found]
+
+    def _starts(self, num_stages: int) -> list[tuple[int, int, int]]:
+        return [place for end in self._ends[0] if (place := (num_stages, 0, end)) in self._found]

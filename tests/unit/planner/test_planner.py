@@ -1,140 +1,18 @@
 """Plans: exact cuts, orders, memory, depth, exactness, and what people are told."""
 
-import itertools
 from dataclasses import replace
-from math import inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.device_order import Seat, orders
-from headway.daemon.planning.layer_costs import layer_costs, microbatch_seconds, update_seconds
-from headway.daemon.planning.pipeline_cut import best_cut
-from headway.daemon.planning.planner import WORTH_A_STAGE, ClusterPlan, PlanRefused, make_plan
-from headway.daemon.records import Device, NodeRecord, PlanRecord
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.daemon.planning.layer_costs import layer_costs
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
+from headway.daemon.records import PlanRecord
+from tests.unit.planner.clusters import job, node, planned, refused
 
 MIB = 1 << 20
-
-
-def node(
-    name: str,
-    *,
-    speed: float = 1.0,
-    memory_bytes: int = 0,
-    host_bytes: int = 0,
-    site: str = "here",
-    arithmetic_class: str = "one",
-    num_devices: int = 1,
-    is_draining: bool = False,
-) -> NodeRecord:
-    return NodeRecord(
-        name=name,
-        incarnation=f"{name}-1",
-        address="",
-        host="",
-        site=site,
-        devices=tuple(
-            Device(kind="cpu", index=index, speed=speed, memory_bytes=memory_bytes) for index in range(num_devices)
-        ),
-        memory_bytes=host_bytes,
-        arithmetic_class=arithmetic_class,
-        is_draining=is_draining,
-    )
-
-
-def job(*, num_blocks: int = 8, placement: PlacementSpec | None = None, **train: object) -> JobSpec:
-    return JobSpec(
-        job=JobSection(name="demo"),
-        model=ModelSpec(num_hidden_layers=num_blocks),
-        train=TrainSpec(**train),  # type: ignore[arg-type]
-        placement=placement or PlacementSpec(),
-    )
-
-
-def planned(*args: object, **kwargs: object) -> ClusterPlan:
-    plan = make_plan(*args, **kwargs)  # type: ignore[arg-type]
-    assert isinstance(plan, ClusterPlan), plan
-    return plan
-
-
-def refused(*args: object, **kwargs: object) -> str:
-    plan = make_plan(*args, **kwargs)  # type: ignore[arg-type]
-    assert isinstance(plan, PlanRefused), plan
-    return plan.reason
-
-
-# --- The cut --------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    times=st.lists(st.integers(0, 9), min_size=1, max_size=8),
-    speeds=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=5),
-    limits=st.lists(st.integers(1, 8), min_size=5, max_size=5),
-)
-def test_cut_equals_brute_force(times: list[int], speeds: list[int], limits: list[int]) -> None:
-    """At most 8 layers, at most 5 stages, stages that hold few layers: the slowest stage and the balance are best."""
-    num_layers, num_stages = len(times), len(speeds)
-
-    def seconds(stage: int, first: int, end: int) -> float:
-        return sum(times[first:end]) / speeds[stage] if end - first <= limits[stage] else inf
-
-    def rank(ends: tuple[int, ...]) -> tuple[float, float]:
-        spans = zip((0, *ends[:-1]), ends, strict=True)
-        stage_times = [seconds(stage, first, end) for stage, (first, end) in enumerate(spans)]
-        return max(stage_times), sum(time * time for time in stage_times)
-
-    cuts = [(*inner, num_layers) for inner in itertools.combinations(range(1, num_layers), num_stages - 1)]
-    best = min((rank(ends) for ends in cuts), default=(inf, inf))
-    found = best_cut(num_layers, num_stages, seconds)
-    if best[0] == inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert len(found) == num_stages
-        assert rank(found) == pytest.approx(best)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    num_blocks=st.integers(1, 6),
-    speeds=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=4),
-    sites=st.lists(st.sampled_from(["x", "y"]), min_size=4, max_size=4),
-)
-def test_plan_equals_brute_force_over_orders_and_cuts(num_blocks: int, speeds: list[float], sites: list[str]) -> None:
-    """No order that keeps sites together, and no cut of it, is predicted to be faster than what the planner takes."""
-    spec = job(num_blocks=num_blocks)
-    nodes = [node(f"n{index}", speed=speed, site=sites[index]) for index, speed in enumerate(speeds)]
-    costs, links, train = layer_costs(spec), LinkAssumptions(), spec.train
-    seats = [Seat.of(record, 0) for record in nodes]
-    best = inf
-    for length in range(1, min(len(seats), len(costs)) + 1):
-        for order in itertools.permutations(seats, length):
-            if len([site for site, _ in itertools.groupby(seat.site for seat in order)]) > len({s.site for s in order}):
-                continue
-            carried = 4 * 128 * 256 * 4
-            slowest_link = max(
-                (train.microbatches * carried / links.bytes_per_s(*pair) for pair in itertools.pairwise(order)),
-                default=0,
-            )
-            for inner in itertools.combinations(range(1, len(costs)), length - 1):
-                spans = itertools.pairwise((0, *inner, len(costs)))
-                times = [
-                    sum(
-                        train.microbatches * microbatch_seconds(cost, seat.device, train)
-                        + update_seconds(cost, seat.device, train)
-                        for cost in costs[first:end]
-                    )
-                    for seat, (first, end) in zip(order, spans, strict=True)
-                ]
-                best = min(best, max(slowest_link, *times))
-    plan = planned(spec, nodes)
-    assert best * (1 - 1e-9) <= plan.predicted_batch_seconds <= best * WORTH_A_STAGE * (1 + 1e-9)
-    assert [layer for stage in plan.stages for layer in stage.layers] == list(spec.layers)
 
 
 # --- How many, and which --------------------------------------------------------------------------------------------
@@ -215,7 +93,7 @@ def test_many_unlike_nodes_are_planned_within_reason() -> None:
 def test_orders_are_few_for_devices_that_are_alike() -> None:
     """Five equal nodes: one order for each length."""
     seats = tuple(Seat.of(node(f"n{index}"), 0) for index in range(5))
-    assert len(list(orders(seats, most_stages=5))) == 5
+    assert len(list(orders(seats, lengths=range(1, 6)))) == 5
 
 
 # --- Memory ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""What the planner answers: a plan with its figures and sentences, or a refusal with its arithmetic. Pure."""
+
+from dataclasses import dataclass
+
+from headway.daemon.planning.connections import ConnectionEstimate, ReductionEstimate
+from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.records import StagePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEstimate:
+    """What one worker of a plan is expected to do."""
+
+    stage: StagePlan
+    batch_seconds: float
+    """Forward, backward and update of one batch; of a replica, of its share of the batch."""
+    device_bytes: int
+    device_limit_bytes: int
+    """0: not known, not limited."""
+    host_bytes: int
+    host_limit_bytes: int = 0
+    """0: not known, not limited."""
+    stage_index: int = 0
+    share: float = 1.0
+    """Of the batch's microbatches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """A plan, and why."""
+
+    stages: tuple[StagePlan, ...]
+    """Its workers; those of one stage side by side."""
+    predicted_batch_seconds: float
+    estimates: tuple[StageEstimate, ...]
+    """One for each worker."""
+    connections: tuple[ConnectionEstimate, ...]
+    is_exact: bool
+    exact_reason: str
+    arithmetic_classes: tuple[str, ...]
+    """Those the job has had before and those of this plan, sorted."""
+    reductions: tuple[ReductionEstimate, ...] = ()
+    """One for each stage that has several workers."""
+    spares: tuple[str, ...] = ()
+    """Nodes that could work but do not: the plan would not be faster with them."""
+
+    @property
+    def bottleneck(self) -> int:
+        """Position of the slowest worker."""
+        return max(range(len(self.estimates)), key=lambda index: (self.estimates[index].batch_seconds, -index))
+
+    def explanation(self) -> tuple[str, ...]:
+        """Sentences for `headway plan`."""
+        return (
+            self._what_sets_the_pace(),
+            *(self._about_worker(position) for position in range(len(self.stages))),
+            *map(_about_connection, self.connections),
+            *map(_about_reduction, self.reductions),
+            *([f"Spare: {', '.join(self.spares)}."] if self.spares else []),
+            f"Exact: {'yes' if self.is_exact else 'no'}, because {self.exact_reason}.",
+        )
+
+    def _what_sets_the_pace(self) -> str:
+        slowest = self.estimates[self.bottleneck].batch_seconds
+        of_all = f"{self.predicted_batch_seconds:.3g} s a batch"
+        link = max(self.connections, key=lambda each: each.batch_seconds, default=None)
+        if link is not None and link.batch_seconds > slowest:
+            return f"The link {link.upper} → {link.lower} sets the pace: {link.batch_seconds:.3g} s of {of_all}."
+        reduction = max(self.reductions, key=lambda each: each.batch_seconds, default=None)
+        if reduction is not None and reduction.batch_seconds > slowest:
+            return (
+                f"The reduction between the replicas of stage {reduction.stage_index} sets the pace: "
+                f"{reduction.batch_seconds:.3g} s of {of_all}."
+            )
+        name = _capital(worker_name(self.stages, self.bottleneck))
+        return f"{name} sets the pace: {slowest:.3g} s of {of_all}."
+
+    def _about_worker(self, position: int) -> str:
+        estimate = self.estimates[position]
+        limit = f" of {size(estimate.device_limit_bytes)}" if estimate.device_limit_bytes else ""
+        groups = estimate.stage.groups
+        share = f", {estimate.share:.0%} of the microbatches ({_groups(groups)})" if groups else ""
+        return (
+            f"{_capital(worker_name(self.stages, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
+            f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRefused:
+    """No plan, and the arithmetic of it."""
+
+    reason: str
+    """A sentence without a full stop, for `status`: what is missing, with numbers."""
+    is_final: bool = False
+    """No node that could join would help: the job contradicts itself."""
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} TiB"
+
+
+def _about_connection(connection: ConnectionEstimate) -> str:
+    return (
+        f"{connection.upper} → {connection.lower}: {size(connection.bytes_per_microbatch)} a microbatch each way, "
+        f"{connection.num_microbatches} microbatch{'es' * (connection.num_microbatches != 1)} and "
+        f"{connection.batch_seconds:.3g} s a batch, round trip {connection.round_trip_s * 1e3:.3g} ms "
+        f"{'measured' if connection.is_measured else 'assumed'}."
+    )
+
+
+def _about_reduction(reduction: ReductionEstimate) -> str:
+    return (
+        f"Replicas of stage {reduction.stage_index}: {size(reduction.bytes_per_worker)} a batch each way and worker to "
+        f"add their gradients, {reduction.batch_seconds:.3g} s"
+        f"{', while the next batch computes' if reduction.is_hidden else ''}."
+    )
+
+
+def _groups(groups: tuple[int, ...]) -> str:
+    """`group 0`, `groups 1-3`"""
+    return f"group {groups[0]}" if len(groups) == 1 else f"groups {groups[0]}-{groups[-1]}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,119 @@
+"""From a cut to a plan: shares of the replicas, depth of every worker, and all figures about them. Pure."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
+from headway.daemon.planning.device_order import Seat, natural
+from headway.daemon.planning.pipeline_cut import Cut
+from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
+from headway.daemon.planning.stage_costs import StageCosts, replica_depth
+from headway.daemon.records import StagePlan
+from headway.stages.schedule import schedule_depth
+
+
+def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...]) -> ClusterPlan:
+    """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on."""
+    placed = place(costs, cut)
+    times = PredictedTime(costs, placed)
+    depths = _depths(costs, placed, times)
+    estimates = tuple(
+        _estimate(costs, placed, times, depths, index, position)
+        for index, stage in enumerate(placed)
+        for position in range(len(stage.workers))
+    )
+    order = [seat for run in cut.runs for seat in run]
+    classes = tuple(sorted({*history, *(seat.arithmetic_class for seat in order)}))
+    used = {seat.node for seat in order}
+    return ClusterPlan(
+        stages=tuple(estimate.stage for estimate in estimates),
+        predicted_batch_seconds=times.batch_seconds,
+        estimates=estimates,
+        connections=times.connections(),
+        reductions=times.reductions(),
+        spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
+        is_exact=len(classes) == 1,
+        exact_reason=_exact_reason(order, classes),
+        arithmetic_classes=classes,
+    )
+
+
+def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
+    """The stages of a cut, with the groups of every worker."""
+    placed = []
+    for index, (run, (first, end)) in enumerate(zip(cut.runs, cut.spans, strict=True)):
+        ends = list(accumulate(costs.shares(run, first, end, len(cut.runs) - index), initial=0))
+        placed.append(
+            PlacedStage(
+                span=(first, end),
+                workers=tuple(
+                    Worker(seat=seat, groups=tuple(range(ends[position], ends[position + 1])))
+                    for position, seat in enumerate(run)
+                ),
+            )
+        )
+    return tuple(placed)
+
+
+def _depths(costs: StageCosts, placed: Sequence[PlacedStage], times: PredictedTime) -> list[int]:
+    """Per stage, what the schedule needs with the round trips below it, as far as every worker's memory allows."""
+    train, depths = costs.spec.train, []
+    for index, stage in enumerate(placed):
+        latency = sum(times.round_trips_s[index:])
+        num_stages = len(placed) - index
+        depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0, latency / times.pace_s)
+        least = costs.least_depth(num_stages)
+        while depth > least and not all(_fits(costs, stage, worker, depth) for worker in stage.workers):
+            depth -= 1
+        depths.append(depth)
+    return depths
+
+
+def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> bool:
+    limit = worker.seat.device.memory_bytes
+    return not limit or _device_bytes(costs, stage, worker, depth) <= limit
+
+
+def _device_bytes(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> int:
+    return costs.device_bytes(int(costs.slice_of[stage.span]), depth, len(worker.groups), len(stage.workers))
+
+
+def _estimate(
+    costs: StageCosts,
+    placed: Sequence[PlacedStage],
+    times: PredictedTime,
+    depths: Sequence[int],
+    index: int,
+    position: int,
+) -> StageEstimate:
+    stage, worker = placed[index], placed[index].workers[position]
+    is_alone = len(stage.workers) == 1
+    return StageEstimate(
+        stage=StagePlan(
+            node=worker.seat.node,
+            node_incarnation=worker.seat.incarnation,
+            device_index=worker.seat.device.index,
+            layers=costs.spec.layers[stage.span[0] : stage.span[1]],
+            depth=replica_depth(depths[index], len(worker.groups), costs.num_groups),
+            groups=() if is_alone else worker.groups,
+        ),
+        batch_seconds=times.worker_seconds[index][position],
+        device_bytes=_device_bytes(costs, stage, worker, depths[index]),
+        device_limit_bytes=worker.seat.device.memory_bytes,
+        host_bytes=int(costs.host_bytes[costs.slice_of[stage.span]]),
+        host_limit_bytes=worker.seat.host_memory_bytes,
+        stage_index=index,
+        share=len(times.microbatches(worker.groups)) / costs.num_microbatches,
+    )
+
+
+def _exact_reason(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
+    if len(classes) == 1:
+        return f"all workers are of one arithmetic class ({classes[0]})"
+    here = sorted({seat.arithmetic_class for seat in order})
+    if len(here) > 1:
+        examples = (next(seat for seat in order if seat.arithmetic_class == name) for name in here)
+        return "the workers are of several arithmetic classes: " + ", ".join(
+            f"{seat.node} has {seat.arithmetic_class}" for seat in examples
+        )
+    return f"the job has run on several arithmetic classes: {', '.join(classes)}"

@@ -1,0 +1,173 @@
+"""What a batch takes under a placement: each worker, each link, each reduction, and what of it counts. Pure.
+
+Stages work side by side, so the slowest stage or link sets the pace. Without delay the pipe also fills and drains with
+every batch, and waits for each link once there and once back.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
+from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.pipeline_cut import fill_factor
+from headway.daemon.planning.profiles import Profiles
+from headway.daemon.planning.stage_costs import StageCosts
+from headway.daemon.records import NodeRecord, StagePlan, replicas_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One seat's part of a stage."""
+
+    seat: Seat
+    groups: tuple[int, ...]
+    """All that it computes, rising."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedStage:
+    """One stage of a placement: its layers (first, end) and its workers."""
+
+    span: tuple[int, int]
+    workers: tuple[Worker, ...]
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Of its workers."""
+        return tuple(worker.seat for worker in self.workers)
+
+
+class PredictedTime:
+    """A placement's times, by its parts."""
+
+    def __init__(self, costs: StageCosts, stages: Sequence[PlacedStage]) -> None:
+        self._costs = costs
+        self._stages = stages
+        self._slices = [int(costs.slice_of[stage.span]) for stage in stages]
+        self.worker_seconds = [
+            [self._worker(index, worker) for worker in stage.workers]
+            for index, stage in zip(self._slices, stages, strict=True)
+        ]
+        """Per stage and worker: forward, backward and update of one batch."""
+        self.stage_seconds = [self._stage(index) for index in range(len(stages))]
+        """With reduction, as far as it counts."""
+        self.boundary_seconds = [costs.boundary_seconds(upper.seats, lower.seats) for upper, lower in pairwise(stages)]
+        self.round_trips_s = [
+            costs.links.longest_round_trip_s(upper.seats, lower.seats) for upper, lower in pairwise(stages)
+        ]
+        slowest = max([*self.stage_seconds, *self.boundary_seconds])
+        train = costs.spec.train
+        self.batch_seconds = slowest * fill_factor(len(stages), train.microbatches, train.delay)
+        if not train.delay:
+            self.batch_seconds += sum(self.round_trips_s)
+
+    @property
+    def pace_s(self) -> float:
+        """Between two microbatches on the slowest worker, without its update."""
+        return (
+            max(
+                len(self.microbatches(worker.groups)) * self._per_microbatch(index, worker)
+                for index, stage in zip(self._slices, self._stages, strict=True)
+                for worker in stage.workers
+            )
+            / self._costs.num_microbatches
+        )
+
+    def microbatches(self, groups: Iterable[int]) -> range | list[int]:
+        """Of a batch, those of some groups."""
+        held, num_groups = frozenset(groups), self._costs.num_groups
+        return [i for i in range(self._costs.num_microbatches) if i % num_groups in held]
+
+    def connections(self) -> tuple[ConnectionEstimate, ...]:
+        """Each link between workers that share microbatches."""
+        carried, links = self._costs.hidden_bytes, self._costs.links
+        return tuple(
+            ConnectionEstimate(
+                upper=upper.seat.node,
+                lower=lower.seat.node,
+                num_microbatches=number,
+                bytes_per_microbatch=carried,
+                batch_seconds=number * carried / links.bytes_per_s(upper.seat, lower.seat),
+                round_trip_s=links.round_trip_s(upper.seat, lower.seat),
+                is_measured=links.is_measured(upper.seat, lower.seat),
+            )
+            for above, below in pairwise(self._stages)
+            for upper in above.workers
+            for lower in below.workers
+            if (number := len(self.microbatches(set(upper.groups) & set(lower.groups))))
+        )
+
+    def reductions(self) -> tuple[ReductionEstimate, ...]:
+        """Of each stage that has several workers."""
+        found = []
+        for index, stage in enumerate(self._stages):
+            num = len(stage.workers)
+            if num == 1:
+                continue
+            seconds = float(self._costs.reduction_seconds(stage.seats)[self._slices[index]])
+            found.append(
+                ReductionEstimate(
+                    stage_index=index,
+                    num_replicas=num,
+                    bytes_per_worker=float(self._costs.reduction_bytes(num)[self._slices[index]]),
+                    batch_seconds=seconds,
+                    is_hidden=bool(self._costs.spec.train.delay) and seconds <= self.batch_seconds,
+                )
+            )
+        return tuple(found)
+
+    def _per_microbatch(self, index: int, worker: Worker) -> float:
+        return float(self._costs.seconds(worker.seat)[0][index])
+
+    def _worker(self, index: int, worker: Worker) -> float:
+        each, update = self._costs.seconds(worker.seat)
+        return float(len(self.microbatches(worker.groups)) * each[index] + update[index])
+
+    def _stage(self, stage: int) -> float:
+        computing = max(self.worker_seconds[stage])
+        seats = self._stages[stage].seats
+        if len(seats) == 1:
+            return computing
+        reducing = float(self._costs.reduction_seconds(seats)[self._slices[stage]])
+        return max(computing, reducing) if self._costs.spec.train.delay else computing + reducing
+
+
+def predict(
+    spec: JobSpec,
+    stages: Sequence[StagePlan],
+    nodes: Iterable[NodeRecord],
+    *,
+    profiles: Profiles | None = None,
+    links: LinkAssumptions | None = None,
+) -> float | None:
+    """A batch's seconds under a plan that exists, by what is measured now; None: a worker's node or device is gone.
+
+    stages: as in PlanRecord, replicas side by side.
+    """
+    records = {node.name: node for node in nodes}
+    seats = []
+    for worker in stages:
+        node = records.get(worker.node)
+        places = [device.index for device in node.devices] if node is not None else []
+        if node is None or worker.device_index not in places:
+            return None
+        seats.append(Seat.of(node, places.index(worker.device_index)))
+    if not seats:
+        return None
+    profiles = profiles or Profiles()
+    costs = StageCosts(spec, seats, profiles, Links(links or LinkAssumptions(), profiles))
+    names, all_groups = spec.layers, tuple(range(spec.train.reduction_groups))
+    placed = []
+    for positions in replicas_of(stages):
+        first = names.index(stages[positions[0]].layers[0])
+        placed.append(
+            PlacedStage(
+                span=(first, first + len(stages[positions[0]].layers)),
+                workers=tuple(
+                    Worker(seat=seats[position], groups=stages[position].groups or all_groups) for position in positions
+                ),
+            )
+        )
+    return PredictedTime(costs, placed).batch_seconds

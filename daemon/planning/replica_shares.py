@@ -1,0 +1,96 @@
+"""How the replicas of a stage share its reduction groups: the least time that the slowest of them can need. Pure.
+
+Microbatch i of m belongs to group i mod G, so the first m mod G groups have one microbatch more. Each replica holds
+groups that follow one another, the first replica the lowest, each at least one. Shares need not be even.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+HALVINGS = 48
+"""Of the interval in which the least time lies: far below rounding."""
+SLACK = 1e-9
+"""Of a microbatch: what rounding may take from one."""
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+def group_ends(num_microbatches: int, num_groups: int) -> Counts:
+    """Microbatches of the first 0, 1, … G groups. [G + 1]"""
+    quotient, rest = divmod(num_microbatches, num_groups)
+    groups = np.arange(num_groups + 1, dtype=np.int64)
+    return groups * quotient + np.minimum(groups, rest)
+
+
+def least_seconds(
+    per_microbatch: Sequence[Floats], per_update: Sequence[Floats], most_groups: Sequence[Counts], ends: Counts
+) -> Floats:
+    """The time of a batch on the slowest replica under the best shares, for many slices of layers at once.
+
+    Per replica: seconds of a microbatch, of the update that each does in full, and how many groups its memory has room
+    for, each [num slices]. ends: see `group_ends`. Returns [num slices]; inf where the groups do not fit.
+    """
+    total = int(ends[-1])
+    above = np.max([total * each + update for each, update in zip(per_microbatch, per_update, strict=True)], axis=0)
+    below = np.zeros_like(above)
+    fits, _ = _assign(above, per_microbatch, per_update, most_groups, ends)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (below + above)
+        enough, _ = _assign(middle, per_microbatch, per_update, most_groups, ends)
+        above = np.where(enough, middle, above)
+        below = np.where(enough, below, middle)
+    _, seconds = _assign(above, per_microbatch, per_update, most_groups, ends)
+    return np.where(fits, seconds, np.inf)
+
+
+def best_shares(
+    per_microbatch: Sequence[float], per_update: Sequence[float], most_groups: Sequence[int], ends: Counts
+) -> tuple[int, ...]:
+    """How many groups each replica holds under the best shares of one slice. Raises ValueError if they do not fit."""
+    one = [np.array([value]) for value in per_microbatch]
+    two = [np.array([value]) for value in per_update]
+    most = [np.array([value], dtype=np.int64) for value in most_groups]
+    limit = least_seconds(one, two, most, ends)
+    if not np.isfinite(limit[0]):
+        raise ValueError("the groups do not fit")
+    position, counts = 0, []
+    for index in range(len(one)):
+        left = len(one) - 1 - index
+        following = int(_reach(limit, np.array([position]), left, one[index], two[index], most[index], ends)[0])
+        counts.append(following - position)
+        position = following
+    return tuple(counts)
+
+
+def _assign(
+    limit: Floats,
+    per_microbatch: Sequence[Floats],
+    per_update: Sequence[Floats],
+    most_groups: Sequence[Counts],
+    ends: Counts,
+) -> tuple[NDArray[np.bool_], Floats]:
+    """Each replica in turn takes as many groups as it can within the limit: (whether all are taken, slowest time)."""
+    position = np.zeros(limit.shape, dtype=np.int64)
+    fits = np.ones(limit.shape, dtype=np.bool_)
+    slowest = np.zeros_like(limit)
+    for index, (each, update, most) in enumerate(zip(per_microbatch, per_update, most_groups, strict=True)):
+        following = _reach(limit, position, len(per_microbatch) - 1 - index, each, update, most, ends)
+        fits &= following > position
+        following = np.maximum(following, position)
+        slowest = np.maximum(slowest, (ends[following] - ends[position]) * each + update)
+        position = following
+    return fits & (position == len(ends) - 1), slowest
+
+
+def _reach(
+    limit: Floats, position: Counts, left: int, each: Floats, update: Floats, most: Counts, ends: Counts
+) -> Counts:
+    """The group at which a replica that begins at one must stop. left: replicas after it, which need a group each."""
+    room = np.floor((limit - update) / each * (1 + 1e-12) + SLACK)
+    microbatches = np.clip(room, 0, ends[-1]).astype(np.int64)
+    following = np.searchsorted(ends, ends[position] + microbatches, side="right") - 1
+    reached: Counts = np.minimum(following, np.minimum(position + most, len(ends) - 1 - left))
+    return reached

@@ -1,0 +1,209 @@
+"""What a slice of layers takes on a device or on several replicas: seconds of a batch, bytes in memory. Pure.
+
+Layers of one kind cost the same, so a slice is known by how many it has of each kind, and one table of all different
+slices serves every place in the pipeline.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import ceil, inf
+from typing import Final
+
+import numpy as np
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.connections import Links
+from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.layer_costs import FP32_BYTES, hidden_bytes, kind_of_layer, layer_costs
+from headway.daemon.planning.profiles import DeviceClock, Profiles
+from headway.daemon.planning.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
+from headway.stages.schedule import schedule_depth
+
+HOST_STATES: Final = 2
+"""Boundary states that a node's memory must have room for: one being written, one being sent."""
+HOST_STATES_WITH_SNAPSHOTS: Final = 6
+
+
+def replica_depth(stage_depth: int, num_groups: int, all_groups: int) -> int:
+    """How many microbatches a replica with some of the groups may have in flight."""
+    return min(stage_depth, ceil(stage_depth * num_groups / all_groups) + 1)
+
+
+class StageCosts:
+    """A job's costs on a set of seats. Slices are (first layer, end); tables over them are [num slices]."""
+
+    def __init__(self, spec: JobSpec, seats: Sequence[Seat], profiles: Profiles, links: Links) -> None:
+        self.spec = spec
+        self.links = links
+        self.layers = layer_costs(spec)
+        self.num_layers = len(self.layers)
+        self.num_microbatches = spec.train.microbatches
+        self.num_groups = spec.train.reduction_groups
+        self.ends = group_ends(self.num_microbatches, self.num_groups)
+        self.hidden_bytes = hidden_bytes(spec)
+        self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
+        self._kinds = tuple(self._by_kind)
+        self._clock = DeviceClock(
+            self._by_kind, spec.train, profiles, {(seat.node, seat.device.index): seat.device for seat in seats}
+        )
+        self._count_slices()
+        self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
+        self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
+        self._run_seconds: dict[object, Floats] = {}
+        self.is_limited = any(seat.device.memory_bytes for seat in seats)
+        """Whether memory on a device counts, which depends on how many stages come after a stage."""
+
+    def _count_slices(self) -> None:
+        """All different slices, by how many layers they have of each kind."""
+        kinds = [self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers]
+        before = [[0] * len(self._kinds)]
+        for kind in kinds:
+            before.append([number + (index == kind) for index, number in enumerate(before[-1])])
+        known: dict[tuple[int, ...], int] = {}
+        size = self.num_layers + 1
+        table = np.full((size, size), -1, dtype=np.int64)
+        for first in range(self.num_layers):
+            for end in range(first + 1, size):
+                counts = tuple(after - early for after, early in zip(before[end], before[first], strict=True))
+                table[first, end] = known.setdefault(counts, len(known))
+        table[table < 0] = len(known)
+        self.slice_of: Counts = table
+        """[first, end] → slice; num_slices where there is none."""
+        self.num_slices = len(known)
+        self._counts = np.array(list(known), dtype=np.float64)
+        self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
+        self.group_bytes = self._sum(lambda kind: self._by_kind[kind].group_bytes)
+        self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
+        copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
+        self.host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
+
+    def _sum(self, of_kind: Callable[[str], float]) -> Floats:
+        """Over a slice's layers. [num slices]"""
+        return self._counts @ np.array([of_kind(kind) for kind in self._kinds], dtype=np.float64)
+
+    # --- Seconds ------------------------------------------------------------------------------------------------------
+
+    def seconds(self, seat: Seat) -> tuple[Floats, Floats]:
+        """Of a microbatch and of an update, on a device. Both [num slices]."""
+        pace = self.pace_of(seat)
+        found = self._seconds.get(pace)
+        if found is None:
+            found = self._counts @ np.array(pace[::2]), self._counts @ np.array(pace[1::2])
+            self._seconds[pace] = found
+        return found
+
+    def pace_of(self, seat: Seat) -> tuple[float, ...]:
+        """What distinguishes one device's times from another's: of each kind of layer, a microbatch and an update."""
+        key = (seat.node, seat.device.index)
+        found = self._paces.get(key)
+        if found is None:
+            kinds = [self._clock.seconds(seat.node, seat.device, kind) for kind in self._kinds]
+            found = self._paces[key] = tuple(value for kind in kinds for value in (kind.microbatch_s, kind.update_s))
+        return found
+
+    def reduction_bytes(self, num_replicas: int) -> Floats:
+        """What each replica sends, and receives, per batch on average: sums to owners, reduced slices to all.
+
+        All of them send (G + R) (R − 1) / R times the layers' sums, G groups' slices to their owners and R reduced
+        slices to R − 1 others. [num slices]
+        """
+        share = (self.num_groups / num_replicas + 1) * (num_replicas - 1) / num_replicas
+        return self.sums_bytes * share
+
+    def reduction_seconds(self, run: Sequence[Seat]) -> Floats:
+        """Of one batch, at the slowest link between the replicas. [num slices]"""
+        if len(run) == 1:
+            return np.zeros(self.num_slices)
+        return self.reduction_bytes(len(run)) / self.links.slowest_sibling_bytes_per_s(run)
+
+    def with_reduction(self, computing: Floats, reducing: Floats) -> Floats:
+        """A stage's seconds of a batch: reduction runs beside the next batch, or, without delay, after its own."""
+        return np.maximum(computing, reducing) if self.spec.train.delay else computing + reducing
+
+    def run_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
+        """A batch's seconds on a stage that these devices share as well as they can; inf where it does not fit.
+
+        num_stages: it and those after it. [first, end], each of num_layers + 1
+        """
+        workers = [(self.pace_of(seat), seat.device.memory_bytes, seat.host_memory_bytes) for seat in run]
+        if self.num_microbatches % self.num_groups == 0:
+            workers.sort()
+        key = (
+            tuple(workers),
+            num_stages if self.is_limited else 0,
+            self.links.slowest_sibling_bytes_per_s(run) if len(run) > 1 else 0.0,
+        )
+        found = self._run_seconds.get(key)
+        if found is None:
+            slices = np.append(self._slice_seconds(run, num_stages), inf)
+            found = self._run_seconds[key] = slices[self.slice_of]
+        return found
+
+    def _slice_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
+        depth = self.least_depth(num_stages)
+        timed = [self.seconds(seat) for seat in run]
+        most = [self.most_groups(seat, depth, len(run)) for seat in run]
+        if len(run) == 1:
+            each, update = timed[0]
+            fits = most[0] >= self.num_groups
+            return np.where(fits, self.num_microbatches * each + update, inf)
+        computing = least_seconds([each for each, _ in timed], [update for _, update in timed], most, self.ends)
+        return self.with_reduction(computing, self.reduction_seconds(run))
+
+    def can_share(self, run: Sequence[Seat]) -> bool:
+        """Whether devices may be replicas of one stage: equal arithmetic, and a group for each."""
+        return len(run) <= self.num_groups and all(
+            one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run)
+        )
+
+    def shares(self, run: tuple[Seat, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
+        """How many groups each replica holds of a slice that `run_seconds` found to fit."""
+        if len(run) == 1:
+            return (self.num_groups,)
+        index, depth = self.slice_of[first, end], self.least_depth(num_stages)
+        timed = [self.seconds(seat) for seat in run]
+        return best_shares(
+            [float(each[index]) for each, _ in timed],
+            [float(update[index]) for _, update in timed],
+            [int(self.most_groups(seat, depth, len(run))[index]) for seat in run],
+            self.ends,
+        )
+
+    # --- Links --------------------------------------------------------------------------------------------------------
+
+    def boundary_seconds(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+        """To carry a batch from one stage to the next: the mean share of the side with fewer workers, slowest link."""
+        carried = self.num_microbatches * self.hidden_bytes / min(len(uppers), len(lowers))
+        return carried / self.links.slowest_bytes_per_s(uppers, lowers)
+
+    # --- Memory -------------------------------------------------------------------------------------------------------
+
+    def least_depth(self, num_stages: int) -> int:
+        """Microbatches in flight that the schedule needs without latency on the first of so many stages."""
+        train = self.spec.train
+        return schedule_depth(train.schedule, train.microbatches, num_stages, 0)
+
+    def device_bytes(self, index: int, depth: int, num_groups: int, num_replicas: int = 1) -> int:
+        """On the device of a worker: a slice's tensors, sums, and activations at the depth of its stage."""
+        held = replica_depth(depth, num_groups, self.num_groups)
+        sums = num_groups + (self.num_groups - num_groups) / num_replicas
+        return int(self.resident_bytes[index] + self.group_bytes[index] * sums + self.activation_bytes[index] * held)
+
+    def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
+        """How many groups a worker's memory has room for; 0: not even one. [num slices]"""
+        most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
+        limit = seat.device.memory_bytes
+        if limit:
+            below, above = np.zeros_like(most), most
+            while np.any(below < above):
+                middle = (below + above + 1) // 2
+                held = np.minimum(depth, np.ceil(depth * middle / self.num_groups) + 1)
+                sums = middle + (self.num_groups - middle) / num_replicas
+                needed = self.resident_bytes + self.group_bytes * sums + self.activation_bytes * held
+                fits = np.floor(needed) <= limit
+                below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
+            most = below
+        if seat.host_memory_bytes:
+            most = np.where(self.host_bytes <= seat.host_memory_bytes, most, 0)
+        return most
