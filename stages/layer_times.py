@@ -162,4 +162,4 @@ def _seconds(begin: Mark, end: Mark) -> float:
         assert isinstance(begin, float)
         assert isinstance(end, float)
         return end - begin
-    return float(begin.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]
+    return float(begin.elapsed_time(end)) / 1e3

@@ -1,0 +1,137 @@
+"""TOML as typed values: dataclasses field by field, strictly, or one line that says what is wrong and where. Pure.
+
+An unknown key is refused with the nearest right name, or with the section that it belongs in.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from headway.daemon.errors import ConfigError
+
+Place = tuple[str, ...]
+"""Where a value stands in a file: keys from the outside in."""
+Check = Callable[[type, dict[str, Any], Place], None]
+"""Is shown every table before its values are read; may raise ConfigError."""
+
+
+def read_text(path: Path, what: str) -> str:
+    """A file's text; `what` it is goes into errors. Raises ConfigError, one line."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such {what}", str(path)) from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"line {line} is not UTF-8; save this {what} in that encoding", str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read this {what}: {error.strerror or error}", str(path)) from error
+
+
+def read_typed(text: str, kind: type, source: str, *, check: Check = lambda _kind, _raw, _place: None) -> Any:
+    """TOML text as the dataclass `kind`; `source` names it in errors. Raises ConfigError at `source:section.key`."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}", source) from error
+    return _Reader(kind, source, check).table(raw, kind, ())
+
+
+def where(source: str, place: Place) -> str:
+    """`file:section.key`"""
+    return f"{source}:{'.'.join(place)}" if place else source
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The hint for a name that is not known; empty when nothing is near."""
+    matches = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return f"; did you mean `{matches[0]}`?" if matches else ""
+
+
+class _Reader:
+    """One file."""
+
+    def __init__(self, root: type, source: str, check: Check) -> None:
+        self._root = root
+        self._source = source
+        self._check = check
+
+    def table(self, raw: object, kind: type, place: Place) -> Any:
+        """A TOML table as a dataclass."""
+        if not isinstance(raw, dict):
+            raise ConfigError(f"expected a table, got {_type_name(raw)}", self._at(place))
+        hints = get_type_hints(kind)
+        fields = {item.name: item for item in dataclasses.fields(kind)}
+        for key in raw:
+            if key not in fields:
+                raise ConfigError(self._unknown(key, list(fields), place), self._at((*place, key)))
+        self._check(kind, raw, place)
+        values: dict[str, Any] = {}
+        for name, item in fields.items():
+            if name in raw:
+                values[name] = self._value(raw[name], hints[name], (*place, name))
+            elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+                if not dataclasses.is_dataclass(hints[name]):
+                    raise ConfigError(f"`{name}` is missing", self._at(place))
+                values[name] = self.table({}, hints[name], (*place, name))  # names the key that is missing
+        return kind(**values)
+
+    def _value(self, raw: object, kind: Any, place: Place) -> Any:
+        """One value as a field's type. An integer may stand for a float, nothing else may stand for anything else."""
+        if dataclasses.is_dataclass(kind):
+            return self.table(raw, kind, place)  # type: ignore[arg-type]
+        if get_origin(kind) is tuple and dataclasses.is_dataclass(of := get_args(kind)[0]):
+            return self._tables(raw, of, place)  # type: ignore[arg-type]
+        at = self._at(place)
+        if get_origin(kind) is Literal:
+            choices = [str(choice) for choice in get_args(kind)]
+            if raw not in choices:
+                hint = nearest(str(raw), choices)
+                raise ConfigError(f"{_show(raw)} is not one of {', '.join(choices)}{hint}", at)
+            return raw
+        try:
+            value = msgspec.convert(raw, type=kind, strict=True)
+        except msgspec.ValidationError as error:
+            reason, _, inside = str(error).replace("`", "").partition(" - at $")
+            reason = reason[:1].lower() + reason[1:]
+            raise ConfigError(f"{reason} ({_show(raw)})", at + inside) from error
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ConfigError(f"expected a finite number, got {number}", at)
+        return value
+
+    def _tables(self, raw: object, kind: type, place: Place) -> tuple[Any, ...]:
+        """An array of tables; the entries count from 0."""
+        if not isinstance(raw, list):
+            key = place[-1]
+            raise ConfigError(f"expected [[{key}]], an array of tables, got {_type_name(raw)}", self._at(place))
+        return tuple(self.table(entry, kind, (*place[:-1], f"{place[-1]}[{index}]")) for index, entry in enumerate(raw))
+
+    def _unknown(self, key: str, known: list[str], place: Place) -> str:
+        """The sentence for an unknown key: the nearest right name here, or the section in which it is right."""
+        what = "unknown key" if place else "unknown section"
+        if hint := nearest(key, known):
+            return what + hint
+        for section, kind in get_type_hints(self._root).items():
+            if dataclasses.is_dataclass(kind) and any(item.name == key for item in dataclasses.fields(kind)):
+                return f"{what}; it belongs in [{section}]"
+        return f"{what}; there are {', '.join(known)}"
+
+    def _at(self, place: Place) -> str:
+        return where(self._source, place)
+
+
+def _show(raw: object) -> str:
+    text = repr(raw) if not isinstance(raw, bool) else str(raw).lower()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _type_name(raw: object) -> str:
+    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "an array"}
+    return {**names, dict: "a table"}.get(type(raw), type(raw).__name__)
