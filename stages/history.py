@@ -4,6 +4,7 @@ A line is one JSON object. All have these fields:
 
 `node`, `pid`, `incarnation`  whose line it is: the worker process's
 `job`, `timeline`, `generation`, `stage`  of the Start in force
+`worker`  the position among its plan's workers
 
 A line about an operation has `op` (`forward`, `backward`, `update`), `batch`, `microbatch` (null for an update),
 `version` (the weight version that it read), `versions_live`, `started` and `ended` (seconds of CLOCK_MONOTONIC).
@@ -72,9 +73,9 @@ class HistoryFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._open_next()
 
-    def begin(self, *, job: str, timeline: int, generation: int, stage: int) -> None:
+    def begin(self, *, job: str, timeline: int, generation: int, stage: int, worker: int) -> None:
         """What the lines from now on are about."""
-        about = {"job": job, "timeline": timeline, "generation": generation, "stage": stage}
+        about = {"job": job, "timeline": timeline, "generation": generation, "stage": stage, "worker": worker}
         self._common = _inside(self._process | about)
 
     def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.records import GoodputRecord, PlanRecord
 
 USEFUL: Final = "useful"
@@ -27,14 +28,17 @@ _SENTENCES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageGoodput:
-    """One stage of the plan in force, over the last minute."""
+    """One worker of the plan in force, over the last minute."""
 
     stage: int
+    """Of its pipeline."""
     node: str
     shares: dict[str, float]
     """By class, of that time: 0 to 1."""
     typical_s: float
     """Median seconds of an operation."""
+    name: str = ""
+    """`stage 1 on node-3 (replica 2 of 2)`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def report_goodput(job: JobView) -> GoodputReport:
         useful_share=totals.get(USEFUL, 0.0) / spent if spent > 0 else None,
         seconds=dict(sorted(totals.items(), key=lambda entry: -entry[1])),
         stages=stages,
-        why_slow=_why_slow(job.plan, stages),
+        why_slow=_why_slow(job, stages),
         num_replayed=max((record.num_replayed for record in newest.values()), default=0),
         num_resumed=sum(record.num_resumed for record in newest.values()),
     )
@@ -88,37 +92,48 @@ def goodput_line(report: GoodputReport) -> str:
 def _stages(job: JobView) -> Iterable[StageGoodput]:
     if job.plan is None:
         return
-    for index, stage in enumerate(job.plan.stages):
-        record = job.goodput.get((job.plan.generation, index))
-        if record is None or (spent := sum(record.recent.values())) <= 0:
-            continue
-        shares = {kind: value / spent for kind, value in record.recent.items()}
-        yield StageGoodput(stage=index, node=stage.node, shares=shares, typical_s=record.typical_s)
+    workers = job.plan.stages
+    for index, positions in enumerate(job.plan.replicas):
+        for position in positions:
+            record = job.goodput.get((job.plan.generation, position))
+            if record is None or (spent := sum(record.recent.values())) <= 0:
+                continue
+            yield StageGoodput(
+                stage=index,
+                node=workers[position].node,
+                shares={kind: value / spent for kind, value in record.recent.items()},
+                typical_s=record.typical_s,
+                name=worker_name(workers, position),
+            )
 
 
-def _why_slow(plan: PlanRecord | None, stages: tuple[StageGoodput, ...]) -> str:
-    """What takes the largest share of one stage's last minute, beside useful work; who is waited for has a name."""
+def _why_slow(job: JobView, stages: tuple[StageGoodput, ...]) -> str:
+    """What takes the largest share of one worker's last minute, beside useful work; who is waited for has a name."""
     losses = [
         (share, entry, kind) for entry in stages for kind, share in entry.shares.items() if kind != USEFUL and share
     ]
-    if plan is None or not losses:
+    if job.plan is None or not losses:
         return ""
     share, entry, kind = max(losses, key=lambda loss: (loss[0], -loss[1].stage))
     if share < LEAST_SHARE:
         return f"nothing slows it: no stage lost more than {_percent(share)} of the last minute to anything"
-    who = f"stage {entry.stage} on {entry.node}"
     if kind.startswith(WAITING):
-        return f"{who} waited {_percent(share)} of the time for {_peer(kind.removeprefix(WAITING), plan)}"
+        peer = _peer(kind.removeprefix(WAITING), job, job.plan)
+        return f"{entry.name} waited {_percent(share)} of the time for {peer}"
     told = _SENTENCES.get(kind, f"spent {{share}} of the time on {kind}")
-    return f"{who} {told.format(share=_percent(share))}"
+    return f"{entry.name} {told.format(share=_percent(share))}"
 
 
-def _peer(told: str, plan: PlanRecord) -> str:
-    """A neighbour with its node; its address alone tells nobody anything."""
+def _peer(told: str, job: JobView, plan: PlanRecord) -> str:
+    """A neighbour with its node, `stage 1 at 10.0.0.7:4242`: its address alone tells nobody anything."""
     found = _PEER_STAGE.match(told)
-    if found is None or int(found[1]) >= len(plan.stages):
+    stage = int(found[1]) if found is not None else plan.num_stages
+    if stage >= plan.num_stages:
         return told
-    return f"stage {found[1]} on {plan.stages[int(found[1])].node}"
+    positions, workers = plan.replicas[stage], job.workers_of(plan)
+    if len(positions) > 1:
+        positions = tuple(at for at in positions if at in workers and told.endswith(f" {workers[at].address}"))
+    return worker_name(plan.stages, positions[0]) if positions else f"stage {stage}"
 
 
 def _percent(share: float) -> str:

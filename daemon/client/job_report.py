@@ -13,15 +13,27 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """One stage of the plan in force, or of the next."""
+    """One worker of the plan in force, or of the next."""
 
     index: int
+    """Of its stage."""
     node: str
     device: int
     layers: tuple[str, ...]
     depth: int
     worker: str
     """The worker's state: `ready`, `running`, `stopped`, `failed`; empty while it has said nothing."""
+    replica: int = 1
+    """Of its stage, from 1."""
+    num_replicas: int = 1
+    groups: tuple[int, ...] = ()
+    """The reduction groups whose microbatches it computes; empty: all."""
+
+    @property
+    def name(self) -> str:
+        """`stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
+        note = f" (replica {self.replica} of {self.num_replicas})" if self.num_replicas > 1 else ""
+        return f"stage {self.index} on {self.node}{note}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +137,17 @@ def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
     return tuple(
         StageReport(
             index=index,
-            node=stage.node,
-            device=stage.device_index,
-            layers=stage.layers,
-            depth=stage.depth,
-            worker=workers[index].state.value if index in workers else "",
+            node=plan.stages[position].node,
+            device=plan.stages[position].device_index,
+            layers=plan.stages[position].layers,
+            depth=plan.stages[position].depth,
+            worker=workers[position].state.value if position in workers else "",
+            replica=number,
+            num_replicas=len(positions),
+            groups=plan.stages[position].groups,
         )
-        for index, stage in enumerate(plan.stages)
+        for index, positions in enumerate(plan.replicas)
+        for number, position in enumerate(positions, start=1)
     )
 
 
@@ -166,7 +182,8 @@ def report_line(report: JobReport) -> str:
     if report.tokens_per_second:
         parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.stages:
-        parts.append(f"generation {report.generation} on {', '.join(stage.node for stage in report.stages)}")
+        nodes = dict.fromkeys(stage.node for stage in report.stages)
+        parts.append(f"generation {report.generation} on {', '.join(nodes)}")
     if report.goodput.useful_share is not None:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:

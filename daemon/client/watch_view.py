@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import TracebackType
 from typing import IO, Protocol, Self
 
@@ -261,17 +262,18 @@ def _progress(report: JobReport, width: int) -> RenderableType:
 
 
 def _pipeline(report: JobReport, width: int) -> list[RenderableType]:
-    """A bar of layers, coloured by stage, and a line for each stage."""
+    """A bar of layers, coloured by stage, and a line for each worker."""
     lines: list[RenderableType] = []
     for title, stages in (("", report.stages), ("next: ", report.next_stages)):
         if not stages or (title and stages == report.stages):
             continue
         bar = Text(title, no_wrap=True)
         cell = max(2, (width - len(title)) // max(1, len(report.layers)))
-        for stage in stages:
-            colour = _colour(stage)
-            label = f" {stage.node}".ljust(cell * len(stage.layers))[: cell * len(stage.layers)]
-            bar.append(label, style=f"black on {colour}")
+        for _, replicas in groupby(stages, key=lambda stage: stage.index):
+            lead, *others = replicas
+            room = cell * len(lead.layers)
+            label = " " + " + ".join(stage.node for stage in (lead, *others))
+            bar.append(label.ljust(room)[:room], style=f"black on {_colour(lead)}")
         lines.append(bar)
         lines += [_stage(stage) for stage in stages]
     return lines or [Text("no plan in force", style="dim")]
@@ -279,8 +281,9 @@ def _pipeline(report: JobReport, width: int) -> list[RenderableType]:
 
 def _stage(stage: StageReport) -> Text:
     text = Text("■ ", style=_colour(stage))
-    text.append(f"stage {stage.index} on {stage.node}: {layer_range(stage.layers)}", style="default")
-    text.append(f"  depth {stage.depth}  {stage.worker}", style="dim")
+    text.append(f"{stage.name}: {layer_range(stage.layers)}", style="default")
+    groups = f"  groups {' '.join(map(str, stage.groups))}" if stage.num_replicas > 1 else ""
+    text.append(f"{groups}  depth {stage.depth}  {stage.worker}", style="dim")
     return text
 
 

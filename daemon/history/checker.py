@@ -8,8 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import Final
 
+from headway.daemon.history.shares import Shares
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records import Lineage
 from headway.stages.spec import TrainSpec, weight_version
@@ -30,15 +32,23 @@ class PlanSeen:
     source: str = "initial"
     source_timeline: int = 0
     stages: tuple[tuple[str, ...], ...] = ()
-    """Layers by stage."""
+    """Layers by worker: those side by side with the same are replicas of one stage."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Reduction groups by worker; none: all."""
+
+    def shares(self, train: TrainSpec) -> Shares:
+        """What each worker computes of a batch."""
+        num_groups = train.reduction_groups
+        return Shares.of(self.stages, self.groups, num_microbatches=train.microbatches, num_groups=num_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What a stage did: a line of its worker's history."""
+    """What a worker did: a line of its history."""
 
     generation: int
-    stage: int
+    worker: int
+    """Its position among the plan's workers."""
     op: str
     """`forward`, `backward` or `update`."""
     batch: int
@@ -135,17 +145,17 @@ def owners(plans: Iterable[PlanSeen], num_batches: int) -> list[PlanSeen | None]
 # --- Rules: each yields a sentence for every breach -------------------------------------------------------------------
 
 
-def _plans_are_known(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    plans = _by_generation(history)
-    for (generation, stage), num in sorted(Counter((o.generation, o.stage) for o in history.operations).items()):
+def _plans_are_known(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    plans, shares = _by_generation(history), _shares(history, train)
+    for (generation, worker), num in sorted(Counter((o.generation, o.worker) for o in history.operations).items()):
         if generation not in plans:
-            yield f"generation {generation}: {num} operations of stage {stage}, but no such plan was ever in force"
-        elif stage >= len(plans[generation].stages):
-            yield f"generation {generation}: {num} operations of stage {stage}, which the plan does not have"
+            yield f"generation {generation}: {num} operations of worker {worker}, but no such plan was ever in force"
+        elif worker >= len(plans[generation].stages):
+            yield f"generation {generation}: {num} operations of worker {worker}, which the plan does not have"
     for operation in history.operations:
         plan = plans.get(operation.generation)
         if plan is not None and operation.batch < plan.boundary:
-            yield f"{_name(operation)}: its plan began at boundary {plan.boundary}, after this batch"
+            yield f"{_name(operation, shares)}: its plan began at boundary {plan.boundary}, after this batch"
 
 
 def _rollbacks_stay_in_the_past(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
@@ -186,44 +196,52 @@ def _boundaries_are_of_one_timeline(history: History, _train: TrainSpec, _bounds
 
 
 def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    """On a timeline, by one generation, and there by each replica of the stage."""
     plans = _by_generation(history)
-    made: defaultdict[tuple[int, str, int], list[int]] = defaultdict(list)
+    made: defaultdict[tuple[int, str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
     for operation in history.operations:
         plan = plans.get(operation.generation)
-        if operation.op == "update" and plan is not None and operation.stage < len(plan.stages):
-            for layer in plan.stages[operation.stage]:
-                made[plan.timeline, layer, operation.batch + 1].append(operation.generation)
-    for (timeline, layer, version), generations in sorted(made.items()):
-        if len(generations) > 1:
-            told = " and ".join(map(str, generations))
-            yield f"{layer}: version {version} was made {len(generations)} times on timeline {timeline}, by {told}"
+        if operation.op == "update" and plan is not None and operation.worker < len(plan.stages):
+            for layer in plan.stages[operation.worker]:
+                made[plan.timeline, layer, operation.batch + 1][operation.generation, operation.worker] += 1
+    for (timeline, layer, version), makers in sorted(made.items()):
+        times = {generation: 0 for generation, _ in sorted(makers)}
+        for (generation, _), num in makers.items():
+            times[generation] = max(times[generation], num)
+        if (total := sum(times.values())) > 1:
+            told = " and ".join(str(generation) for generation, num in times.items() for _ in range(num))
+            yield f"{layer}: version {version} was made {total} times on timeline {timeline}, by {told}"
 
 
 def _versions_are_late_by_the_delay(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    delay = train.delay
+    delay, shares = train.delay, _shares(history, train)
     for operation in history.operations:
         is_update = operation.op == "update"
         wanted = operation.batch if is_update else weight_version(operation.batch, delay)
         if operation.version != wanted:
-            yield f"{_name(operation)}: read version {operation.version}, not {wanted} (delay {delay})"
+            yield f"{_name(operation, shares)}: read version {operation.version}, not {wanted} (delay {delay})"
 
 
-def _both_ways_on_one_version(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+def _both_ways_on_one_version(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    """And by the same worker."""
+    shares = _shares(history, train)
     forwards = {
-        (o.generation, o.stage, o.batch, o.microbatch): o.version for o in history.operations if o.op == "forward"
+        (o.generation, o.worker, o.batch, o.microbatch): o.version for o in history.operations if o.op == "forward"
     }
     for operation in history.operations:
         if operation.op != "backward":
             continue
-        key = (operation.generation, operation.stage, operation.batch, operation.microbatch)
+        key = (operation.generation, operation.worker, operation.batch, operation.microbatch)
         if key not in forwards:
-            yield f"{_name(operation)}: there was no forward of it in this generation"
+            yield f"{_name(operation, shares)}: there was no forward of it in this generation"
         elif forwards[key] != operation.version:
-            yield f"{_name(operation)}: on version {operation.version}, its forward on version {forwards[key]}"
+            yield f"{_name(operation, shares)}: on version {operation.version}, its forward on version {forwards[key]}"
 
 
 def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    done = Counter((o.generation, o.stage, o.op, o.batch, o.microbatch) for o in history.operations)
+    """Each microbatch on each stage by the replica that holds its group, and each update by each replica."""
+    shares = _shares(history, train)
+    done = Counter((o.generation, o.worker, o.op, o.batch, o.microbatch) for o in history.operations)
     first = min(history.plans, key=lambda plan: plan.generation, default=None)
     begins_at = first.boundary if first is not None and first.source == "checkpoint" else 0
     for batch, plan in enumerate(owners(history.plans, _num_final(history, train))):
@@ -231,39 +249,69 @@ def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds)
             if batch >= begins_at:
                 yield f"batch {batch}: no plan ever computed it"
             continue
-        for stage in range(len(plan.stages)):
-            work: list[tuple[str, int | None]] = [("update", None)]
-            work += [(op, i) for op in ("forward", "backward") for i in range(train.microbatches)]
-            for op, microbatch in work:
-                num = done[plan.generation, stage, op, batch, microbatch]
-                if num != 1:
+        share = shares[plan.generation]
+        for worker in range(len(plan.stages)):
+            wanted: list[tuple[str, int | None, int]] = [("update", None, 1)]
+            wanted += [
+                (op, i, int(i in share.microbatches[worker]))
+                for op in ("forward", "backward")
+                for i in range(train.microbatches)
+            ]
+            for op, microbatch, times in wanted:
+                num = done[plan.generation, worker, op, batch, microbatch]
+                if num != times:
                     what = f"{op} of batch {batch}" + (f", microbatch {microbatch}" if microbatch is not None else "")
+                    no_business = "" if times else ", though another replica has its group"
                     yield (
-                        f"stage {stage}, {what}: counts {num} times in the final weights, which have it from "
-                        f"generation {plan.generation}"
+                        f"{share.name(worker)}, {what}: counts {num} times in the final weights, which have it from "
+                        f"generation {plan.generation}{no_business}"
                     )
 
 
 def _nothing_crosses_generations(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
     """What a stage computed on came from its neighbour in the same generation; no process goes back to an older one."""
-    started = {(o.generation, o.stage, o.op, o.batch, o.microbatch): o.started for o in history.operations}
-    final = owners(history.plans, _num_final(history, train))
-    for operation in history.operations:
-        plan = final[operation.batch] if operation.batch < len(final) else None
-        if operation.op == "update" or plan is None or plan.generation != operation.generation:
+    shares = _shares(history, train)
+    started = _started(history)
+    for operation in _final_operations(history, train):
+        share, microbatch = shares[operation.generation], operation.microbatch
+        if microbatch is None or operation.worker >= len(share.stage_of):
             continue
-        neighbour = operation.stage + (-1 if operation.op == "forward" else 1)
-        if not 0 <= neighbour < len(plan.stages):
+        neighbour = share.worker_of(
+            share.stage_of[operation.worker] + (-1 if operation.op == "forward" else 1), microbatch
+        )
+        if neighbour is None:
             continue
-        key = (operation.generation, neighbour, operation.op, operation.batch, operation.microbatch)
-        if started.get(key, float("inf")) > operation.started:
-            yield f"{_name(operation)}: ran before stage {neighbour} of its own generation could have sent its input"
+        key = (operation.generation, neighbour, operation.op, operation.batch, microbatch)
+        if started.get(key, inf) > operation.started:
+            yield (
+                f"{_name(operation, shares)}: ran before {share.name(neighbour)} of its own generation could have sent "
+                "its input"
+            )
     newest: dict[str, int] = {}
     for operation in sorted(history.operations, key=lambda o: o.started):
         if operation.process and operation.generation < newest.setdefault(operation.process, operation.generation):
-            yield f"{_name(operation)}: {operation.process} had begun generation {newest[operation.process]} by then"
+            yield (
+                f"{_name(operation, shares)}: {operation.process} had begun generation {newest[operation.process]} by "
+                "then"
+            )
         elif operation.process:
             newest[operation.process] = operation.generation
+
+
+def _updates_wait_for_all_replicas(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    """An update adds the sums of all reduction groups: it begins after the last backward of every other replica."""
+    shares = _shares(history, train)
+    started = _started(history)
+    for operation in _final_operations(history, train):
+        share = shares[operation.generation]
+        if operation.op != "update" or operation.worker >= len(share.stage_of):
+            continue
+        for sibling in share.siblings(operation.worker):
+            keys = (
+                (operation.generation, sibling, "backward", operation.batch, i) for i in share.microbatches[sibling]
+            )
+            if any(started.get(key, inf) > operation.started for key in keys):
+                yield f"{_name(operation, shares)}: ran before {share.name(sibling)} could have sent its sums"
 
 
 def _progress_resumes(history: History, _train: TrainSpec, bounds: Bounds) -> Iterator[str]:
@@ -281,10 +329,11 @@ def _progress_resumes(history: History, _train: TrainSpec, bounds: Bounds) -> It
             yield f"{fault.text}: {next_at - last:.1f} s passed until the next update, more than {bounds.recovery_s:g}"
 
 
-def _versions_are_two_at_most(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+def _versions_are_two_at_most(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
+    shares = _shares(history, train)
     for operation in history.operations:
         if not 1 <= operation.versions_live <= MOST_VERSIONS:
-            yield f"{_name(operation)}: {operation.versions_live} weight versions were alive, not 1 or 2"
+            yield f"{_name(operation, shares)}: {operation.versions_live} weight versions were alive, not 1 or 2"
 
 
 def _amounts_are_bounded(history: History, _train: TrainSpec, bounds: Bounds) -> Iterator[str]:
@@ -311,6 +360,7 @@ RULES: Final[tuple[Callable[[History, TrainSpec, Bounds], Iterator[str]], ...]] 
     _both_ways_on_one_version,
     _everything_counts_once,
     _nothing_crosses_generations,
+    _updates_wait_for_all_replicas,
     _progress_resumes,
     _versions_are_two_at_most,
     _amounts_are_bounded,
@@ -321,6 +371,25 @@ def _by_generation(history: History) -> dict[int, PlanSeen]:
     return {plan.generation: plan for plan in history.plans}
 
 
+def _shares(history: History, train: TrainSpec) -> dict[int, Shares]:
+    """By generation."""
+    return {plan.generation: plan.shares(train) for plan in history.plans}
+
+
+def _started(history: History) -> dict[tuple[int, int, str, int, int | None], float]:
+    """When an operation of (generation, worker, op, batch, microbatch) began."""
+    return {(o.generation, o.worker, o.op, o.batch, o.microbatch): o.started for o in history.operations}
+
+
+def _final_operations(history: History, train: TrainSpec) -> Iterator[Operation]:
+    """Those whose result is in the final weights."""
+    final = owners(history.plans, _num_final(history, train))
+    for operation in history.operations:
+        plan = final[operation.batch] if operation.batch < len(final) else None
+        if plan is not None and plan.generation == operation.generation:
+            yield operation
+
+
 def _num_final(history: History, train: TrainSpec) -> int:
     """How many batches nothing can roll back any more."""
     if history.is_finished:
@@ -328,9 +397,8 @@ def _num_final(history: History, train: TrainSpec) -> int:
     return max(history.plans, key=lambda plan: plan.generation).boundary if history.plans else 0
 
 
-def _name(operation: Operation) -> str:
+def _name(operation: Operation, shares: Mapping[int, Shares]) -> str:
+    share = shares.get(operation.generation)
+    who = share.name(operation.worker) if share is not None else f"worker {operation.worker}"
     microbatch = f", microbatch {operation.microbatch}" if operation.microbatch is not None else ""
-    return (
-        f"generation {operation.generation}, stage {operation.stage}, {operation.op} of batch "
-        f"{operation.batch}{microbatch}"
-    )
+    return f"generation {operation.generation}, {who}, {operation.op} of batch {operation.batch}{microbatch}"

@@ -66,6 +66,7 @@ def plan_seen(plan: PlanRecord) -> PlanSeen:
         source=plan.source,
         source_timeline=plan.source_timeline,
         stages=tuple(stage.layers for stage in plan.stages),
+        groups=tuple(stage.groups for stage in plan.stages),
     )
 
 
@@ -104,7 +105,7 @@ def _read(line: dict[str, Any], kind: Callable[[dict[str, Any]], LineT], path: P
 def _operation(line: dict[str, Any]) -> Operation:
     return Operation(
         generation=line["generation"],
-        stage=line["stage"],
+        worker=line.get("worker", line["stage"]),
         op=line["op"],
         batch=line["batch"],
         microbatch=line["microbatch"],

@@ -104,7 +104,10 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     _say("")
     _say(f"{await joining.joined()} joined half way. Who held which layers:")
     for generation, plan in sorted(joining.plans.items()):
-        stages = " | ".join(f"{stage.node}: {layer_range(stage.layers)}" for stage in plan.stages)
+        stages = " | ".join(
+            f"{' + '.join(plan.stages[at].node for at in workers)}: {layer_range(plan.stages[workers[0]].layers)}"
+            for workers in plan.replicas
+        )
         _say(f"  generation {generation}, from batch {plan.boundary}: {stages}")
     report = report_job(job, {})
     _say(f"Exact: {'yes' if report.exact else 'no'}, because {report.exact_reason}.")

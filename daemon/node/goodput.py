@@ -83,16 +83,16 @@ class GoodputBook:
         self._books = {index: book for index, book in self._books.items() if book.job != job}
 
     def changes(self, job: JobView, node: str) -> dict[str, GoodputRecord]:
-        """Key to record for every stage of the job's plan that a device of this node computes."""
+        """Key to record for every worker of the job's plan that is on this node."""
         found = {}
         for index, book in self._books.items():
             if job.plan is None or (book.job, book.generation) != (job.name, job.plan.generation):
                 continue
-            stage = _stage_of(job.plan, node, index)
-            worker = job.workers.get((job.plan.generation, stage)) if stage is not None else None
-            if stage is None or worker is None:
+            position = _position_of(job.plan, node, index)
+            worker = job.workers.get((job.plan.generation, position)) if position is not None else None
+            if position is None or worker is None:
                 continue
-            found[Keys.goodput(job.name, book.generation, stage)] = GoodputRecord(
+            found[Keys.goodput(job.name, book.generation, position)] = GoodputRecord(
                 node=node,
                 incarnation=worker.incarnation,
                 seconds=_rounded(book.newest.seconds),
@@ -113,7 +113,7 @@ def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
 
 
 class GoodputReports:
-    """`run` writes what the workers' heartbeats say, once for every stage that has something new."""
+    """`run` writes what the workers' heartbeats say, once for every worker that has something new."""
 
     def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
         self.book = GoodputBook()
@@ -158,11 +158,9 @@ class GoodputReports:
         self._written = {key: record for key, record in (self._written | new).items() if key not in old}
 
 
-def _stage_of(plan: PlanRecord, node: str, device_index: int) -> int | None:
-    return next(
-        (index for index, stage in enumerate(plan.stages) if (stage.node, stage.device_index) == (node, device_index)),
-        None,
-    )
+def _position_of(plan: PlanRecord, node: str, device_index: int) -> int | None:
+    here = (node, device_index)
+    return next((at for at, stage in enumerate(plan.stages) if (stage.node, stage.device_index) == here), None)
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the last stage's worker says of its batches, put into etcd at most once a second."""
+"""What the lead of the last stage says of its batches, put into etcd at most once a second."""
 
 import asyncio
 import time

@@ -38,7 +38,11 @@ class StageRecords:
             self.history = HistoryFile(self._history_dir, name, node=self._node, incarnation=self._incarnation)
         if self.history is not None:
             self.history.begin(
-                job=start.job_name, timeline=start.timeline, generation=start.generation, stage=start.stage.index
+                job=start.job_name,
+                timeline=start.timeline,
+                generation=start.generation,
+                stage=start.stage.index,
+                worker=start.stage.worker,
             )
         self._job = start.job_name
         self._boundary, self._source_timeline = start.boundary, start.source_timeline

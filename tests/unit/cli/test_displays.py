@@ -167,6 +167,23 @@ def test_a_low_terminal_shows_less_but_never_half(rows: int, sees_nodes: bool, n
     assert text.rstrip().endswith("╯")
 
 
+def test_replicas_share_the_bar_of_their_stage() -> None:
+    """Two nodes hold embed: they share one bar, and each has its own line, with its reduction groups."""
+    kept = {"device": 0, "depth": 1, "worker": "running"}
+    stages = (
+        StageReport(index=0, node="a", layers=("embed", "block.0"), replica=1, num_replicas=2, groups=(0, 2), **kept),
+        StageReport(index=0, node="b", layers=("embed", "block.0"), replica=2, num_replicas=2, groups=(1,), **kept),
+        StageReport(index=1, node="c", layers=("head",), **kept),
+    )
+    console = Console(file=io.StringIO(), width=80)
+    shown = dataclasses.replace(report(9), layers=("embed", "block.0", "head"), stages=stages)
+    console.print(render(Snapshot(report=shown), width=80))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert " a + b " in text
+    assert "stage 0 on b (replica 2 of 2): embed, block.0  groups 1  depth 1  running" in text
+    assert "stage 1 on c: head  depth 1  running" in text
+
+
 def test_one_loss_is_no_curve() -> None:
     """`status` knows the newest loss only; it draws no curve of one point."""
     console = Console(file=io.StringIO(), width=80)

@@ -8,7 +8,9 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.stages.spec import TrainSpec
 
 LOWER, UPPER = ("embed", "block.0"), ("block.1", "head")
-JOB = JobSpec(job=JobSection(name="job"), train=TrainSpec(batches=6, microbatches=2, schedule="2bw"))
+JOB = JobSpec(
+    job=JobSection(name="job"), train=TrainSpec(batches=6, microbatches=2, reduction_groups=2, schedule="2bw")
+)
 PLANS = (
     # Began at 0, got through batch 3, and died.
     PlanSeen(generation=1, timeline=1, boundary=0, stages=(LOWER, UPPER)),
@@ -22,7 +24,7 @@ PLANS = (
         source_timeline=1,
         stages=(("embed",), ("block.0",), UPPER),
     ),
-    # A planned change at boundary 4, on the same timeline.
+    # A planned change at boundary 4, on the same timeline: two replicas of the upper stage, a microbatch each.
     PlanSeen(
         generation=4,
         timeline=3,
@@ -30,7 +32,8 @@ PLANS = (
         ancestry=((1, 2),),
         source="nodes",
         source_timeline=3,
-        stages=(LOWER, UPPER),
+        stages=(LOWER, UPPER, UPPER),
+        groups=((), (0,), (1,)),
     ),
 )
 ENDS = {1: 4, 3: 4, 4: 6}
@@ -71,11 +74,11 @@ def sound_history() -> History:
 
 
 def changed(history: History, wanted: tuple[int, int, str, int, int | None], change: Change) -> History:
-    """The history with one operation, named by (generation, stage, op, batch, microbatch), replaced."""
+    """The history with one operation, named by (generation, worker, op, batch, microbatch), replaced."""
     operations: list[Operation] = []
     num_changed = 0
     for operation in history.operations:
-        key = (operation.generation, operation.stage, operation.op, operation.batch, operation.microbatch)
+        key = (operation.generation, operation.worker, operation.op, operation.batch, operation.microbatch)
         if key != wanted:
             operations.append(operation)
             continue
@@ -87,28 +90,29 @@ def changed(history: History, wanted: tuple[int, int, str, int, int | None], cha
 
 
 def _work(plan: PlanSeen) -> list[Operation]:
-    num_stages = len(plan.stages)
+    share = plan.shares(JOB.train)
+    num_stages = len(share.replicas)
     operations = []
     for batch in range(plan.boundary, ENDS[plan.generation]):
-        for stage in range(num_stages):
-            for i in range(JOB.train.microbatches):
+        for worker, stage in enumerate(share.stage_of):
+            for i in share.microbatches[worker]:
                 begin = 10.0 * plan.generation + batch + 0.2 * i
                 for op, offset in (("forward", stage), ("backward", 2 * num_stages - stage)):
-                    operations.append(_operation(plan, stage, op, batch, i, begin + 0.01 * offset))
+                    operations.append(_operation(plan, worker, op, batch, i, begin + 0.01 * offset))
             end = 10.0 * plan.generation + batch + 0.9
-            operations.append(_operation(plan, stage, "update", batch, None, end))
+            operations.append(_operation(plan, worker, "update", batch, None, end))
     return operations
 
 
-def _operation(plan: PlanSeen, stage: int, op: str, batch: int, microbatch: int | None, started: float) -> Operation:
+def _operation(plan: PlanSeen, worker: int, op: str, batch: int, microbatch: int | None, started: float) -> Operation:
     return Operation(
         generation=plan.generation,
-        stage=stage,
+        worker=worker,
         op=op,
         batch=batch,
         microbatch=microbatch,
         version=batch if op == "update" else max(0, batch - JOB.train.delay),
         versions_live=1 if batch == 0 else 2,
         started=started,
-        process=f"worker node-{stage + 1}",
+        process=f"worker node-{worker + 1}",
     )

@@ -43,6 +43,10 @@ def _repeated(*key: object) -> Callable[[History], History]:
     return lambda history: changed(history, key, again)  # type: ignore[arg-type]
 
 
+def _repeated_by(*key: object, worker: int) -> Callable[[History], History]:
+    return lambda history: changed(history, key, lambda o: [o, replace(o, worker=worker)])  # type: ignore[arg-type]
+
+
 def _lost(*key: object) -> Callable[[History], History]:
     return lambda history: changed(history, key, never)  # type: ignore[arg-type]
 
@@ -79,7 +83,7 @@ BREACHES = {
     "a layer of another timeline": (_loaded("path", source_timeline=3), "loaded of timeline 3"),
     "a live layer after a rollback": (_loaded("live"), "went on live"),
     "a plan that was never in force": (_unknown_plan, "no such plan"),
-    "a stage that the plan does not have": (_operation(4, 1, "update", 5, None, stage=7), "does not have"),
+    "a worker that the plan does not have": (_operation(4, 1, "update", 5, None, worker=7), "does not have"),
     "a batch before the plan's boundary": (_operation(3, 0, "update", 2, None, batch=1, version=1), "began at bound"),
     "a timeline taken up again": (_plan(4, timeline=1, ancestry=()), "went back to timeline 1"),
     "a boundary that was rolled back": (_plan(4, timeline=4, source_timeline=1), "not in the past"),
@@ -95,7 +99,23 @@ BREACHES = {
     "a microbatch not counted": (_lost(4, 0, "backward", 4, 1), "counts 0 times"),
     "an update that is missing": (_lost(3, 1, "update", 3, None), "stage 1, update of batch 3: counts 0 times"),
     "an input from nowhere": (_operation(4, 1, "forward", 4, 0, started=43.9), "before stage 0 of its own"),
-    "a gradient from nowhere": (_operation(4, 0, "backward", 4, 0, started=44.021), "before stage 1 of its own"),
+    "a gradient from nowhere": (_operation(4, 0, "backward", 4, 0, started=44.021), "before stage 1 (replica 1 of 2) of its own"),
+    "a microbatch on a replica that does not hold its group": (
+        _repeated_by(4, 1, "forward", 4, 0, worker=2),
+        "stage 1 (replica 2 of 2), forward of batch 4, microbatch 0: counts 1 times",
+    ),
+    "a backward by another replica than the forward": (
+        _operation(4, 2, "backward", 4, 1, worker=1),
+        "stage 1 (replica 1 of 2), backward of batch 4, microbatch 1: there was no forward",
+    ),
+    "an update that one replica leaves out": (
+        _lost(4, 2, "update", 4, None),
+        "stage 1 (replica 2 of 2), update of batch 4: counts 0 times",
+    ),
+    "an update without another replica's sums": (
+        _operation(4, 1, "update", 4, None, started=44.2),
+        "stage 1 (replica 1 of 2), update of batch 4: ran before stage 1 (replica 2 of 2) could have sent its sums",
+    ),
     "an old generation in a process of a newer one": (_late_operation, "worker node-1 had begun generation 3"),
     "no progress after a fault": (_faults((45.95, 47.0)), "nothing was ever computed"),
     "slow progress after a fault": (_faults((13.95, 14.0)), "18.9 s passed"),

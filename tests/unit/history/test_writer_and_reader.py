@@ -33,7 +33,7 @@ PLAN = PlanRecord(
 def recorded(folder: Path, job: str) -> HistoryFile:
     """A worker's history with one operation of a job's generation 3."""
     history = HistoryFile(folder, f"{job}-x", node="n", incarnation="x")
-    history.begin(job=job, timeline=3, generation=3, stage=1)
+    history.begin(job=job, timeline=3, generation=3, stage=1, worker=2)
     history.record(Forward(7, 1), version=6, num_versions_live=2, started=1.5, ended=2.0)
     return history
 
@@ -108,7 +108,7 @@ def test_plans_and_operations_of_one_job_are_read(tmp_path: Path) -> None:
     writer.close()
     found = read_history(tmp_path, "a-b")
     (operation,) = found.operations
-    assert (operation.generation, operation.stage, operation.op) == (3, 1, "forward")
+    assert (operation.generation, operation.worker, operation.op) == (3, 2, "forward")
     assert (operation.batch, operation.microbatch, operation.version, operation.started) == (7, 1, 6, 1.5)
     (seen,) = found.plans
     assert (seen.boundary, seen.ancestry, seen.source_timeline) == (20, ((1, 20),), 1)

@@ -9,7 +9,7 @@ import pytest
 from headway.stages.history import HistoryFile
 from headway.stages.schedule import Backward, Op, Update
 
-ABOUT = {"job": "a", "timeline": 2, "generation": 3, "stage": 1}
+ABOUT = {"job": "a", "timeline": 2, "generation": 3, "stage": 1, "worker": 2}
 
 
 def record(history: HistoryFile, *ops: Op) -> None:
