@@ -423,6 +423,52 @@ class GoodputRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """What one layer takes on a device, as medians of the newest samples."""
+
+    forward_s: float
+    """One microbatch."""
+    backward_s: float
+    """One microbatch, with what is computed again."""
+    update_s: float = 0.0
+    """One update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRecord:
+    """`jobs/<job>/profile/<node>/<device>`, leased by its node: what the worker of a device has measured."""
+
+    generation: int
+    """Of the plan under which it was measured."""
+    layers: dict[str, LayerTime] = field(default_factory=dict)
+    """By kind of layer: `embed`, `block` or `head`, as far as it has some."""
+    peak_bytes: int = 0
+    """Most that was allocated on a CUDA device; 0: not known."""
+    num_samples: int = 0
+    """Microbatches that were timed."""
+    replan_s: float = 0.0
+    """What the last planned change took of this worker; 0: none yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProbe:
+    """What a node has measured of the way to another one."""
+
+    round_trip_s: float
+    bytes_per_s: float
+    """From the other one to this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """`probes/<node>`, leased: the ways from a node to its peers, as it has measured them."""
+
+    incarnation: str
+    peers: dict[str, LinkProbe] = field(default_factory=dict)
+    """By the name of the other node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """`jobs/<job>/events/<number>`: a sentence."""
 
@@ -437,6 +483,7 @@ class Keys:
     NODES = PREFIX + "nodes/"
     JOBS = PREFIX + "jobs/"
     FAILURES = PREFIX + "failures/"
+    PROBES = PREFIX + "probes/"
     LEADER = PREFIX + "leader"
     PLACEMENT = PREFIX + "placement"
 
@@ -470,6 +517,14 @@ class Keys:
     @staticmethod
     def goodput(job: str, generation: int, position: int) -> str:
         return f"{Keys.JOBS}{job}/goodput/{generation:08d}/{position:04d}"
+
+    @staticmethod
+    def profile(job: str, node: str, device_index: int) -> str:
+        return f"{Keys.JOBS}{job}/profile/{node}/{device_index}"
+
+    @staticmethod
+    def probes(node: str) -> str:
+        return f"{Keys.PROBES}{node}"
 
     @staticmethod
     def failure(node: str, number: int) -> str:

@@ -23,6 +23,8 @@ from headway.daemon.records import (
     PhaseRecord,
     PlacementRecord,
     PlanRecord,
+    ProbeRecord,
+    ProfileRecord,
     ProgressRecord,
     SpecRecord,
     StateFile,
@@ -37,6 +39,12 @@ WorkerKey = tuple[int, int]
 
 Place = tuple[int, int]
 """(timeline, boundary)"""
+
+DeviceKey = tuple[str, int]
+"""(node, device)"""
+
+MAX_REMEMBERED: Final = 64
+"""Moments of one kind."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +68,11 @@ class JobView:
     """Who holds what of a boundary of a timeline: node to record."""
     events: dict[int, EventRecord] = field(default_factory=dict)
     goodput: dict[WorkerKey, GoodputRecord] = field(default_factory=dict)
+    profiles: dict[DeviceKey, ProfileRecord] = field(default_factory=dict)
+    changed_at: tuple[float, ...] = field(default=(), compare=False)
+    """When the plan in force was seen to become another one, the last `MAX_REMEMBERED` times."""
+    left: PlanRecord | None = field(default=None, compare=False)
+    """The plan before the one in force, if it was seen."""
     entered_at: float = 0.0
     """When the job was seen to enter its present phase."""
     stop_changed_at: float = 0.0
@@ -105,6 +118,12 @@ class ClusterView:
     absent_since: dict[str, float] = field(default_factory=dict)
     """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
     """Counts from the listing that found it gone, if etcd was out of sight when it went."""
+    arrived_at: dict[str, float] = field(default_factory=dict)
+    """When a node's present incarnation was first seen."""
+    departures: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """When a node's incarnations were seen to go, the last `MAX_REMEMBERED` times."""
+    probes: dict[str, ProbeRecord] = field(default_factory=dict)
+    """What nodes have measured of the ways to their peers."""
     started_at: float | None = None
     """When the first key was applied, in this epoch."""
     steady_since: float | None = None
@@ -153,7 +172,7 @@ class ClusterView:
     def start_anew(self, *, now: float) -> None:
         """Forget every key: etcd's history went back. The nodes that were known count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
-        for records in (self.nodes, self.failures, self.jobs, self.revisions, self.ignored, self._deleted):
+        for records in (self.nodes, self.failures, self.probes, self.jobs, self.revisions, self.ignored, self._deleted):
             records.clear()
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
@@ -187,6 +206,12 @@ class ClusterView:
                 decode(value, PlacementRecord)  # its revision is all that counts
         elif key.startswith(Keys.NODES):
             self._fold_node(key.removeprefix(Keys.NODES), value, now=now)
+        elif key.startswith(Keys.PROBES):
+            node = key.removeprefix(Keys.PROBES)
+            if value is not None:
+                self.probes[node] = decode(value, ProbeRecord)
+            else:
+                self.probes.pop(node, None)
         elif key.startswith(Keys.FAILURES):
             self._fold_failure(key.removeprefix(Keys.FAILURES), value, now=now)
         elif key.startswith(Keys.JOBS):
@@ -205,6 +230,11 @@ class ClusterView:
         elif before is not None:
             del self.nodes[name]
             self.absent_since[name] = now
+        after = self.nodes.get(name)
+        if before is not None and (after is None or after.incarnation != before.incarnation):
+            self.departures[name] = (*self.departures.get(name, ()), now)[-MAX_REMEMBERED:]
+        if after is not None and (before is None or after.incarnation != before.incarnation):
+            self.arrived_at[name] = now
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
 
@@ -222,7 +252,7 @@ class ClusterView:
         known = name in self.jobs
         job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
         head, _, rest = leaf.partition("/")
-        phase_before, stop_before = job.phase, job.stop
+        phase_before, stop_before, plan_before = job.phase, job.stop, job.plan
         if head in _NESTED and rest:
             _NESTED[head](job, rest, value)
             if head == "workers":
@@ -238,6 +268,9 @@ class ClusterView:
             job.entered_at = now
         if job.stop != stop_before:
             job.stop_changed_at = now
+        if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
+            job.left = plan_before
+            job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
         if not known:
             self.jobs[name] = job
         if value is None and job.submission is None:
@@ -295,11 +328,20 @@ def _fold_goodput(job: JobView, rest: str, value: bytes | None) -> None:
         job.goodput[generation, position] = decode(value, GoodputRecord)
 
 
+def _fold_profile(job: JobView, rest: str, value: bytes | None) -> None:
+    node, device = rest.split("/")
+    if value is None:
+        job.profiles.pop((node, int(device)), None)
+    else:
+        job.profiles[node, int(device)] = decode(value, ProfileRecord)
+
+
 _NESTED: Final[dict[str, Callable[[JobView, str, bytes | None], None]]] = {
     "workers": _fold_worker,
     "state": _fold_state,
     "events": _fold_event,
     "goodput": _fold_goodput,
+    "profile": _fold_profile,
 }
 
 _SINGLE: Final[dict[str, tuple[str, type[Any], Callable[[], Any]]]] = {

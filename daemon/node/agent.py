@@ -37,6 +37,7 @@ from headway.daemon.node.agent_steps import (
 from headway.daemon.node.goodput import GoodputReports
 from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
 from headway.daemon.node.state_keeper import StateKeeper
 from headway.daemon.records import Keys, encode
@@ -105,6 +106,7 @@ class Agent:
         around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)
         self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+        self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
 
     # --- What wakes it ----------------------------------------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.progress.run(), name="progress")
             group.create_task(self.goodput.run(lambda: supervisor.heartbeats), name="goodput")
+            group.create_task(self._profiles.run(lambda: supervisor.heartbeats), name="profiles")
             group.create_task(self._keeper.sweep(), name="sweep")
             while True:
                 while self._take_steps(supervisor, group):
