@@ -14,7 +14,7 @@ WAITING: Final = "waiting:"
 LEAST_SHARE: Final = 0.05
 """A smaller share of the recent time is nothing to speak of."""
 
-_PEER_STAGE: Final = re.compile(r"stage (\d+)")
+_PEER: Final = re.compile(r"stage (\d+)(?: worker (\d+))?")
 
 _SENTENCES: Final[Mapping[str, str]] = {
     "replay": "computed batches again {share} of the time, after a rollback",
@@ -118,22 +118,19 @@ def _why_slow(job: JobView, stages: tuple[StageGoodput, ...]) -> str:
     if share < LEAST_SHARE:
         return f"nothing slows it: no stage lost more than {_percent(share)} of the last minute to anything"
     if kind.startswith(WAITING):
-        peer = _peer(kind.removeprefix(WAITING), job, job.plan)
+        peer = _peer(kind.removeprefix(WAITING), job.plan)
         return f"{entry.name} waited {_percent(share)} of the time for {peer}"
     told = _SENTENCES.get(kind, f"spent {{share}} of the time on {kind}")
     return f"{entry.name} {told.format(share=_percent(share))}"
 
 
-def _peer(told: str, job: JobView, plan: PlanRecord) -> str:
-    """A neighbour with its node, `stage 1 at 10.0.0.7:4242`: its address alone tells nobody anything."""
-    found = _PEER_STAGE.match(told)
-    stage = int(found[1]) if found is not None else plan.num_stages
-    if stage >= plan.num_stages:
+def _peer(told: str, plan: PlanRecord) -> str:
+    """A neighbour with its node; its address alone, `stage 1 worker 2 at 10.0.0.7:4242`, tells nobody anything."""
+    found = _PEER.match(told)
+    if found is None or int(found[1]) >= plan.num_stages:
         return told
-    positions, workers = plan.replicas[stage], job.workers_of(plan)
-    if len(positions) > 1:
-        positions = tuple(at for at in positions if at in workers and told.endswith(f" {workers[at].address}"))
-    return worker_name(plan.stages, positions[0]) if positions else f"stage {stage}"
+    position = int(found[2]) if found[2] else plan.replicas[int(found[1])][0]
+    return worker_name(plan.stages, position) if position < len(plan.stages) else told
 
 
 def _percent(share: float) -> str:

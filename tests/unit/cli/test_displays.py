@@ -169,12 +169,13 @@ def test_a_low_terminal_shows_less_but_never_half(rows: int, sees_nodes: bool, n
 
 def test_replicas_share_the_bar_of_their_stage() -> None:
     """Two nodes hold embed: they share one bar, and each has its own line, with its reduction groups."""
-    kept = {"device": 0, "depth": 1, "worker": "running"}
-    stages = (
-        StageReport(index=0, node="a", layers=("embed", "block.0"), replica=1, num_replicas=2, groups=(0, 2), **kept),
-        StageReport(index=0, node="b", layers=("embed", "block.0"), replica=2, num_replicas=2, groups=(1,), **kept),
-        StageReport(index=1, node="c", layers=("head",), **kept),
+    layers = ("embed", "block.0")
+    first = StageReport(
+        index=0, node="a", device=0, layers=layers, depth=1, worker="running", num_replicas=2, groups=(0, 2)
     )
+    second = dataclasses.replace(first, node="b", replica=2, groups=(1,))
+    alone = StageReport(index=1, node="c", device=0, layers=("head",), depth=1, worker="running")
+    stages = (first, second, alone)
     console = Console(file=io.StringIO(), width=80)
     shown = dataclasses.replace(report(9), layers=("embed", "block.0", "head"), stages=stages)
     console.print(render(Snapshot(report=shown), width=80))
