@@ -142,11 +142,9 @@ class CollectiveEndpoint:
         terms = awaited.terms
         self._begin(terms, awaited.link)
         self._awaited[terms.job, terms.peer_incarnation] = awaited
-        self._loop.loop.call_later(terms.first_contact.total_seconds(), self._on_awaited_too_long, awaited)
-
-    def _on_awaited_too_long(self, awaited: _Awaited) -> None:
-        if not awaited.link.was_met:
-            awaited.link.lose(f"did not dial within {awaited.terms.first_contact.total_seconds():g} s")
+        # The timer outlives most links: it must not hold the store.
+        limit_s = terms.first_contact.total_seconds()
+        self._loop.loop.call_later(limit_s, _lose_unless_met, awaited.link, f"did not dial within {limit_s:g} s")
 
     def _cut(self) -> None:
         for link in self._links:
@@ -236,6 +234,11 @@ class CollectiveEndpoint:
             peer_host, reply.store_port, prefix=reply.store_prefix, own_host=self._host, timeout=FORM_TIMEOUT
         )
         return GroupOfTwo(rendezvous, terms.device, timeout=FORM_TIMEOUT)
+
+
+def _lose_unless_met(link: CollectiveLink, reason: str) -> None:
+    if not link.was_met:
+        link.lose(reason)
 
 
 def _refusal(verdict: HelloReply.Verdict, reason: str) -> tuple[HelloReply, None]:

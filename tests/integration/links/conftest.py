@@ -1,15 +1,18 @@
 """Certificates and endpoints for links over real sockets."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 
 from headway.daemon.certificates import CertificateAuthority
+from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
 from headway.stages.tls_identity import TlsIdentity
 
 Endpoints = tuple[LoopThread, LinkEndpoint, LinkEndpoint]
+CollectiveEnds = tuple[CollectiveEndpoint, CollectiveEndpoint]
 
 
 @pytest.fixture(scope="session")
@@ -24,18 +27,50 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> TlsIdentity:
     return TlsIdentity.read(CertificateAuthority.create(tmp_path_factory.mktemp("stranger")).issue("node"))
 
 
+@dataclass
+class Stuck:
+    """The peers whose groups did not let go, as the endpoints told of them."""
+
+    peers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Workers:
+    """Two workers' endpoints of both kinds, in one process and on one loop as gRPC's asyncio wants it."""
+
+    grpc: Endpoints
+    collective: CollectiveEnds
+    stuck: Stuck
+
+
 @pytest.fixture(scope="package")
-def endpoints(identity: TlsIdentity) -> Iterator[Endpoints]:
-    """Two workers' endpoints in one process, on one loop as gRPC's asyncio wants it."""
-    loop = LoopThread("test-links")
+def workers(identity: TlsIdentity) -> Iterator[Workers]:
+    """Up for all tests of this folder."""
+    loop, stuck = LoopThread("test-links"), Stuck()
     loop.start()
-    ends = [
-        LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation=name, protocol=1)
-        for name in ("above", "below")
-    ]
-    for end in ends:
+    ends: list[LinkEndpoint] = []
+    collectives: list[CollectiveEndpoint] = []
+    for name in ("above", "below"):
+        end = LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation=name, protocol=1)
+        collective = CollectiveEndpoint(
+            loop=loop,
+            identity=identity,
+            host="127.0.0.1",
+            incarnation=name,
+            protocol=1,
+            on_stuck=stuck.peers.append,
+        )
+        end.add_method(METHOD, collective.answer)
         end.start()
-    yield loop, ends[0], ends[1]
+        ends.append(end)
+        collectives.append(collective)
+    yield Workers((loop, ends[0], ends[1]), (collectives[0], collectives[1]), stuck)
     for end in ends:
         end.stop()
     loop.stop()
+
+
+@pytest.fixture(scope="package")
+def endpoints(workers: Workers) -> Endpoints:
+    """The two workers' gRPC links."""
+    return workers.grpc

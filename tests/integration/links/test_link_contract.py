@@ -1,7 +1,7 @@
-"""The one contract of `Link`, run against every transport: in one process, and gRPC over loopback sockets with mTLS.
+"""The one contract of `Link`, run against every transport: in one process, gRPC with mTLS, and gloo process groups.
 
-A link inside one process has no peer that could outlive it and copies nothing: what is said about closing and about
-views of graphs is asked of the socket alone.
+A link inside one process has no peer that could outlive it and copies nothing: what is said about closing, about limits
+and about views of graphs is asked of the sockets alone.
 """
 
 import queue
@@ -19,7 +19,8 @@ from headway.stages.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
 from tests.fakes.local_link import LocalLink
-from tests.integration.links.conftest import Endpoints
+from tests.integration.links.collective_terms import lower_terms, upper_terms
+from tests.integration.links.conftest import Endpoints, Workers
 
 DEADLINE_S = 20.0
 GENERATION = Generation(7)
@@ -126,6 +127,27 @@ class GrpcPairs:
 
 
 @dataclass
+class CollectivePairs:
+    """The same over process groups: two endpoints on one loop, a job of its own for each pair."""
+
+    workers: Workers
+    num_made: int = 0
+    links: list[Link] = field(default_factory=list)
+
+    def __call__(self, frame_contract: FrameContract) -> Pair:
+        self.num_made += 1
+        job = f"collective-{id(self)}-{self.num_made}"
+        port = self.workers.grpc[2].port
+        above, below = self.workers.collective
+        at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
+        at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
+        upstream = above.dial(upper_terms(job, port, inbox=at_upstream, contract=frame_contract))
+        downstream = below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract))
+        self.links += [upstream, downstream]
+        return Pair(upstream, downstream, at_upstream, at_downstream)
+
+
+@dataclass
 class LocalPairs:
     """Makes pairs inside this process."""
 
@@ -147,10 +169,28 @@ def make_grpc_pair(endpoints: Endpoints) -> Iterator[PairMaker]:
         link.close()
 
 
-@pytest.fixture(params=["local", "grpc"])
+@pytest.fixture
+def make_collective_pair(workers: Workers) -> Iterator[PairMaker]:
+    """The same over process groups."""
+    maker = CollectivePairs(workers)
+    yield maker
+    for link in maker.links:
+        link.close()
+
+
+@pytest.fixture(params=["grpc", "collective"])
+def make_remote_pair(request: pytest.FixtureRequest) -> PairMaker:
+    """Both ends, over each transport with sockets."""
+    maker: PairMaker = request.getfixturevalue(f"make_{request.param}_pair")
+    return maker
+
+
+@pytest.fixture(params=["local", "grpc", "collective"])
 def make_pair(request: pytest.FixtureRequest) -> PairMaker:
     """Both ends, over each transport."""
-    maker: PairMaker = LocalPairs() if request.param == "local" else request.getfixturevalue("make_grpc_pair")
+    if request.param == "local":
+        return LocalPairs()
+    maker: PairMaker = request.getfixturevalue(f"make_{request.param}_pair")
     return maker
 
 
@@ -207,9 +247,9 @@ def test_a_large_frame_arrives_whole(make_pair: PairMaker) -> None:
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), total)
 
 
-def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_grpc_pair: PairMaker) -> None:
+def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_remote_pair: PairMaker) -> None:
     """A transposed view that is part of a graph arrives as plain values."""
-    pair = make_grpc_pair(contract())
+    pair = make_remote_pair(contract())
     hidden = pattern(torch.float32, (5, 3, 2)).requires_grad_().transpose(0, 2)
     frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(0), Microbatch(0), (hidden,))
     pair.downstream.send(frame)
@@ -230,9 +270,9 @@ def test_both_directions_at_once(make_pair: PairMaker) -> None:
         assert_same(pair.at_upstream.get(timeout=DEADLINE_S), gradient(batch))
 
 
-def test_close_delivers_what_was_sent_and_tells_the_peer(make_grpc_pair: PairMaker) -> None:
+def test_close_delivers_what_was_sent_and_tells_the_peer(make_remote_pair: PairMaker) -> None:
     """Frames sent before close arrive; then the peer hears that the link is gone, by name. Closing twice is fine."""
-    pair = make_grpc_pair(contract())
+    pair = make_remote_pair(contract())
     pair.upstream.send(activation(0))
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
     pair.upstream.send(activation(1))
@@ -246,9 +286,9 @@ def test_close_delivers_what_was_sent_and_tells_the_peer(make_grpc_pair: PairMak
     assert lost.reason
 
 
-def test_nothing_arrives_after_close(make_grpc_pair: PairMaker) -> None:
+def test_nothing_arrives_after_close(make_remote_pair: PairMaker) -> None:
     """What the peer sends to a closed link disappears, and the closing side is not told of its own closing."""
-    pair = make_grpc_pair(contract())
+    pair = make_remote_pair(contract())
     pair.upstream.send(activation(0))
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), activation(0))
     pair.upstream.close()

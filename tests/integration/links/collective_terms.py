@@ -1,0 +1,57 @@
+"""The terms of a collective link between stage 0 and stage 1, seen from either side."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from headway.stages.collective_endpoint import CollectiveTerms
+from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.ids import Generation, StageIndex
+from headway.stages.link import Inbox
+
+GENERATION = Generation(7)
+SOON = timedelta(seconds=20)
+
+
+def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> CollectiveTerms:
+    """Of stage 0, which dials."""
+    terms = CollectiveTerms(
+        job=job,
+        generation=GENERATION,
+        stage=StageIndex(0),
+        worker=0,
+        peer_stage=StageIndex(1),
+        peer_worker=1,
+        peer_incarnation="below",
+        peer_address=f"127.0.0.1:{port}",
+        inbox=inbox,
+        contract=contract,
+        receives=UPSTREAM_KINDS,
+        device=torch.device("cpu"),
+        first_contact=SOON,
+        silence=SOON,
+    )
+    return replace(terms, **changes)
+
+
+def lower_terms(job: str, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> CollectiveTerms:
+    """Of stage 1, which accepts."""
+    terms = CollectiveTerms(
+        job=job,
+        generation=GENERATION,
+        stage=StageIndex(1),
+        worker=1,
+        peer_stage=StageIndex(0),
+        peer_worker=0,
+        peer_incarnation="above",
+        peer_address="127.0.0.1:1",
+        inbox=inbox,
+        contract=contract,
+        receives=DOWNSTREAM_KINDS,
+        device=torch.device("cpu"),
+        first_contact=SOON,
+        silence=SOON,
+    )
+    return replace(terms, **changes)

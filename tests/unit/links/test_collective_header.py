@@ -1,0 +1,80 @@
+"""Headers of the collective link: what is announced is what is read, and nothing that a peer says exceeds the contract."""
+
+import pytest
+import torch
+
+from headway.stages.collective_header import HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.errors import ProtocolError
+from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.link import Frame, FrameKind
+
+GENERATION = Generation(5)
+CONTRACT = FrameContract(
+    forms={
+        FrameKind.ACTIVATION: (TensorForm(torch.float32, (2, 3)), TensorForm(torch.int64, (2,))),
+        FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (6,), may_be_shorter=True),),
+        FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+    },
+    max_unacknowledged_frames=4,
+)
+
+
+def reader() -> HeaderReader:
+    """Of all kinds that the contract knows."""
+    return HeaderReader("stage 1", generation=GENERATION, contract=CONTRACT, kinds=frozenset(CONTRACT.forms))
+
+
+def frame(kind: FrameKind, *tensors: torch.Tensor) -> Frame:
+    """Of batch 9, microbatch 4."""
+    return Frame(kind, GENERATION, Batch(9), Microbatch(4), tensors)
+
+
+def test_what_is_announced_is_read() -> None:
+    """Each kind comes out with its place and its tensors' forms; heartbeats between them take no number."""
+    frames = [
+        frame(FrameKind.ACTIVATION, torch.ones(2, 3), torch.ones(2, dtype=torch.int64)),
+        frame(FrameKind.NORM_SQUARES, torch.ones(4, dtype=torch.float64)),
+        frame(FrameKind.NORM_SQUARES, torch.ones(0, dtype=torch.float64)),
+        frame(FrameKind.NORM_TOTAL, torch.tensor(1.0, dtype=torch.float64)),
+    ]
+    reads = reader()
+    for sequence, sent in enumerate(frames):
+        assert reads.read(signal(Signal.HEARTBEAT, GENERATION, sequence=sequence)) is None
+        header = announce(sent, sequence=sequence, is_on_device=sequence == 0)
+        assert (header.dtype, tuple(header.shape)) == (torch.int64, (HEADER_LENGTH,))
+        announced = reads.read(header)
+        assert isinstance(announced, Announcement)
+        assert announced.is_on_device == (sequence == 0)
+        assert announced.tensors == tuple((tensor.dtype, tuple(tensor.shape)) for tensor in sent.tensors)
+        assert announced.frame(sent.tensors) == sent
+    assert reads.read(signal(Signal.GOODBYE, GENERATION, sequence=4)) is None
+    assert reads.is_ended
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        (1, 99, "a frame of kind 99 in this direction"),
+        (4, -1, "a frame of batch -1"),
+        (5, -7, "microbatch -7"),
+        (7, 3, "NORM_SQUARES with 3 tensors instead of 1"),
+        (8, 7, r"NORM_SQUARES tensor 0 is torch.float64 \[7\]"),
+        (8, 1 << 60, "NORM_SQUARES tensor 0"),
+        (8, -1, "NORM_SQUARES tensor 0"),
+    ],
+)
+def test_a_header_that_says_more_than_the_contract_is_refused(field: int, value: int, reason: str) -> None:
+    """A kind, a place, a number of tensors or a size that cannot be: the reason, before any memory is taken."""
+    header = announce(frame(FrameKind.NORM_SQUARES, torch.ones(6, dtype=torch.float64)), sequence=0, is_on_device=False)
+    header[field] = value
+    with pytest.raises(ProtocolError, match=reason):
+        reader().read(header)
+
+
+def test_nothing_follows_a_goodbye() -> None:
+    """Whoever has said goodbye has nothing more to say."""
+    reads = reader()
+    reads.read(signal(Signal.GOODBYE, GENERATION, sequence=0))
+    with pytest.raises(ProtocolError, match="a frame after the goodbye"):
+        reads.read(signal(Signal.HEARTBEAT, GENERATION, sequence=1))
