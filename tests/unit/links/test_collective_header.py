@@ -1,4 +1,4 @@
-"""Headers of the collective link: what is announced is what is read, and nothing that a peer says exceeds the contract."""
+"""Headers of the collective link: what is announced is what is read, and nothing a peer says exceeds the contract."""
 
 import pytest
 import torch
