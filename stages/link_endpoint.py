@@ -1,5 +1,5 @@
-"""Where links come from: one endpoint per worker process, which listens for the upstream neighbour and dials the
-downstream one, over TCP with mTLS.
+"""Where links come from: one endpoint per worker process, which listens for upstream neighbours and dials downstream
+ones, over TCP with mTLS. Of two replicas of a stage the one with the lower position dials.
 
 A hello names protocol, job, generation and both processes. One that is too early is answered `not yet` and dialled
 again; one that is too late or not meant for this process is answered with the reason, and the dialler gives up.
@@ -21,10 +21,11 @@ from google.protobuf.message import DecodeError
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_codec import MAX_MESSAGE_BYTES
-from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
+from headway.stages.grpc_streams import ClientStream, Ears, ServerStream
 from headway.stages.ids import Generation, StageIndex
-from headway.stages.link import Inbox
+from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
 from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
 
@@ -64,7 +65,7 @@ _HOPELESS = frozenset(
 
 @dataclass(slots=True)
 class _Awaited:
-    """The link that the upstream neighbour is expected to dial."""
+    """A link that a neighbour is expected to dial."""
 
     link: GrpcLink
     generation: Generation
@@ -72,20 +73,6 @@ class _Awaited:
     peer_incarnation: str
     resume_timeout: timedelta
     newest_attempt: int = 0
-
-
-@dataclass(slots=True)
-class _Ears:
-    """Of all streams of an endpoint."""
-
-    deaf_until: float = 0.0
-    """By the loop's clock; 0: they hear."""
-
-    async def hear(self) -> None:
-        """Return when they hear again."""
-        while (left_s := self.deaf_until - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(left_s)
-        self.deaf_until = 0.0
 
 
 class _RefusedError(Exception):
@@ -104,13 +91,14 @@ class LinkEndpoint:
         self._server: grpc.aio.Server | None = None
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._port = 0
-        self._awaited: dict[str, _Awaited] = {}
+        self._awaited: dict[str, dict[int, _Awaited]] = {}
+        """Job to the dialling worker's position in its plan."""
         self._generations: dict[str, Generation] = {}
-        self._dialled: dict[str, GrpcLink] = {}
+        self._dialled: list[GrpcLink] = []
         self._num_stale = 0
         self._num_resumed = 0
         self._dialled_cut_until = self._accepted_cut_until = 0.0
-        self._ears = _Ears()
+        self._ears = Ears()
 
     @property
     def port(self) -> int:
@@ -152,23 +140,32 @@ class LinkEndpoint:
         first_contact: timedelta,
         resume_timeout: timedelta,
         address: str = "",
+        peer_stage: StageIndex | None = None,
+        peer_worker: int = 0,
+        peer: str = "",
+        is_last: bool = True,
     ) -> GrpcLink:
-        """The link to the upstream neighbour, which dials. `stage` is ours; `address` is for messages only.
+        """The link to a neighbour that dials: one of the stage before, or a replica of this one.
+
+        stage: ours. address: for messages only. peer_stage: the stage before, if nothing is said. peer_worker: the
+        neighbour's position among all workers of its plan. peer: its name for people. is_last: no other `accept` of
+        this generation follows; until then whoever dials is told to come again.
 
         LinkLost arrives in the inbox if the neighbour has not dialled within `first_contact`, or not again within
         `resume_timeout` of a break.
         """
-        peer_stage = StageIndex(stage - 1)
+        if peer_stage is None:
+            peer_stage = StageIndex(stage - 1)
         link = GrpcLink(
             self._loop,
-            f"stage {peer_stage} at {address or 'an unknown address'}",
+            f"{peer or f'stage {peer_stage}'} at {address or 'an unknown address'}",
             generation=generation,
             inbox=inbox,
             contract=contract,
-            receives=DOWNSTREAM_KINDS,
+            receives=_kinds_from(peer_stage, stage),
         )
         awaited = _Awaited(link, generation, peer_stage, peer_incarnation, resume_timeout)
-        self._loop.call_soon(self._await, job, awaited, first_contact)
+        self._loop.call_soon(self._await, job, peer_worker, awaited, first_contact, is_last)
         return link
 
     def dial(
@@ -183,19 +180,27 @@ class LinkEndpoint:
         contract: FrameContract,
         first_contact: timedelta,
         resume_timeout: timedelta,
+        worker: int = 0,
+        peer_stage: StageIndex | None = None,
+        peer: str = "",
     ) -> GrpcLink:
-        """The link to the downstream neighbour at `address`. `stage` is ours.
+        """The link to a neighbour that accepts at `address`: one of the stage after, or a replica of this one.
+
+        stage, worker: our stage, and our position among all workers of the plan. peer_stage: the stage after, if
+        nothing is said. peer: the neighbour's name for people.
 
         LinkLost arrives in the inbox if it has not accepted within `first_contact`, or not again within
         `resume_timeout` of a break, or at once if it refuses for good.
         """
+        if peer_stage is None:
+            peer_stage = StageIndex(stage + 1)
         link = GrpcLink(
             self._loop,
-            f"stage {stage + 1} at {address}",
+            f"{peer or f'stage {peer_stage}'} at {address}",
             generation=generation,
             inbox=inbox,
             contract=contract,
-            receives=UPSTREAM_KINDS,
+            receives=_kinds_from(peer_stage, stage),
         )
         hello = Hello(
             protocol=self._protocol,
@@ -204,6 +209,7 @@ class LinkEndpoint:
             incarnation=self._incarnation,
             expected_incarnation=peer_incarnation,
             stage=stage,
+            worker=worker,
         )
         self._loop.call_soon(self._meet, job, generation)
         self._loop.spawn(self._dial(link, address, hello, first_contact, resume_timeout), name=f"dial {link.peer}")
@@ -226,10 +232,10 @@ class LinkEndpoint:
         links: list[GrpcLink] = []
         if dialled:
             self._dialled_cut_until = until
-            links += self._dialled.values()
+            links += self._dialled
         if accepted:
             self._accepted_cut_until = until
-            links += (awaited.link for awaited in self._awaited.values())
+            links += (awaited.link for of_job in self._awaited.values() for awaited in of_job.values())
         for link in links:
             link.interrupt("cut by a test")
 
@@ -252,9 +258,14 @@ class LinkEndpoint:
     def _meet(self, job: str, generation: Generation) -> None:
         self._generations[job] = max(generation, self._generations.get(job, generation))
 
-    def _await(self, job: str, awaited: _Awaited, timeout: timedelta) -> None:
-        self._meet(job, awaited.generation)
-        self._awaited[job] = awaited
+    def _await(self, job: str, worker: int, awaited: _Awaited, timeout: timedelta, is_last: bool) -> None:
+        if is_last:
+            self._meet(job, awaited.generation)
+        of_job = self._awaited.setdefault(job, {})
+        for other, older in list(of_job.items()):
+            if older.generation < awaited.generation:
+                del of_job[other]
+        of_job[worker] = awaited
         self._loop.loop.call_later(timeout.total_seconds(), self._on_awaited_too_long, awaited, timeout)
 
     def _on_awaited_too_long(self, awaited: _Awaited, timeout: timedelta) -> None:
@@ -272,7 +283,7 @@ class LinkEndpoint:
             awaited.link.lose(f"not resumed within {awaited.resume_timeout.total_seconds():g} s: {reason}")
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        stream = _ServerStream(context, self._ears)
+        stream = ServerStream(context, self._ears)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT.total_seconds()):
                 first = await stream.read()
@@ -323,14 +334,15 @@ class LinkEndpoint:
         if hello.expected_incarnation != self._incarnation:
             return _refusal(HelloReply.WRONG_PEER, "another process listens here now")
         known = self._generations.get(hello.job, Generation(-1))
-        awaited = self._awaited.get(hello.job)
+        of_job = self._awaited.get(hello.job, {})
         if hello.generation > known:
             return _refusal(HelloReply.NOT_YET, f"generation {known} is the newest here")
         if hello.generation < known:
             return _refusal(HelloReply.STALE, f"generation {known} is in force here")
-        if awaited is None or awaited.generation != known:
-            return _refusal(HelloReply.WRONG_PEER, "no upstream stage is expected here")
-        if (hello.stage, hello.incarnation) != (awaited.peer_stage, awaited.peer_incarnation):
+        if all(awaited.generation != known for awaited in of_job.values()):
+            return _refusal(HelloReply.WRONG_PEER, "nobody is expected here")
+        awaited = of_job.get(hello.worker)
+        if awaited is None or (hello.stage, hello.incarnation) != (awaited.peer_stage, awaited.peer_incarnation):
             reason = f"stage {hello.stage} of process {hello.incarnation} is not the one that is awaited"
             return _refusal(HelloReply.WRONG_PEER, reason)
         if awaited.link.is_over:
@@ -346,7 +358,7 @@ class LinkEndpoint:
         self, link: GrpcLink, address: str, hello: Hello, first_contact: timedelta, resume_timeout: timedelta
     ) -> None:
         """Until the link is over: attempt after attempt, each of which serves the link as long as its stream lives."""
-        self._dialled[hello.job] = link
+        self._dialled = [*(other for other in self._dialled if not other.is_over), link]
         begun_at, reason = self._loop.loop.time(), "no answer"
         pause_s, attempt_s = FIRST_REDIAL_S, HELLO_TIMEOUT.total_seconds()
         while not link.is_over:
@@ -393,7 +405,7 @@ class LinkEndpoint:
         ):
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()
-            stream = _ClientStream(call, self._ears)
+            stream = ClientStream(call, self._ears)
             hello.next_sequence = link.next_sequence
             try:
                 async with asyncio.timeout(timeout_s):
@@ -413,6 +425,13 @@ class LinkEndpoint:
                     call.cancel()
 
 
+def _kinds_from(peer: StageIndex, own: StageIndex) -> frozenset[FrameKind]:
+    """What a worker of the peer's stage says to one of the own."""
+    if peer == own:
+        return SIBLING_KINDS
+    return DOWNSTREAM_KINDS if peer < own else UPSTREAM_KINDS
+
+
 def _refusal(verdict: HelloReply.Verdict, reason: str) -> tuple[HelloReply, None, int]:
     return HelloReply(verdict=verdict, reason=reason), None, 0
 
@@ -426,62 +445,3 @@ async def _greet(stream: MessageStream, hello: Hello) -> HelloReply:
         return HelloReply.FromString(reply)
     except DecodeError as error:
         raise ConnectionError("an undecodable answer to the hello") from error
-
-
-class _ClientStream:
-    """A call as a MessageStream."""
-
-    def __init__(self, call: Any, ears: _Ears) -> None:
-        self._call = call
-        self._ears = ears
-
-    async def read(self) -> bytes | None:
-        try:
-            message = await self._call.read()
-            if self._ears.deaf_until:
-                await self._ears.hear()
-        except grpc.aio.AioRpcError as error:
-            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
-        if not isinstance(message, bytes):
-            if (code := await self._call.code()) != grpc.StatusCode.OK:
-                raise ConnectionError(f"{code.name}: {await self._call.details()}")
-            return None
-        return message
-
-    async def write(self, message: bytes) -> None:
-        try:
-            await self._call.write(message)
-        except grpc.aio.AioRpcError as error:
-            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
-        except asyncio.InvalidStateError as error:
-            raise ConnectionError(f"{(await self._call.code()).name}: {await self._call.details()}") from error
-
-    async def finish(self) -> None:
-        await self._call.done_writing()
-        await self._call.code()  # the server's handler has returned: it has read to the end
-
-
-class _ServerStream:
-    """A servicer's context as a MessageStream."""
-
-    def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]", ears: _Ears) -> None:
-        self._context = context
-        self._ears = ears
-
-    async def read(self) -> bytes | None:
-        try:
-            message = await self._context.read()
-            if self._ears.deaf_until:
-                await self._ears.hear()
-        except grpc.aio.BaseError as error:
-            raise ConnectionError(f"the stream broke: {error}") from error
-        return message if isinstance(message, bytes) else None
-
-    async def write(self, message: bytes) -> None:
-        try:
-            await self._context.write(message)
-        except (grpc.aio.BaseError, grpc.RpcError) as error:
-            raise ConnectionError(f"the stream broke: {error}") from error
-
-    async def finish(self) -> None:
-        """The handler's return says it; there is nothing to do before."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.worker.replica_groups import leads
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
@@ -19,6 +20,11 @@ HeldSession = WorkerSession[LayerState, Journal, TokenShards]
 """A session that holds the real things."""
 
 
+def has_journal(start: Start) -> bool:
+    """Whether the worker writes the journal: it leads the last stage."""
+    return start.stage.index + 1 == start.stage.num_stages and leads(start)
+
+
 def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
     """What the start takes from this process. Nothing is read or dropped yet.
 
@@ -26,7 +32,7 @@ def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
     """
     sources = {source.layer: source.WhichOneof("source") for source in start.sources}
     needed = [*start.stage.layers]
-    if start.stage.index + 1 == start.stage.num_stages and (start.boundary or JOURNAL in sources):
+    if has_journal(start) and (start.boundary or JOURNAL in sources):
         needed.append(JOURNAL)
     missing = [layer for layer in needed if sources.get(layer) is None]
     if missing:
@@ -46,7 +52,7 @@ def load_stage(
     device: torch.device,
     on_layer: Callable[[LayerSource], None] = lambda _: None,
 ) -> tuple[dict[str, LayerState], Journal | None]:
-    """The stage's layers at the start's boundary, each from its source, and the journal on the last stage.
+    """The stage's layers at the start's boundary, each from its source, and the journal where it is written.
 
     on_layer: is told of each source, before it is used. Raises DamagedFileError and OSError for a file that is not what
     it should be; `live_sources` has admitted the start.
@@ -56,7 +62,7 @@ def load_stage(
     for layer in start.stage.layers:
         on_layer(sources[layer])
         layers[layer] = _load_layer(sources[layer], start, spec, session=session, device=device)
-    if start.stage.index + 1 < start.stage.num_stages:
+    if not has_journal(start):
         return layers, None
     if JOURNAL in sources:
         on_layer(sources[JOURNAL])

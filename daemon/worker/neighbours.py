@@ -1,14 +1,19 @@
-"""A stage's links to the stages before and after it, for one generation."""
+"""A worker's links for one generation: to the stages before and after it, and to its stage's other replicas."""
 
 import queue
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 
 from headway.daemon.jobs.job import JobSpec
-from headway.proto.control_pb2 import Start
+from headway.daemon.worker.replica_groups import by_group, groups_of, name_of
+from headway.proto.control_pb2 import Peer, Start
 from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import Frame, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.stage_context import StageContext
+from headway.stages.stage_links import StageLinks
 
 FIRST_CONTACT = timedelta(minutes=10)
 """How long a neighbour may load its layers before it answers or dials; the coordinator's own deadline is the sharper.
@@ -23,41 +28,55 @@ class Neighbours:
         self._inbox = inbox
         self._links: list[Link] = []
 
-    def open(self, start: Start, spec: JobSpec) -> tuple[Link | None, Link | None]:
-        """To the neighbours of this generation, after those of the one before are closed and forgotten."""
+    def open(self, start: Start, spec: JobSpec, context: StageContext) -> StageLinks:
+        """To the neighbours of this generation, after those of the one before are closed and forgotten.
+
+        One link to each, however many groups it carries. Raises OrderRefusedError when a group has no neighbour.
+        """
         self.close()
-        stage, job, generation = StageIndex(start.stage.index), start.job_name, Generation(start.generation)
-        contract = FrameContract.of(spec.model, spec.train)
-        resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
-        upstream: Link | None = None
-        downstream: Link | None = None
-        if stage > 0:
-            upstream = self._endpoint.accept(
-                job,
-                generation,
-                stage=stage,
-                peer_incarnation=start.upstream.incarnation,
-                inbox=self._inbox,
-                contract=contract,
-                first_contact=max(FIRST_CONTACT, resume_timeout),
-                resume_timeout=resume_timeout,
-                address=start.upstream.address,
+        num_groups = spec.train.reduction_groups
+        own_groups = groups_of(start.stage.groups, num_groups)
+        upstream: Mapping[int, Peer] = {}
+        downstream: Mapping[int, Peer] = {}
+        if start.stage.index:
+            upstream = by_group(start.upstream, own_groups, num_groups, where="upstream")
+        if start.stage.index + 1 < start.stage.num_stages:
+            downstream = by_group(start.downstream, own_groups, num_groups, where="downstream")
+        siblings = {context.replica_groups.index(tuple(peer.groups)): peer for peer in start.siblings}
+        below = {k: peer for k, peer in siblings.items() if k < context.replica_index}
+        above = {k: peer for k, peer in siblings.items() if k > context.replica_index}
+
+        contracts = {
+            peer.worker: FrameContract.between_replicas(
+                spec.model,
+                spec.train,
+                layers=context.layers,
+                replica_groups=context.replica_groups,
+                own=context.replica_index,
+                sibling=k,
             )
-            self._links.append(upstream)
-        if stage + 1 < start.stage.num_stages:
-            downstream = self._endpoint.dial(
-                start.downstream.address,
-                job,
-                generation,
-                stage=stage,
-                peer_incarnation=start.downstream.incarnation,
-                inbox=self._inbox,
-                contract=contract,
-                first_contact=max(FIRST_CONTACT, resume_timeout),
-                resume_timeout=resume_timeout,
-            )
-            self._links.append(downstream)
-        return upstream, downstream
+            for k, peer in siblings.items()
+        }
+        for neighbours in (upstream, downstream):
+            for peer in neighbours.values():
+                contracts[peer.worker] = FrameContract.of(
+                    spec.model, spec.train, has_norms=context.is_lead and neighbours[own_groups[0]] is peer
+                )
+
+        accepted = _distinct([*upstream.values(), *below.values()])
+        dialled = _distinct([*downstream.values(), *above.values()])
+        links: dict[int, Link] = {}
+        for number, peer in enumerate(accepted, 1):
+            accept = partial(self._accept, is_last=number == len(accepted))
+            links[peer.worker] = accept(start, spec, peer, contracts[peer.worker])
+        for peer in dialled:
+            links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker])
+        self._links += links.values()
+        return StageLinks(
+            upstream={group: links[peer.worker] for group, peer in upstream.items()},
+            downstream={group: links[peer.worker] for group, peer in downstream.items()},
+            siblings={k: links[peer.worker] for k, peer in siblings.items()},
+        )
 
     def close(self) -> None:
         """Nothing arrives from a closed link; what has arrived from it before is of no use to anybody."""
@@ -68,3 +87,43 @@ class Neighbours:
         for item in arrived:
             if not isinstance(item, Frame | LinkLost):
                 self._inbox.put(item)
+
+    def _accept(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, *, is_last: bool) -> Link:
+        resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
+        return self._endpoint.accept(
+            start.job_name,
+            Generation(start.generation),
+            stage=StageIndex(start.stage.index),
+            peer_incarnation=peer.incarnation,
+            inbox=self._inbox,
+            contract=contract,
+            first_contact=max(FIRST_CONTACT, resume_timeout),
+            resume_timeout=resume_timeout,
+            address=peer.address,
+            peer_stage=StageIndex(peer.stage),
+            peer_worker=peer.worker,
+            peer=name_of(peer),
+            is_last=is_last,
+        )
+
+    def _dial(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract) -> Link:
+        resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
+        return self._endpoint.dial(
+            peer.address,
+            start.job_name,
+            Generation(start.generation),
+            stage=StageIndex(start.stage.index),
+            peer_incarnation=peer.incarnation,
+            inbox=self._inbox,
+            contract=contract,
+            first_contact=max(FIRST_CONTACT, resume_timeout),
+            resume_timeout=resume_timeout,
+            worker=start.stage.worker,
+            peer_stage=StageIndex(peer.stage),
+            peer=name_of(peer),
+        )
+
+
+def _distinct(peers: Iterable[Peer]) -> list[Peer]:
+    """Each worker once."""
+    return list({peer.worker: peer for peer in peers}.values())

@@ -49,6 +49,7 @@ class StageRecords:
         self._facts = MappingProxyType(
             {
                 "stage": start.stage.index,
+                "worker": start.stage.worker,
                 "generation": start.generation,
                 "timeline": start.timeline,
                 "node": self._node,

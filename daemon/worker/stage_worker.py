@@ -22,6 +22,7 @@ from headway.daemon.worker.fault_line import fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
 from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
+from headway.daemon.worker.replica_groups import replica_groups
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
@@ -254,6 +255,7 @@ class StageWorker:
         tokens = session.tokens if start.stage.index == 0 else None
         if start.stage.index == 0 and tokens is None:
             raise OrderRefusedError("the first stage was prepared without data")
+        replicas = replica_groups(start, spec.train.reduction_groups)
         live = live_sources(start, session=session)
         if start.boundary < start.furthest or session.timeline not in (0, start.timeline):
             self._goodput.recovers(perf_counter())
@@ -273,16 +275,15 @@ class StageWorker:
             journal=journal,
         )
         self._goodput.begin_generation(furthest=start.furthest)
-        context = self._context(start, spec)
+        context = self._context(start, spec, replicas)
         self._snapshots = self._open_snapshots(start, spec, context, live)
-        upstream, downstream = self._neighbours.open(start, spec)
+        links = self._neighbours.open(start, spec, context)
         self._executor = Executor(
             context,
             list(layers.values()),
             tokens=tokens,
             journal=journal,
-            upstream=upstream,
-            downstream=downstream,
+            links=links,
             inbox=self._inbox,
             handle=self._take,
             on_batch=self._on_batch,
@@ -371,7 +372,7 @@ class StageWorker:
         self._deferred.append(order)
         return True
 
-    def _context(self, start: control_pb2.Start, spec: JobSpec) -> StageContext:
+    def _context(self, start: control_pb2.Start, spec: JobSpec, replicas: tuple[tuple[int, ...], ...]) -> StageContext:
         return StageContext(
             model=spec.model,
             train=spec.train,
@@ -385,6 +386,8 @@ class StageWorker:
             depth=start.stage.depth,
             boundary=Boundary(start.boundary),
             device=self._device.device,
+            replica_groups=replicas,
+            replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
             slowdown=self._device.slowdown,
         )
 

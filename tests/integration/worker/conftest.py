@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,11 @@ class Worker:
             else:
                 assert found == kind, f"{found} instead of {kind}: {report}"
                 return getattr(report, kind)
+
+
+def replicas_of(cuts: Sequence[Sequence[str]]) -> list[list[int]]:
+    """The positions of each stage's workers: those with the same layers, side by side."""
+    return [[k for k, _ in same] for _, same in groupby(enumerate(cuts), key=lambda item: tuple(item[1]))]
 
 
 class FakeDaemon:
@@ -186,9 +192,25 @@ class Case:
         return self.spec.job.name
 
     def assignment(self, index: int, cuts: Sequence[Sequence[str]]) -> control_pb2.StageAssignment:
-        """Stage `index` of a plan that assigns these layers to its stages."""
-        depth = schedule_depth(self.spec.train.schedule, self.spec.train.microbatches, len(cuts), index)
-        return control_pb2.StageAssignment(index=index, num_stages=len(cuts), layers=cuts[index], depth=depth)
+        """Worker `index` of a plan that assigns these layers to its workers; equal ones side by side are replicas."""
+        stages = replicas_of(cuts)
+        stage = next(s for s, workers in enumerate(stages) if index in workers)
+        return control_pb2.StageAssignment(
+            index=stage,
+            num_stages=len(stages),
+            layers=cuts[index],
+            depth=schedule_depth(self.spec.train.schedule, self.spec.train.microbatches, len(stages), stage),
+            groups=self.groups(index, cuts),
+            worker=index,
+        )
+
+    def groups(self, index: int, cuts: Sequence[Sequence[str]]) -> Sequence[int]:
+        """The reduction groups of a worker that shares its stage; none: all."""
+        workers = next(workers for workers in replicas_of(cuts) if index in workers)
+        if len(workers) == 1:
+            return ()
+        num_groups, place, count = self.spec.train.reduction_groups, workers.index(index), len(workers)
+        return range(num_groups * place // count, num_groups * (place + 1) // count)
 
     def prepare(
         self, generation: int, index: int, cuts: Sequence[Sequence[str]], **changes: Any
@@ -199,7 +221,7 @@ class Case:
             "job_name": self.name,
             "generation": generation,
             "stage": self.assignment(index, cuts),
-            "data_path": str(self.data) if index == 0 else "",
+            "data_path": str(self.data) if cuts[index] == cuts[0] else "",
             "log_path": str(self.directory / f"{self.name}.log"),
         }
         return control_pb2.Prepare(**{**fields, **changes})
@@ -224,18 +246,29 @@ class Case:
             "stage": self.assignment(index, cuts),
         }
         start = control_pb2.Start(**{**fields, **changes})
-        for layer in [*cuts[index], *(["journal"] if index == len(cuts) - 1 else [])]:
+        stages = replicas_of(cuts)
+        own = next(s for s, of_stage in enumerate(stages) if index in of_stage)
+        for layer in [*cuts[index], *(["journal"] if index == stages[-1][0] else [])]:
             if paths is not None and layer in paths:
                 start.sources.add(layer=layer, path=paths[layer])
             elif boundary == 0:
                 start.sources.add(layer=layer, initial=True)
             else:
                 start.sources.add(layer=layer, live=True)
-        for neighbour, peer in ((index - 1, start.upstream), (index + 1, start.downstream)):
-            if 0 <= neighbour < len(cuts):
-                peer.stage = neighbour
-                peer.address = workers[neighbour].address
-                peer.incarnation = workers[neighbour].stream.hello.incarnation
+        held = set(self.groups(index, cuts))
+        for stage, peers in ((own - 1, start.upstream), (own, start.siblings), (own + 1, start.downstream)):
+            for position in stages[stage] if 0 <= stage < len(stages) else []:
+                groups = self.groups(position, cuts)
+                is_neighbour = stage == own or not held or not groups or bool(held & set(groups))
+                if position != index and is_neighbour:
+                    incarnation = workers[position].stream.hello.incarnation
+                    peers.add(
+                        stage=stage,
+                        address=workers[position].address,
+                        incarnation=incarnation,
+                        worker=position,
+                        groups=groups,
+                    )
         return start
 
     def begin(self, generation: int, cuts: Sequence[Sequence[str]], workers: Sequence[Worker], **start: Any) -> None:
@@ -329,15 +362,31 @@ def shared_workers(daemon: FakeDaemon) -> list[Worker]:
     return daemon.spawn(2)
 
 
+@pytest.fixture(scope="package")
+def more_workers(daemon: FakeDaemon) -> list[Worker]:
+    """Three more, for tests with replicas."""
+    return daemon.spawn(3)
+
+
 @pytest.fixture
 def workers(shared_workers: list[Worker]) -> list[Worker]:
     """The shared workers, with nothing left of the test before."""
-    for worker in shared_workers:
+    return _renewed(shared_workers)
+
+
+@pytest.fixture
+def five_workers(workers: list[Worker], more_workers: list[Worker]) -> list[Worker]:
+    """The same, and three more."""
+    return [*workers, *_renewed(more_workers)]
+
+
+def _renewed(workers: list[Worker]) -> list[Worker]:
+    for worker in workers:
         assert worker.process.poll() is None, "a test before this one has ended a shared worker"
         worker.entries.clear()
         worker.heartbeats.clear()
         worker.snapshots.clear()
-    return shared_workers
+    return workers
 
 
 @pytest.fixture

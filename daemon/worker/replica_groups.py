@@ -1,0 +1,56 @@
+"""Who holds which reduction groups around a worker, as a Start says it; nothing is opened or read here."""
+
+from collections.abc import Iterable, Sequence
+
+from headway.daemon.worker.session import OrderRefusedError
+from headway.proto.control_pb2 import Peer, Start
+
+
+def groups_of(groups: Sequence[int], num_groups: int) -> tuple[int, ...]:
+    """What a worker holds; none named: all."""
+    return tuple(groups) or tuple(range(num_groups))
+
+
+def replica_groups(start: Start, num_groups: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of each replica of the start's stage, sorted by the first; empty when it has the stage to itself.
+
+    Raises OrderRefusedError unless every group is held exactly once.
+    """
+    if not start.siblings:
+        return _admit(start, [groups_of(start.stage.groups, num_groups)], num_groups) and ()
+    return _admit(
+        start, [groups_of(worker.groups, num_groups) for worker in (start.stage, *start.siblings)], num_groups
+    )
+
+
+def leads(start: Start) -> bool:
+    """Whether the worker speaks for its stage: it has group 0."""
+    return not start.stage.groups or start.stage.groups[0] == 0
+
+
+def by_group(peers: Iterable[Peer], own_groups: Sequence[int], num_groups: int, *, where: str) -> dict[int, Peer]:
+    """The neighbour that holds each of the own groups. where: `upstream` or `downstream`, for messages.
+
+    Raises OrderRefusedError when a group is held by none or by two.
+    """
+    found: dict[int, Peer] = {}
+    for peer in peers:
+        for group in groups_of(peer.groups, num_groups):
+            if group in own_groups and found.setdefault(group, peer) is not peer:
+                raise OrderRefusedError(f"two {where} workers hold reduction group {group}")
+    if missing := [group for group in own_groups if group not in found]:
+        raise OrderRefusedError(f"no {where} worker holds reduction groups {missing}")
+    return found
+
+
+def name_of(peer: Peer) -> str:
+    """For people: its stage, and which worker of the plan where its stage has several."""
+    return f"stage {peer.stage} worker {peer.worker}" if peer.groups else f"stage {peer.stage}"
+
+
+def _admit(start: Start, held: list[tuple[int, ...]], num_groups: int) -> tuple[tuple[int, ...], ...]:
+    if sorted(group for groups in held for group in groups) != list(range(num_groups)):
+        raise OrderRefusedError(
+            f"the workers of stage {start.stage.index} hold reduction groups {held} of {num_groups}"
+        )
+    return tuple(sorted(held))
