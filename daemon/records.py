@@ -175,6 +175,8 @@ class PhaseRecord:
     """As in PlanRecord, of the plan that was dissolved."""
     arithmetic_classes: tuple[str, ...] = ()
     """As in PlanRecord, of the plan that `lineage` belongs to."""
+    outlook: str = ""
+    """Why a plan that is clearly faster than the one in force is not taken; empty: there is none."""
     since: float = 0.0
 
 

@@ -9,6 +9,7 @@ from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.records import NodeRecord, Phase, PlanRecord
 
 SCHEMA_VERSION = 1
+NO_FASTER_PLAN = "no plan is predicted to be clearly faster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class JobReport:
     exact: bool | None
     exact_reason: str
     plan_reason: str
+    """Why the plan was made."""
     layers: tuple[str, ...]
     stages: tuple[StageReport, ...]
     next_stages: tuple[StageReport, ...]
@@ -64,6 +66,8 @@ class JobReport:
     checkpoint_url: str
     submitted_at: float
     since: float
+    no_better_plan: str = ""
+    """Why no other plan is taken while the job runs."""
     parent: str = ""
     """As in SpecRecord."""
     provisional_from: int | None = None
@@ -110,6 +114,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         checkpoint_url=job.checkpoint.url if job.checkpoint else "",
         submitted_at=job.submission.submitted_at if job.submission else 0.0,
         since=phase.since,
+        no_better_plan=(phase.outlook or NO_FASTER_PLAN) if phase.phase is Phase.RUNNING else "",
         parent=job.submission.parent if job.submission else "",
         provisional_from=max(0, batch + 1 - safety.lag) if batch is not None and safety.lag else None,
         safety=safety,

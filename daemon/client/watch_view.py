@@ -19,7 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.daemon.client.goodput_report import goodput_line
-from headway.daemon.client.job_report import JobReport, StageReport, duration, layer_range, report_job, report_line
+from headway.daemon.client.job_report import (
+    NO_FASTER_PLAN,
+    JobReport,
+    StageReport,
+    duration,
+    layer_range,
+    report_job,
+    report_line,
+)
 from headway.daemon.client.loss_curve import draw_curve
 from headway.daemon.client.safety_report import safety_lines
 from headway.daemon.coordination.cluster_view import ClusterView
@@ -229,6 +237,8 @@ def _picture(
         parts.append(Text(f"began with a checkpoint of {report.parent}", style="dim"))
     parts += [_safety(line) for line in safety_lines(report.safety) if has_details or not line.startswith("check")]
     parts += _goodput(report, has_details)
+    if report.no_better_plan and (has_details or report.no_better_plan != NO_FASTER_PLAN):
+        parts.append(Text(f"plan kept: {report.no_better_plan}", style="dim"))
     if events := snapshot.events[len(snapshot.events) - num_events :]:
         parts += [Text(), *(_event(event) for event in events)]
     if report.error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.commands import Command
-from headway.daemon.coordination.conditions import recovery_is_possible, waits_for
+from headway.daemon.coordination.conditions import outlook_text, recovery_is_possible, waits_for
 from headway.daemon.coordination.origin import Origin
 from headway.daemon.coordination.sentences import (
     shape_and_nodes,
@@ -39,6 +39,12 @@ def requeue(case: Case, to: Phase) -> Command:
 def explain_wait(case: Case, to: Phase) -> Command:
     """the reason alone, no event"""
     return move(case, to, waits_for(case), is_event=False, error=case.job.phase.error)
+
+
+def explain_outlook(case: Case, to: Phase) -> Command:
+    """why no better plan is taken, no event"""
+    before = case.job.phase
+    return move(case, to, before.reason, is_event=False, error=before.error, outlook=outlook_text(case))
 
 
 def offer_first_plan(case: Case, to: Phase) -> Command:

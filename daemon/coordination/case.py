@@ -10,10 +10,13 @@ from headway.daemon.coordination.boundaries import fewest_holders, lead_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted, was_killed
 from headway.daemon.coordination.origin import Origin, find_origin
+from headway.daemon.coordination.prospects import measured, on_probation, outlook
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
+from headway.daemon.planning.profiles import Profiles
+from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records import (
     FailureCount,
     NodeRecord,
@@ -46,8 +49,6 @@ TRANSFER_BYTES_PER_S: Final = 20e6
 """What deadlines expect at least of disks and links."""
 CHANGE_RETRY_S: Final = 10.0
 """After a change that was given up, before the next is tried."""
-WORTH_A_CHANGE: Final = 1.05
-"""A plan must be predicted to be at least this many times faster before a running job is changed for it."""
 
 DeviceKey = tuple[str, int]
 """(node, device)"""
@@ -167,8 +168,33 @@ class Case:
 
     @cached_property
     def best_plan(self) -> ClusterPlan | PlanRefused:
-        """The best plan on the devices that no other job has."""
-        return self._plan_on(self.view.nodes.values())
+        """The best plan on the devices that no other job has; while one runs, without nodes that keep going."""
+        nodes, flapping = self.view.nodes, self.on_probation
+        steady = self._plan_on(node for name, node in nodes.items() if name not in flapping)
+        return self._plan_on(nodes.values()) if flapping and isinstance(steady, PlanRefused) else steady
+
+    @cached_property
+    def on_probation(self) -> dict[str, float]:
+        """Nodes that a running job does not move to yet, and until when."""
+        return on_probation(self.job.plan, self.view, now=self.now)
+
+    @cached_property
+    def profiles(self) -> Profiles:
+        """What was measured."""
+        return measured(self.job, self.view)
+
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """What the best plan would change; None while there is nothing to compare."""
+        best = self.best_plan
+        if not isinstance(best, ClusterPlan):
+            return None
+        return outlook(self.job, self.view.nodes.values(), best, self.profiles, now=self.now)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """Whether the best plan is worth a change."""
+        return judge(self.outlook) if self.outlook is not None else None
 
     @cached_property
     def recovery_plan(self) -> ClusterPlan | PlanRefused:
@@ -191,7 +217,13 @@ class Case:
     @cached_property
     def plan_on_everything(self) -> ClusterPlan | PlanRefused:
         """The best plan if every device were free: whether the job could run at all just now."""
-        return make_plan(self.spec, self.view.nodes.values(), history=self.history, quarantined=self.quarantined)
+        return make_plan(
+            self.spec,
+            self.view.nodes.values(),
+            history=self.history,
+            quarantined=self.quarantined,
+            profiles=self.profiles,
+        )
 
     def _plan_on(
         self, nodes: Iterable[NodeRecord], *, without: frozenset[DeviceKey] = frozenset()
@@ -204,6 +236,7 @@ class Case:
             history=self.history,
             quarantined=self.quarantined,
             held=self._held if self.job.plan is None or self.job.phase.phase is Phase.RECOVERING else None,
+            profiles=self.profiles,
         )
 
     @cached_property
@@ -295,6 +328,14 @@ class Case:
         plan = self.job.plan
         was_given_up = plan is not None and self.job.phase.generation > plan.generation
         return self.job.entered_at + (CHANGE_RETRY_S if was_given_up else SETTLE_S)
+
+    @property
+    def reconsidered_at(self) -> float:
+        """When the verdict on a better plan may be another by time alone; in the past: never."""
+        waits = [*self.on_probation.values()]
+        if self.verdict is not None and self.verdict.wait_s > 0:
+            waits.append(self.now + self.verdict.wait_s)
+        return min(waits, default=0.0)
 
     def lost_at(self, stage: StagePlan) -> float | None:
         """When a stage's node counts as lost, or None.

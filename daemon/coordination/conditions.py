@@ -4,7 +4,7 @@ A condition's name, with its underscores read as spaces, is its text in docs/coo
 """
 
 from headway.daemon.coordination.boundaries import due_checkpoint, parts_of
-from headway.daemon.coordination.case import WORTH_A_CHANGE, Case
+from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
@@ -125,16 +125,25 @@ def a_node_drains(case: Case) -> bool:
 
 
 def a_better_plan_exists(case: Case) -> bool:
-    """Predicted to be `WORTH_A_CHANGE` times faster, once nodes have settled and no earlier job waits for them."""
+    """It saves more than the change costs (planning/rebalance.py); nodes have settled, no earlier job waits for any."""
+    return _may_change(case) and case.verdict is not None and case.verdict.is_worth_it
+
+
+def why_no_better_plan_is_taken_is_another(case: Case) -> bool:
+    """What is said of a plan that is clearly faster and yet not worth a change."""
+    return _may_change(case) and case.job.phase.outlook != outlook_text(case)
+
+
+def outlook_text(case: Case) -> str:
+    """Why a plan that is clearly faster is not taken; empty: there is none, or it is taken."""
+    return case.verdict.reason if case.verdict is not None and case.verdict.is_close else ""
+
+
+def _may_change(case: Case) -> bool:
     plan = case.job.plan
     if plan is None or case.blocker or case.now < max(case.settled_at, case.change_allowed_at):
         return False
-    best = case.best_plan
-    return (
-        isinstance(best, ClusterPlan)
-        and not case.unready(plan, WorkerState.RUNNING)
-        and plan.predicted_batch_seconds > best.predicted_batch_seconds * WORTH_A_CHANGE
-    )
+    return not case.unready(plan, WorkerState.RUNNING)
 
 
 # --- Stopping -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from headway.daemon.coordination.actions import (
     drop_next,
     enforce_change,
     enforce_first,
+    explain_outlook,
     explain_wait,
     fail,
     offer_change,
@@ -68,6 +69,7 @@ from headway.daemon.coordination.conditions import (
     what_it_waits_for_is_another,
     what_next_loads_is_gone,
     what_recovery_waits_for_is_another,
+    why_no_better_plan_is_taken_is_another,
     workers_are_late,
     workers_are_late_to_stop,
     workers_of_next_are_late,
@@ -130,6 +132,7 @@ TABLE: Final = (
     Row(RUNNING, no_node_would_be_left, stop_for_checkpoint, STOPPING),
     Row(RUNNING, a_node_drains, offer_change, CHANGING),
     Row(RUNNING, a_better_plan_exists, offer_change, CHANGING),
+    Row(RUNNING, why_no_better_plan_is_taken_is_another, explain_outlook, RUNNING),
     Row(RUNNING, a_periodic_checkpoint_is_complete, write_periodic_checkpoint, RUNNING),
     Row(RUNNING, old_checkpoints_are_left, delete_checkpoints, RUNNING),
     #
@@ -258,7 +261,8 @@ def waits(case: Case) -> tuple[float, ...]:
         case Phase.PREPARING:
             return (case.prepare_deadline,)
         case Phase.RUNNING:
-            return (*losses, case.settled_at, case.change_allowed_at, case.start_deadline, case.end_deadline)
+            at = (case.settled_at, case.change_allowed_at, case.reconsidered_at, case.start_deadline, case.end_deadline)
+            return (*losses, *at)
         case Phase.CHANGING:
             return (*losses, case.prepare_deadline)
         case Phase.STOPPING:

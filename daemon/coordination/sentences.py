@@ -16,13 +16,16 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
         causes.append(_leaving(draining))
     if joined := sorted(new - old):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
-    cause = " and ".join(causes) or "A better cut"
+    cause = " and ".join(causes) or ("Measured times ask for another cut" if case.profiles.layers else "A better cut")
     form, former = shape(after.stages), shape(before.stages)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
+    if case.outlook is not None:
+        factor = case.outlook.present_s / max(case.outlook.best_s, 1e-12)
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
-    return f"{cause}: {form}, predicted {speed}"
+    saved = f", {case.verdict.reason}" if not draining and case.verdict is not None and case.verdict.is_worth_it else ""
+    return f"{cause}: {form}, predicted {speed}{saved}"
 
 
 def why_dropped(case: Case) -> str:

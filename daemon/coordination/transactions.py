@@ -39,6 +39,7 @@ def move(
     is_saved: bool = False,
     event: str = "",
     is_event: bool = True,
+    outlook: str = "",
     leased: dict[str, tuple[bytes, int]] | None = None,
 ) -> Transaction:
     """The phase record, the event, and the job's other keys, on the condition that nothing that was read has moved.
@@ -63,6 +64,7 @@ def move(
         failures=before.failures if failures is None else failures,
         furthest=case.furthest if "plan" in deletes else before.furthest,
         arithmetic_classes=classes,
+        outlook=outlook,
         since=case.written_at if to is not before.phase else before.since,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}

@@ -5,9 +5,9 @@ A move pays when
     (present − best) seconds a batch × batches that the new plan will live  >  MARGIN × (pause + bytes / rate)
 
 The new plan lives until the end of the job, or, where plans have changed of late, as long as those did on average.
-Noise moves nothing: less than `WORTH_A_CHANGE` is no gain, and going back to the plan that was just left takes a clear
-one. After a change comes a rest that grows with the number of changes of the last minutes, and a node that keeps going
-is used again only when it has stayed for a while: a node that flaps costs itself, not the job.
+Noise moves nothing: less than `WORTH_A_CHANGE`, or `WORTH_A_CUT`, is no gain, and going back to the plan that was just
+left takes a clear one. After a change comes a rest that grows with the number of changes of the last minutes, and a
+node that keeps going is used again only when it has stayed for a while: a node that flaps costs itself, not the job.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,9 @@ from headway.daemon.planning.layer_costs import LayerCost
 from headway.daemon.records import StagePlan
 
 WORTH_A_CHANGE: Final = 1.05
-"""A plan must be predicted to be at least this many times faster."""
+"""A plan with another worker must be predicted to be at least this many times faster."""
+WORTH_A_CUT: Final = 1.1
+"""The same for a plan that only cuts anew what the same workers do: that rests on measurements alone."""
 WORTH_GOING_BACK: Final = 1.15
 """The same for the plan that was left last, within `WINDOW_S`."""
 MARGIN: Final = 1.5
@@ -61,6 +63,8 @@ class Outlook:
     """A batch of the best plan, by the same."""
     is_other: bool
     """Whether the best plan gives any worker other layers or groups."""
+    brings_workers: bool = False
+    """Whether the best plan has a worker that the plan in force has not."""
     goes_back: bool = False
     """Whether the best plan is the one that was left last."""
     batches_left: int
@@ -78,18 +82,20 @@ class Verdict:
     """A sentence without its full stop."""
     wait_s: float = 0.0
     """In so many seconds the same numbers may give another verdict; 0: never."""
+    is_close: bool = False
+    """A plan that is clearly faster is not taken: people would like to know why."""
 
 
 def judge(outlook: Outlook) -> Verdict:
     """Whether the best plan is worth a change."""
     if not outlook.is_other:
-        return _no("the plan in force is the best there is")
+        return Verdict(is_worth_it=False, reason="the plan in force is the best there is")
     recent = sorted(since for since in outlook.since_changes if since < WINDOW_S)
     factor = outlook.present_s / max(outlook.best_s, 1e-12)
     faster = f"a plan predicted {_factor(factor)}× faster"
     forgets_in = WINDOW_S - recent[-1] if recent else 0.0
-    if factor < WORTH_A_CHANGE:
-        return _no(f"no plan is predicted to be {WORTH_A_CHANGE - 1:.0%} faster".replace("%", " %"))
+    if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else WORTH_A_CUT):
+        return Verdict(is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster")
     if outlook.goes_back and recent and factor < WORTH_GOING_BACK:
         left_for_s = WINDOW_S - recent[0]
         return _no(f"{faster} is the one that was left last, which takes {WORTH_GOING_BACK:g}×", left_for_s)
@@ -107,7 +113,7 @@ def judge(outlook: Outlook) -> Verdict:
         return _no(f"{faster} waits for some rest, after {_times(len(recent))} of change of late", rest_left_s)
     return Verdict(
         is_worth_it=True,
-        reason=f"{_factor(factor)}× faster saves {_seconds(saved_s)} for {_seconds(cost_s)} of moving",
+        reason=f"saves {_seconds(saved_s)} for {_seconds(cost_s)} of moving",
     )
 
 
@@ -155,7 +161,7 @@ def _held(stages: Iterable[StagePlan]) -> Iterable[tuple[tuple[str, int], str]]:
 
 
 def _no(reason: str, wait_s: float = 0.0) -> Verdict:
-    return Verdict(is_worth_it=False, reason=reason, wait_s=wait_s)
+    return Verdict(is_worth_it=False, reason=reason, wait_s=wait_s, is_close=True)
 
 
 def _factor(factor: float) -> str:

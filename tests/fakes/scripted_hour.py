@@ -227,6 +227,7 @@ class ScriptedHour:
                 present_s=self._batch_seconds(self.stages, measured=True),
                 best_s=self._batch_seconds(best.stages, measured=True),
                 is_other=not is_same(self.stages, best.stages),
+                brings_workers=not {s.node for s in best.stages} <= {s.node for s in self.stages},
                 goes_back=is_same(self.left, best.stages),
                 batches_left=round((self.seconds - self.now) * self._rate()),
                 cost=self._cost(best.stages),

@@ -1,0 +1,96 @@
+"""What a running job could gain by another plan: measurements and memories of the view, put together. Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.layer_costs import layer_costs
+from headway.daemon.planning.predicted_time import predict
+from headway.daemon.planning.profiles import LayerSeconds, LinkSpeed, Profiles
+from headway.daemon.planning.rebalance import (
+    DEFAULT_BYTES_PER_S,
+    DEFAULT_PAUSE_S,
+    WINDOW_S,
+    MoveCost,
+    Outlook,
+    is_same,
+    moving_bytes,
+    probation_s,
+)
+from headway.daemon.records import NodeRecord, PlanRecord
+
+LEAST_SAMPLES: Final = 3
+"""Microbatches that must have been timed before a plan rests on them."""
+
+
+def measured(job: JobView, view: ClusterView) -> Profiles:
+    """What workers and daemons have measured, of nodes that are there."""
+    layers = {
+        device: {
+            kind: LayerSeconds(forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s)
+            for kind, times in profile.layers.items()
+        }
+        for device, profile in job.profiles.items()
+        if device[0] in view.nodes and profile.num_samples >= LEAST_SAMPLES
+    }
+    links = {
+        (name, peer): LinkSpeed(round_trip_s=probe.round_trip_s, bytes_per_s=probe.bytes_per_s)
+        for name, record in view.probes.items()
+        if name in view.nodes and view.nodes[name].incarnation == record.incarnation
+        for peer, probe in record.peers.items()
+        if peer in view.nodes
+    }
+    return Profiles.of(layers, links)
+
+
+def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:
+    """Node to when a running job may move to it: those that go too often, and are not of its plan."""
+    if plan is None:
+        return {}
+    own = {(stage.node, stage.node_incarnation) for stage in plan.stages}
+    found = {}
+    for name, departures in view.departures.items():
+        node = view.nodes.get(name)
+        if node is None or (name, node.incarnation) in own:
+            continue
+        until = view.arrived_at.get(name, now) + probation_s(sum(at > now - WINDOW_S for at in departures))
+        if until > now:
+            found[name] = until
+    return found
+
+
+def outlook(
+    job: JobView, nodes: Iterable[NodeRecord], best: ClusterPlan, profiles: Profiles, *, now: float
+) -> Outlook | None:
+    """What the best plan would change; None: there is no plan in force, or a worker of it is gone."""
+    plan, spec = job.plan, job.spec
+    if plan is None or spec is None:
+        return None
+    predicted_s = predict(spec, plan.stages, nodes, profiles=profiles)
+    if predicted_s is None:
+        return None
+    progress = job.progress
+    present_s, done = predicted_s, plan.boundary
+    if progress is not None and progress.generation == plan.generation:
+        done = progress.batch + 1
+        if progress.tokens_per_second > 0:
+            # How much faster is predicted; how long a batch takes is known.
+            present_s = spec.train.tokens_per_batch / progress.tokens_per_second
+    own = {(stage.node, stage.device_index) for stage in plan.stages}
+    rates = [speed.bytes_per_s for _, speed in profiles.links]
+    pauses = [job.profiles[device].replan_s for device in own if device in job.profiles]
+    return Outlook(
+        present_s=present_s,
+        best_s=present_s * best.predicted_batch_seconds / max(predicted_s, 1e-12),
+        is_other=not is_same(plan.stages, best.stages),
+        brings_workers=not own >= {(stage.node, stage.device_index) for stage in best.stages},
+        goes_back=job.left is not None and is_same(job.left.stages, best.stages),
+        batches_left=max(0, spec.train.batches - done),
+        cost=MoveCost(
+            num_bytes=moving_bytes(layer_costs(spec), plan.stages, best.stages),
+            bytes_per_s=min([DEFAULT_BYTES_PER_S, *rates]),
+            pause_s=max(pauses, default=0.0) or DEFAULT_PAUSE_S,
+        ),
+        since_changes=tuple(now - at for at in job.changed_at),
+    )
