@@ -13,7 +13,6 @@ from headway.daemon.command_line.options import (
     Certs,
     Cluster,
     Etcd,
-    JobFile,
     JobName,
     OutDir,
     say,
@@ -35,7 +34,7 @@ def register(app: typer.Typer) -> None:
     jobs_app.callback()(jobs)
     jobs_app.command("rm")(remove)
     app.add_typer(jobs_app, name="jobs")
-    for command in (status, watch, events, logs, pause, resume, cancel, export, plan):
+    for command in (status, watch, events, logs, pause, resume, cancel, export):
         app.command()(command)
 
 
@@ -248,39 +247,6 @@ def export(
             say(f"{out}: the model after {boundary.number} batches")
 
     with_cluster(etcd, certs, cluster, work)
-
-
-def plan(
-    job: JobFile,
-    nodes: Annotated[int, typer.Option(min=0, help="So many equal CPU nodes instead of the cluster's.")] = 0,
-    memory: Annotated[float, typer.Option(min=0, help="GiB of each of those --nodes; 0: enough.")] = 0.0,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
-    as_json: AsJson = False,
-) -> None:
-    """Who would hold which layers, and why: a dry run that changes nothing.
-
-    \b
-    headway plan my-job.toml --nodes 4
-    """
-    from headway.daemon.jobs.job_file import read_job
-    from headway.daemon.planning.preview import equal_nodes, preview
-
-    spec = read_job(job)
-    if nodes:
-        told = preview(spec, equal_nodes(nodes, memory_bytes=round(memory * (1 << 30))))
-    else:
-
-        async def work(session: "ClusterSession") -> tuple[Any, ...]:
-            return tuple((await session.view()).nodes.values())
-
-        told = preview(spec, with_cluster(etcd, certs, cluster, work))
-    if as_json:
-        say_json(told)
-        return
-    for line in told.lines:
-        say(line)
 
 
 def _ask(

@@ -1,13 +1,72 @@
 """What the planner would do with a job on some nodes: the dry run of `headway plan`. Pure."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from headway.daemon.client.job_report import layer_range
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.planner import PlanRefused, make_plan
-from headway.daemon.records import Device, NodeRecord, StagePlan
+from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
+from headway.daemon.planning.connections import LinkAssumptions
+from headway.daemon.planning.plan_simulation import Forecast, forecast
+from headway.daemon.planning.planner import make_plan
+from headway.daemon.planning.profiles import Profiles
+from headway.daemon.records import Device, NodeRecord, StagePlan, replicas_of
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPreview:
+    """One worker of the plan."""
+
+    stage: int
+    node: str
+    device: str
+    """`cuda:0`"""
+    layers: str
+    """`embed, block.0-3`"""
+    groups: tuple[int, ...]
+    """The reduction groups it computes, beside other replicas of its stage; empty: all."""
+    share: float
+    """Of a batch's microbatches."""
+    depth: int
+    batch_seconds: float
+    device_bytes: int
+    device_limit_bytes: int
+    """0: not known, not limited."""
+    host_bytes: int
+    host_limit_bytes: int
+    """0: not known, not limited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPreview:
+    """One link between workers of neighbouring stages."""
+
+    upper: str
+    lower: str
+    bytes_per_microbatch: int
+    """Each way."""
+    microbatches: int
+    """Of a batch."""
+    batch_seconds: float
+    """To carry a batch; hidden behind computation while it is less than the slowest worker's."""
+    round_trip_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationPreview:
+    """What the schedule simulator makes of the plan."""
+
+    batches: int
+    batch_seconds: float
+    bubbles: tuple[float, ...]
+    """Per stage: the share of a batch's time without anything to do."""
+    peaks_in_flight: tuple[int, ...]
+    """Per stage, microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,24 +75,54 @@ class PlanPreview:
 
     job: str
     stages: tuple[StagePlan, ...]
+    """Its workers; those of one stage side by side."""
     predicted_batch_seconds: float
     tokens_per_second: float
+    bottleneck: str
+    """A sentence."""
+    workers: tuple[WorkerPreview, ...]
+    links: tuple[LinkPreview, ...]
+    spares: tuple[str, ...]
+    """Nodes that the plan does not need."""
     exact: bool
     exact_reason: str
     explanation: tuple[str, ...]
+    simulation: SimulationPreview | None = None
 
     @property
     def lines(self) -> list[str]:
         """The preview for people."""
+        workers, stages = len(self.workers), len(replicas_of(self.stages))
+        on = f" on {workers} workers" if workers != stages else ""
         head = (
-            f"{self.job}: {len(self.stages)} stages, {self.predicted_batch_seconds:.3g} s a batch predicted, "
-            f"{self.tokens_per_second:,.0f} tokens/s"
+            f"{self.job}: {stages} stage{'s' * (stages != 1)}{on}, {self.predicted_batch_seconds:.3g} s a batch "
+            f"predicted, {self.tokens_per_second:,.0f} tokens/s"
         )
-        stages = [
-            f"  stage {index} on {stage.node}: {layer_range(stage.layers)} (depth {stage.depth})"
-            for index, stage in enumerate(self.stages)
+        lines = [head, "", *table(_WORKER_TITLES, [_worker_row(worker) for worker in self.workers])]
+        if self.links:
+            lines += ["", *table(_LINK_TITLES, [_link_row(link) for link in self.links])]
+        if self.simulation is not None:
+            lines += ["", *self._simulated(self.simulation)]
+        reductions = [line for line in self.explanation if line.startswith("Replicas of stage")]
+        spares = [f"Spare: {', '.join(self.spares)}."] if self.spares else []
+        exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
+        return [*lines, "", self.bottleneck, *reductions, *spares, exact]
+
+    def _simulated(self, simulation: SimulationPreview) -> list[str]:
+        over = simulation.batch_seconds / self.predicted_batch_seconds - 1
+        return [
+            f"simulated: {simulation.batch_seconds:.3g} s a batch over {simulation.batches} batches, "
+            f"{over:+.1%} of the prediction",
+            *table(
+                ("stage", "bubble", "most in flight"),
+                [
+                    (str(index), f"{bubble:.1%}", str(peak))
+                    for index, (bubble, peak) in enumerate(
+                        zip(simulation.bubbles, simulation.peaks_in_flight, strict=True)
+                    )
+                ],
+            ),
         ]
-        return [head, *stages, *self.explanation]
 
 
 def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, ...]:
@@ -53,17 +142,148 @@ def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, .
     )
 
 
-def preview(spec: JobSpec, nodes: Iterable[NodeRecord]) -> PlanPreview:
-    """The plan of a job on nodes that it has to itself. Raises ConfigError with the planner's reason for refusing."""
-    plan = make_plan(spec, nodes)
+def preview(
+    spec: JobSpec,
+    nodes: Sequence[NodeRecord],
+    *,
+    links: LinkAssumptions | None = None,
+    profiles: Profiles | None = None,
+    is_simulated: bool = False,
+) -> tuple[PlanPreview, Forecast | None]:
+    """The plan of a job on nodes that it has to itself, and its simulation where that is wanted.
+
+    Raises ConfigError with the planner's reason for refusing.
+    """
+    plan = make_plan(spec, nodes, links=links, profiles=profiles)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
-    return PlanPreview(
+    run = forecast(spec, plan.stages, nodes, links=links, profiles=profiles) if is_simulated else None
+    explanation = plan.explanation()
+    found = PlanPreview(
         job=spec.job.name,
         stages=plan.stages,
         predicted_batch_seconds=plan.predicted_batch_seconds,
         tokens_per_second=spec.train.tokens_per_batch / plan.predicted_batch_seconds,
+        bottleneck=explanation[0],
+        workers=_workers(plan, nodes),
+        links=_links(plan),
+        spares=plan.spares,
         exact=plan.is_exact,
         exact_reason=plan.exact_reason,
-        explanation=plan.explanation(),
+        explanation=explanation,
+        simulation=None if run is None else _simulation(run),
+    )
+    return found, run
+
+
+def stage_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """Per stage, its number and who computes it: `0 berlin-1`, `1 paris, attic`."""
+    return tuple(
+        f"{index} {', '.join(dict.fromkeys(stages[position].node for position in positions))}"
+        for index, positions in enumerate(replicas_of(stages))
+    )
+
+
+def table(titles: Row, rows: Sequence[Row]) -> list[str]:
+    """Columns for people, the titles on top."""
+    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [titles, *rows]
+    ]
+
+
+_WORKER_TITLES = ("stage", "node", "device", "layers", "share", "depth", "s/batch", "device memory", "host memory")
+_LINK_TITLES = ("link", "a microbatch, each way", "microbatches", "s/batch", "round trip")
+
+
+def _worker_row(worker: WorkerPreview) -> Row:
+    return (
+        str(worker.stage),
+        worker.node,
+        worker.device,
+        worker.layers,
+        f"{worker.share:.0%}, {_groups(worker.groups)}" if worker.groups else "all",
+        str(worker.depth),
+        f"{worker.batch_seconds:.3g}",
+        _of(worker.device_bytes, worker.device_limit_bytes),
+        _of(worker.host_bytes, worker.host_limit_bytes),
+    )
+
+
+def _link_row(link: LinkPreview) -> Row:
+    return (
+        f"{link.upper} → {link.lower}",
+        size(link.bytes_per_microbatch),
+        str(link.microbatches),
+        f"{link.batch_seconds:.3g}",
+        f"{link.round_trip_s * 1e3:.3g} ms",
+    )
+
+
+def _groups(groups: tuple[int, ...]) -> str:
+    return f"group {groups[0]}" if len(groups) == 1 else f"groups {groups[0]}-{groups[-1]}"
+
+
+def _of(num_bytes: int, limit: int) -> str:
+    return f"{size(num_bytes)} of {size(limit)}" if limit else size(num_bytes)
+
+
+def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPreview, ...]:
+    kinds = {(node.name, device.index): device.kind for node in nodes for device in node.devices}
+
+    def worker(estimate: StageEstimate) -> WorkerPreview:
+        stage = estimate.stage
+        return WorkerPreview(
+            stage=estimate.stage_index,
+            node=stage.node,
+            device=f"{kinds[stage.node, stage.device_index]}:{stage.device_index}",
+            layers=layer_range(stage.layers),
+            groups=stage.groups,
+            share=estimate.share,
+            depth=stage.depth,
+            batch_seconds=estimate.batch_seconds,
+            device_bytes=estimate.device_bytes,
+            device_limit_bytes=estimate.device_limit_bytes,
+            host_bytes=estimate.host_bytes,
+            host_limit_bytes=estimate.host_limit_bytes,
+        )
+
+    return tuple(map(worker, plan.estimates))
+
+
+def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
+    """The plan's links in its own order, with the devices' numbers where a node has several workers."""
+    workers_of = Counter(stage.node for stage in plan.stages)
+    pairs = [
+        (plan.stages[upper], plan.stages[lower])
+        for above, below in pairwise(replicas_of(plan.stages))
+        for upper in above
+        for lower in below
+        if _share_microbatches(plan.stages[upper], plan.stages[lower])
+    ]
+
+    def name(stage: StagePlan) -> str:
+        return stage.node if workers_of[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
+
+    return tuple(
+        LinkPreview(
+            upper=name(upper),
+            lower=name(lower),
+            bytes_per_microbatch=connection.bytes_per_microbatch,
+            microbatches=connection.num_microbatches,
+            batch_seconds=connection.batch_seconds,
+            round_trip_s=connection.round_trip_s,
+        )
+        for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
+    )
+
+
+def _share_microbatches(one: StagePlan, other: StagePlan) -> bool:
+    return not one.groups or not other.groups or bool(set(one.groups) & set(other.groups))
+
+
+def _simulation(run: Forecast) -> SimulationPreview:
+    return SimulationPreview(
+        batches=run.num_batches, batch_seconds=run.step_seconds, bubbles=run.bubbles, peaks_in_flight=run.peaks
     )

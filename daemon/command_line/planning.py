@@ -1,0 +1,135 @@
+"""`headway plan`: who would hold which layers, before anything is submitted or rented."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.daemon.command_line.options import AsJson, Certs, Cluster, Etcd, JobFile, say, say_json, with_cluster
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.jobs.job import JobSpec
+    from headway.daemon.planning.connections import LinkAssumptions
+    from headway.daemon.planning.plan_simulation import Forecast
+    from headway.daemon.planning.preview import PlanPreview
+    from headway.daemon.records import NodeRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(plan)
+
+
+def plan(
+    job: JobFile,
+    nodes: Annotated[int, typer.Option(min=0, help="So many equal CPU nodes instead of the cluster's.")] = 0,
+    memory: Annotated[float, typer.Option(min=0, help="GiB of each of those --nodes; 0: enough.")] = 0.0,
+    nodes_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--nodes-file",
+            metavar="N.toml",
+            help="Nodes, devices and links of this file instead of the cluster's; docs/examples/nodes.toml is one.",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--simulate", metavar="OUT.png", help="Simulate it, and draw the pipeline's timeline.", show_default=False
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="OUT.json", help="Simulate it, for chrome://tracing or Perfetto.", show_default=False
+        ),
+    ] = None,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who would hold which layers, and why: a dry run that changes nothing and needs no GPU.
+
+    With --nodes or --nodes-file it needs no cluster either: to size one before it is rented. A job that does not fit
+    is refused with the arithmetic.
+
+    \b
+    depth   how many microbatches a worker may have begun and not ended
+    share   of each batch's microbatches, where several workers share a stage
+    bubble  the share of a batch's time in which a stage has nothing to do, by the simulator of the schedule
+
+    \b
+    headway plan my-job.toml --nodes 4
+    headway plan my-job.toml --nodes-file nodes.toml --simulate timeline.png --trace timeline.json
+    """
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.jobs.job_file import read_job
+    from headway.daemon.planning.preview import equal_nodes, preview
+    from headway.daemon.results.pipeline_picture import check_drawing
+
+    if nodes and nodes_file is not None:
+        raise ConfigError("says the same as --nodes; give one of the two", "--nodes-file")
+    if memory and not nodes:
+        raise ConfigError("is that of --nodes; give their number", "--memory")
+    spec = read_job(job)
+    if picture is not None:
+        check_drawing()
+    links: LinkAssumptions | None = None
+    records: Sequence[NodeRecord]
+    if nodes_file is not None:
+        records, links = _from_file(nodes_file, spec)
+    elif nodes:
+        records = equal_nodes(nodes, memory_bytes=round(memory * (1 << 30)))
+    else:
+
+        async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
+            return tuple((await session.view()).nodes.values())
+
+        records = with_cluster(etcd, certs, cluster, work)
+    told, run = preview(spec, records, links=links, is_simulated=picture is not None or trace is not None)
+    if run is not None:
+        _write(told, run, picture, trace)
+    if as_json:
+        say_json(told)
+        return
+    for line in told.lines:
+        say(line)
+    for what, path in (("timeline", picture), ("trace", trace)):
+        if path is not None:
+            say(f"{what:8}  {path}")
+
+
+def _from_file(path: Path, spec: "JobSpec") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":
+    from headway.daemon.jobs.typed_toml import read_text
+    from headway.daemon.planning.nodes_file import parse_nodes
+
+    found = parse_nodes(read_text(path, "nodes file"), str(path))
+    return found.records(spec.train), found.link_assumptions()
+
+
+def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:
+    """The simulation's files. Raises ConfigError for a path that cannot be written."""
+    import json
+
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.planning.preview import stage_labels
+    from headway.daemon.results.pipeline_picture import draw_pipeline
+    from headway.daemon.results.pipeline_trace import chrome_trace
+
+    labels = stage_labels(told.stages)
+    path = picture
+    try:
+        if path is not None:
+            title = (
+                f"{told.job}: {run.step_seconds:.3g} s a batch simulated, {told.predicted_batch_seconds:.3g} predicted"
+            )
+            draw_pipeline(run.timeline, labels, path, window=run.shown, title=title)
+        path = trace
+        if path is not None:
+            path.write_text(json.dumps(chrome_trace(run.timeline, labels)))
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error

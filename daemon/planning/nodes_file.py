@@ -1,0 +1,201 @@
+"""A nodes file: machines and links that a cluster might have, as TOML, for a plan before anything is rented. Pure.
+
+What it does not say is taken to be enough (memory) or as the planner assumes it (links). Sizes are in GB of 10⁹ bytes.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.typed_toml import nearest, read_typed
+from headway.daemon.planning.connections import LinkAssumptions
+from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
+from headway.daemon.records import Device, NodeRecord
+from headway.stages.spec import TrainSpec
+
+GB: Final = 10**9
+MOST_NODES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceEntry:
+    """`[[nodes.devices]]`: one or several equal devices of a node."""
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    model: str = ""
+    """For people, and part of the arithmetic class: equal devices give equal bits."""
+    count: int = 1
+    memory_gb: float = 0.0
+    """Of each; 0: enough."""
+    speed: float = 0.0
+    """Relative to the device that estimates are made for; 0: 1.0, or what `tflops` says."""
+    tflops: float = 0.0
+    """10¹² operations a second that its matrix products reach in the job's dtype; 0: `speed` says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEntry:
+    """`[[nodes]]`: one machine, or several equal ones."""
+
+    name: str
+    """With a count, of the first ones: `name-1`, `name-2` …"""
+    count: int = 1
+    site: str = "default"
+    """Nodes of one site have a fast network between them."""
+    memory_gb: float = 0.0
+    """Of the host; 0: enough."""
+    devices: tuple[DeviceEntry, ...] = (DeviceEntry(),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEntry:
+    """`[[links]]`: between the nodes of two sites, or of one with itself."""
+
+    sites: tuple[str, str]
+    mbit_s: float
+    """10⁶ bits a second, each way."""
+    round_trip_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesFile:
+    """A cluster that somebody thinks of."""
+
+    nodes: tuple[NodeEntry, ...]
+    links: tuple[LinkEntry, ...] = ()
+
+    def records(self, train: TrainSpec) -> tuple[NodeRecord, ...]:
+        """The nodes as etcd would have them, for a job of this kind: `tflops` mean its dtype."""
+        return tuple(_record(entry, name, train) for entry in self.nodes for name in _names(entry))
+
+    def link_assumptions(self) -> LinkAssumptions:
+        """The links that it names, and what is assumed of all others."""
+        known = tuple((*sorted(link.sites), link.round_trip_ms / 1e3, link.mbit_s * 1e6 / 8) for link in self.links)
+        return SiteLinks(known=known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteLinks(LinkAssumptions):
+    """Links that are known by the sites of their ends."""
+
+    known: tuple[tuple[str, str, float, float], ...] = field(default=())
+    """(site, site that is not before it, round trip in seconds, bytes a second)"""
+
+    @cached_property
+    def _by_sites(self) -> dict[tuple[str, str], tuple[float, float]]:
+        return {(one, other): (round_trip_s, bytes_per_s) for one, other, round_trip_s, bytes_per_s in self.known}
+
+    def round_trip_s(self, one: Seat, other: Seat) -> float:
+        """There and back between two devices."""
+        found = self._by_sites.get(_pair(one.site, other.site))
+        return LinkAssumptions.round_trip_s(self, one, other) if found is None else found[0]
+
+    def bytes_per_s(self, one: Seat, other: Seat) -> float:
+        """Each way between two devices."""
+        found = self._by_sites.get(_pair(one.site, other.site))
+        return LinkAssumptions.bytes_per_s(self, one, other) if found is None else found[1]
+
+
+def parse_nodes(text: str, source: str) -> NodesFile:
+    """The nodes that TOML text describes. Raises ConfigError at `source:nodes[0].key`, one line."""
+    found: NodesFile = read_typed(text, NodesFile, source)
+    _check_nodes(found, source)
+    _check_links(found, source)
+    return found
+
+
+def _names(entry: NodeEntry) -> tuple[str, ...]:
+    return (entry.name,) if entry.count == 1 else tuple(f"{entry.name}-{index + 1}" for index in range(entry.count))
+
+
+def _pair(one: str, other: str) -> tuple[str, str]:
+    return (one, other) if one <= other else (other, one)
+
+
+def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
+    each = [device for device in entry.devices for _ in range(device.count)]
+    devices = tuple(
+        Device(
+            kind=device.kind,
+            index=index,
+            model=device.model,
+            memory_bytes=round(device.memory_gb * GB),
+            speed=_speed(device, train),
+        )
+        for index, device in enumerate(each)
+    )
+    return NodeRecord(
+        name=name,
+        incarnation=f"preview-{name}",
+        address="",
+        host=name,
+        site=entry.site,
+        devices=devices,
+        memory_bytes=round(entry.memory_gb * GB),
+        arithmetic_class=" and ".join(sorted({device.model or f"any {device.kind}" for device in entry.devices})),
+    )
+
+
+def _speed(device: DeviceEntry, train: TrainSpec) -> float:
+    if not device.tflops:
+        return device.speed or 1.0
+    is_cuda = device.kind == "cuda"
+    reference = CUDA_FLOPS[train.dtype] if is_cuda else CPU_FLOPS_PER_THREAD[train.dtype] * train.threads
+    return device.tflops * 1e12 / reference
+
+
+def _check_nodes(found: NodesFile, source: str) -> None:
+    if not found.nodes:
+        raise ConfigError("has no node; describe one under [[nodes]]", f"{source}:nodes")
+    names: dict[str, int] = {}
+    for index, entry in enumerate(found.nodes):
+        place = f"{source}:nodes[{index}]"
+        if not entry.name or "/" in entry.name or entry.name != entry.name.strip():
+            raise ConfigError(f"{entry.name!r} is no node's name: no slash, no space around it", f"{place}.name")
+        if not entry.site:
+            raise ConfigError("a site's name is empty", f"{place}.site")
+        _at_least(entry.count, 1, f"{place}.count")
+        _at_least(entry.memory_gb, 0, f"{place}.memory_gb")
+        if sum(each.count for each in found.nodes[: index + 1]) > MOST_NODES:
+            raise ConfigError(f"more than {MOST_NODES} nodes in all", f"{place}.count")
+        for name in _names(entry):
+            if name in names:
+                raise ConfigError(f"{name!r} is also a name of nodes[{names[name]}]", f"{place}.name")
+            names[name] = index
+        if not entry.devices:
+            raise ConfigError("a node without devices computes nothing; leave it out", f"{place}.devices")
+        for number, device in enumerate(entry.devices):
+            _check_device(device, f"{place}.devices[{number}]")
+
+
+def _check_device(device: DeviceEntry, place: str) -> None:
+    _at_least(device.count, 1, f"{place}.count")
+    for key in ("memory_gb", "speed", "tflops"):
+        _at_least(getattr(device, key), 0, f"{place}.{key}")
+    if device.speed and device.tflops:
+        raise ConfigError("`speed` says the same; give one of the two", f"{place}.tflops")
+
+
+def _check_links(found: NodesFile, source: str) -> None:
+    sites = sorted({entry.site for entry in found.nodes})
+    seen: dict[tuple[str, str], int] = {}
+    for index, link in enumerate(found.links):
+        place = f"{source}:links[{index}]"
+        for site in link.sites:
+            if site not in sites:
+                hint = nearest(site, sites) or f"; there are {', '.join(sites)}"
+                raise ConfigError(f"no node is of site {site!r}{hint}", f"{place}.sites")
+        pair = _pair(*link.sites)
+        if pair in seen:
+            raise ConfigError(f"links[{seen[pair]}] is between the same sites", f"{place}.sites")
+        seen[pair] = index
+        if link.mbit_s <= 0:
+            raise ConfigError(f"must be above 0, is {link.mbit_s}", f"{place}.mbit_s")
+        _at_least(link.round_trip_ms, 0, f"{place}.round_trip_ms")
+
+
+def _at_least(value: float, least: float, place: str) -> None:
+    if value < least:
+        raise ConfigError(f"must be at least {least:g}, is {value}", place)

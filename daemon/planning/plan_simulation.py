@@ -1,0 +1,172 @@
+"""What the schedule simulator says about a plan: how long its batches take, and who has nothing to do. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.connections import LinkAssumptions, Links
+from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.layer_costs import LayerCost, hidden_bytes, kind_of_layer, layer_costs
+from headway.daemon.planning.profiles import DeviceClock, Profiles
+from headway.daemon.records import NodeRecord, StagePlan, replicas_of
+from headway.stages.schedule import StageSchedule, Update
+from headway.stages.simulator import LinkTimes, Simulation, StageTimes, TimedOp, simulate
+
+MOST_BATCHES: Final = 12
+LEAST_BATCHES: Final = 4
+BATCHES_SHOWN: Final = 3
+MOST_OPERATIONS: Final = 400_000
+"""So many forwards and backwards are simulated at most, unless the fewest batches have more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A plan's pipeline on paper, some batches long."""
+
+    num_batches: int
+    step_seconds: float
+    """Per batch, once the pipe is full."""
+    bubbles: tuple[float, ...]
+    """Per row of the timeline: the share of that time without an operation."""
+    peaks: tuple[int, ...]
+    """Per row: most microbatches in flight."""
+    window: tuple[float, float]
+    """From when to when the pipe was full."""
+    timeline: tuple[TimedOp, ...]
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """What a picture shows: a few batches of the full pipe."""
+        begin, end = self.window
+        return begin, min(end, begin + BATCHES_SHOWN * self.step_seconds)
+
+
+def forecast(
+    spec: JobSpec,
+    stages: Sequence[StagePlan],
+    nodes: Iterable[NodeRecord],
+    *,
+    links: LinkAssumptions | None = None,
+    profiles: Profiles | None = None,
+) -> Forecast:
+    """Simulate some batches of a plan; stages: its workers, on nodes that are all there.
+
+    Rows of the timeline are stages. The replicas of one are simulated as one worker at the pace of their slowest.
+    """
+    profiles = profiles or Profiles()
+    seats = _seats(stages, nodes)
+    speeds = Links(links or LinkAssumptions(), profiles)
+    by_stage = replicas_of(stages)
+    num_batches = _num_batches(spec, len(by_stage))
+    train = replace(spec.train, batches=num_batches)
+    schedules = [
+        StageSchedule.of(
+            train,
+            stage_index=index,
+            num_stages=len(by_stage),
+            depth=_stage_depth([stages[position] for position in positions]),
+        )
+        for index, positions in enumerate(by_stage)
+    ]
+    clock = _Clock(spec, profiles, seats)
+    times = [
+        _slowest([clock.times(stages[p], seats[p]) for p in positions], _shares(spec, stages, positions))
+        for positions in by_stage
+    ]
+    between = [
+        _link(spec, speeds, [seats[p] for p in upper], [seats[p] for p in lower]) for upper, lower in pairwise(by_stage)
+    ]
+    return _forecast(simulate(schedules, times, links=between), num_batches, len(by_stage))
+
+
+class _Clock:
+    """Seconds of a worker's operations."""
+
+    def __init__(self, spec: JobSpec, profiles: Profiles, seats: Sequence[Seat]) -> None:
+        self._costs: Mapping[str, LayerCost] = {cost.name: cost for cost in layer_costs(spec)}
+        self._profiles = profiles
+        by_kind = {kind_of_layer(cost.name): cost for cost in self._costs.values()}
+        devices = {(seat.node, seat.device.index): seat.device for seat in seats}
+        self._clock = DeviceClock(by_kind, spec.train, profiles, devices)
+
+    def times(self, worker: StagePlan, seat: Seat) -> StageTimes:
+        """One microbatch each way, and one update, of all layers of a worker."""
+        forward = backward = update = 0.0
+        for layer in worker.layers:
+            kind, cost = kind_of_layer(layer), self._costs[layer]
+            seconds = self._clock.seconds(seat.node, seat.device, kind)
+            share = cost.forward_flops / (cost.forward_flops + cost.backward_flops)
+            measured = self._profiles.by_device.get((seat.node, seat.device.index), {}).get(kind)
+            if measured is not None:
+                share = measured.forward_s / (measured.forward_s + measured.backward_s)
+            forward += share * seconds.microbatch_s
+            backward += (1 - share) * seconds.microbatch_s
+            update += seconds.update_s
+        return StageTimes(forward=forward, backward=backward, update=update)
+
+
+def _seats(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[Seat]:
+    records = {node.name: node for node in nodes}
+    found = []
+    for worker in stages:
+        node = records[worker.node]
+        places = [device.index for device in node.devices]
+        found.append(Seat.of(node, places.index(worker.device_index)))
+    return found
+
+
+def _num_batches(spec: JobSpec, num_stages: int) -> int:
+    of_one_batch = 2 * spec.train.microbatches * num_stages
+    return max(LEAST_BATCHES, min(MOST_BATCHES, MOST_OPERATIONS // of_one_batch))
+
+
+def _stage_depth(workers: Sequence[StagePlan]) -> int:
+    """Of a stage as a whole: each replica holds its share of it, and one more."""
+    if len(workers) == 1:
+        return workers[0].depth
+    return max(1, sum(worker.depth - 1 for worker in workers))
+
+
+def _shares(spec: JobSpec, stages: Sequence[StagePlan], positions: Sequence[int]) -> list[float]:
+    """Of a batch's microbatches, per replica."""
+    num_groups, m = spec.train.reduction_groups, spec.train.microbatches
+    all_groups = tuple(range(num_groups))
+    held = [frozenset(stages[position].groups or all_groups) for position in positions]
+    return [sum(i % num_groups in groups for i in range(m)) / m for groups in held]
+
+
+def _slowest(times: Sequence[StageTimes], shares: Sequence[float]) -> StageTimes:
+    """Replicas as one worker that takes for every microbatch what they take on average, working side by side."""
+    return StageTimes(
+        forward=max(each.forward * share for each, share in zip(times, shares, strict=True)),
+        backward=max(each.backward * share for each, share in zip(times, shares, strict=True)),
+        update=max(each.update for each in times),
+    )
+
+
+def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:
+    return LinkTimes(
+        latency=links.longest_round_trip_s(uppers, lowers) / 2,
+        bandwidth=links.slowest_bytes_per_s(uppers, lowers) * min(len(uppers), len(lowers)),
+        frame_bytes=hidden_bytes(spec),
+    )
+
+
+def _forecast(run: Simulation, num_batches: int, num_rows: int) -> Forecast:
+    assert not run.is_stuck, "a plan's schedule got stuck"
+    ends = [0.0, *(done.ended for done in run.timeline if done.stage == 0 and isinstance(done.op, Update))]
+    first, last = (num_batches // 4, num_batches * 3 // 4) if num_batches >= 8 else (0, num_batches)
+    begin, end = ends[first], ends[last]
+    busy = [0.0] * num_rows
+    for done in run.timeline:
+        busy[done.stage] += max(0.0, min(done.ended, end) - max(done.started, begin))
+    return Forecast(
+        num_batches=num_batches,
+        step_seconds=run.step_seconds,
+        bubbles=tuple(max(0.0, 1.0 - seconds / (end - begin)) for seconds in busy),
+        peaks=run.peak_in_flight,
+        window=(begin, end),
+        timeline=run.timeline,
+    )
