@@ -16,6 +16,11 @@ class LinkAssumptions:
     site_bytes_per_s: float = 1e9
     far_bytes_per_s: float = 12.5e6
 
+    @property
+    def slowest_bytes_per_s(self) -> float:
+        """That any link may have."""
+        return min(self.site_bytes_per_s, self.far_bytes_per_s)
+
     def round_trip_s(self, one: Seat, other: Seat) -> float:
         """There and back between two devices."""
         return self.site_round_trip_s if one.site == other.site else self.far_round_trip_s
@@ -32,6 +37,16 @@ class Links:
         self._assumptions = assumptions
         self._profiles = profiles
         self._is_assumed = not profiles.links
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether any link is measured, so that links inside a site may differ."""
+        return not self._is_assumed
+
+    @property
+    def slowest_assumed_bytes_per_s(self) -> float:
+        """Of links that were not measured."""
+        return self._assumptions.slowest_bytes_per_s
 
     def is_measured(self, one: Seat, other: Seat) -> bool:
         """Whether somebody has measured the link between two devices' nodes."""

@@ -155,6 +155,60 @@ def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tup
     return list(found)
 
 
+def long_orders(
+    seats: tuple[Seat, ...], length: int, kinds: Kinds, previous: tuple[StagePlan, ...] = (), *, is_short: bool = False
+) -> Iterator[tuple[Seat, ...]]:
+    """A few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
+
+    Inside a site, devices of one arithmetic class stand together, since only they can be replicas of one stage. Alike
+    ones next to each other share groups evenly; unlike ones next to each other fill what is left of a layer.
+    """
+    totals: dict[str, float] = {}
+    for seat in seats:
+        totals[seat.site] = totals.get(seat.site, 0.0) + kinds.speed(seat)
+    by_speed = sorted(seats, key=lambda seat: (-kinds.speed(seat), kinds.of(seat)))
+    by_site = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -kinds.speed(seat), kinds.of(seat)))
+    seen: set[tuple[Kind, ...]] = set()
+    for picked in (by_speed[:length], by_site[:length]):
+        sites = sorted({seat.site for seat in picked}, key=lambda site: (-totals[site], site))
+        groups = [
+            [seat for seat in picked if (seat.site, seat.arithmetic_class) == (site, name)]
+            for site in sites
+            for name in sorted({seat.arithmetic_class for seat in picked if seat.site == site})
+        ]
+        for arrange in _ARRANGEMENTS[: 2 if is_short else None]:
+            order = tuple(kinds.of(seat) for group in groups for seat in arrange(group))
+            for each in (order, order[::-1]):
+                if each not in seen:
+                    seen.add(each)
+                    yield _seated(each, seats, previous, kinds)
+
+
+def _fastest_first(group: list[Seat]) -> list[Seat]:
+    """As they are sorted."""
+    return group
+
+
+def _fast_with_slow(group: list[Seat]) -> list[Seat]:
+    """The fastest, the slowest, the second, the second slowest, …"""
+    half = (len(group) + 1) // 2
+    mixed = [seat for pair in zip(group[:half], group[: half - 1 : -1], strict=False) for seat in pair]
+    return mixed + group[len(mixed) // 2 : half]
+
+
+def _most_memory_first(group: list[Seat]) -> list[Seat]:
+    """The first stages hold most in flight."""
+    return sorted(group, key=lambda seat: -seat.device.memory_bytes)
+
+
+def _every_third(group: list[Seat]) -> list[Seat]:
+    """Three series from fast to slow."""
+    return [seat for first in range(3) for seat in group[first::3]]
+
+
+_ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _every_third)
+
+
 def _seated(
     order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...], kinds: Kinds
 ) -> tuple[Seat, ...]:

@@ -9,6 +9,7 @@ on the stages after it: with s stages from layer a on, the first of them on devi
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any, Final
 
@@ -37,6 +38,11 @@ class Cut:
     spans: tuple[tuple[int, int], ...]
     """(first layer, end)"""
 
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """All devices, in their order."""
+        return tuple(seat for run in self.runs for seat in run)
+
 
 def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
     """What a batch takes in units of the slowest stage's time: without delay the pipe fills and drains with each."""
@@ -50,11 +56,14 @@ class PipelineCut:
         """shape: how many workers each stage must have; empty: as many as is best."""
         self._costs = costs
         self._order = order
-        self._shape = shape
         size, most = len(order), costs.num_groups
+        if shape:
+            starts = dict(pairwise(accumulate(shape, initial=0)))
+            self._ends = [[starts[first]] if first in starts else [] for first in range(size)]
+        else:
+            self._ends = [list(range(first + 1, min(size, first + most) + 1)) for first in range(size)]
         self._ends = [
-            [end for end in range(first + 1, min(size, first + most) + 1) if costs.can_share(order[first:end])]
-            for first in range(size)
+            [end for end in ends if costs.can_share(order[first:end])] for first, ends in enumerate(self._ends)
         ]
         self._links: dict[tuple[int, int, int], float] = {}
         self._trips: dict[tuple[int, int, int], float] = {}
@@ -148,7 +157,6 @@ class _Recurrence:
         self._costs = search._costs
         self._order = search._order
         self._ends = search._ends
-        self._shape = search._shape
         self._combine = combine
         self._of_stage = of_stage
         self._of_link = of_link
@@ -199,8 +207,6 @@ class _Recurrence:
         for stages in range(1, most_stages + 1):
             for start in range(size - stages, -1, -1):
                 for end in self._ends[start]:
-                    if self._shape and (stages > len(self._shape) or self._shape[-stages] != end - start):
-                        continue
                     self._add(stages, start, end)
 
     def _add(self, stages: int, start: int, end: int) -> None:

@@ -93,7 +93,7 @@ def _estimate(
             node=worker.seat.node,
             node_incarnation=worker.seat.incarnation,
             device_index=worker.seat.device.index,
-            layers=costs.spec.layers[stage.span[0] : stage.span[1]],
+            layers=costs.names[stage.span[0] : stage.span[1]],
             depth=replica_depth(depths[index], len(worker.groups), costs.num_groups),
             groups=() if is_alone else worker.groups,
         ),
@@ -103,7 +103,7 @@ def _estimate(
         host_bytes=int(costs.host_bytes[costs.slice_of[stage.span]]),
         host_limit_bytes=worker.seat.host_memory_bytes,
         stage_index=index,
-        share=len(times.microbatches(worker.groups)) / costs.num_microbatches,
+        share=times.num_microbatches(worker.groups) / costs.num_microbatches,
     )
 
 

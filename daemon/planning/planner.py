@@ -8,28 +8,18 @@ are, then the one whose nodes hold most of their layers' files.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
-from typing import Final
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.connections import LinkAssumptions, Links
-from headway.daemon.planning.device_order import Kinds, Seat, natural, orders
-from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
+from headway.daemon.planning.device_order import Kinds, Seat, natural
+from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, Holdings, OrderSearch
 from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
 __all__ = ["WORTH_A_STAGE", "ClusterPlan", "PlanRefused", "StageEstimate", "make_plan", "size"]
-
-WORTH_A_STAGE: Final = 1.01
-"""One more worker must make a batch at least this many times faster."""
-TIE: Final = 1e-9
-"""Relative: two predictions closer than this are equal."""
-
-Holdings = tuple[tuple[str, tuple[str, ...]], ...]
-"""(node, layers whose files it holds)"""
 
 
 def make_plan(
@@ -145,12 +135,8 @@ class _Planner:
         self._question = question
         self._spec = question.spec
         self._seats = seats
-        self._holdings = {node: frozenset(layers) for node, layers in question.holdings}
         profiles = question.profiles
         self._costs = StageCosts(self._spec, seats, profiles, Links(question.links, profiles))
-        self._kinds = Kinds(
-            self._costs.pace_of, distinct_nodes=frozenset(node for pair, _ in profiles.links for node in pair)
-        )
 
     def plan(self) -> ClusterPlan | PlanRefused:
         placement = self._spec.placement
@@ -158,73 +144,13 @@ class _Planner:
             return PlanRefused(reason=_waits_for_nodes(self._spec, self._seats))
         if sum(placement.replicas) > len(self._seats):
             return PlanRefused(reason=self._too_few_for_the_shape())
-        cut = self._best_of_all_orders()
+        profiled = frozenset(node for pair, _ in self._question.profiles.links for node in pair)
+        kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled)
+        at_home = AtHome(self._spec.layers, self._question.previous, self._question.holdings)
+        cut = OrderSearch(self._costs, self._seats, kinds, at_home).best()
         if cut is None:
             return PlanRefused(reason=self._memory_arithmetic())
         return assemble(self._costs, cut, self._seats, self._question.history)
-
-    def _best_of_all_orders(self) -> Cut | None:
-        best_by_length: dict[int, tuple[float, tuple[int, int], Cut]] = {}
-        shape = self._spec.placement.replicas
-        for order in orders(self._seats, lengths=self._lengths(), kinds=self._kinds, previous=self._question.previous):
-            if not self._has_wanted_nodes(order):
-                continue
-            before = best_by_length.get(len(order))
-            found = PipelineCut(self._costs, order, shape=shape).best(inf if before is None else before[0])
-            if found is None:
-                continue
-            seconds, cut = found
-            if before is not None and seconds > before[0] * (1 + TIE):
-                continue
-            rank = -self._layers_that_stay(cut), -self._layers_held(cut)
-            if before is None or seconds < before[0] * (1 - TIE) or rank < before[1]:
-                best_by_length[len(order)] = (seconds, rank, cut)
-        if not best_by_length:
-            return None
-        fastest = min(seconds for seconds, _, _ in best_by_length.values())
-        shortest = min(
-            length for length, (seconds, _, _) in best_by_length.items() if seconds <= fastest * WORTH_A_STAGE
-        )
-        return best_by_length[shortest][2]
-
-    def _lengths(self) -> tuple[int, ...]:
-        """How many workers a plan may have."""
-        spec = self._spec
-        if spec.placement.replicas:
-            return (sum(spec.placement.replicas),)
-        most = min(len(spec.layers), spec.train.microbatches) * spec.train.reduction_groups
-        return tuple(range(1, min(most, len(self._seats)) + 1))
-
-    def _has_wanted_nodes(self, order: tuple[Seat, ...]) -> bool:
-        placement, used = self._spec.placement, len({seat.node for seat in order})
-        return used >= placement.min_nodes and not (placement.max_nodes and used > placement.max_nodes)
-
-    def _layers_that_stay(self, cut: Cut) -> int:
-        before = {
-            (layer, stage.node, stage.node_incarnation, stage.device_index)
-            for stage in self._question.previous
-            for layer in stage.layers
-        }
-        if not before:
-            return 0
-        return sum(
-            (layer, seat.node, seat.incarnation, seat.device.index) in before
-            for seat, layers in self._placed(cut)
-            for layer in layers
-        )
-
-    def _layers_held(self, cut: Cut) -> int:
-        if not self._holdings:
-            return 0
-        nothing: frozenset[str] = frozenset()
-        return sum(
-            layer in self._holdings.get(seat.node, nothing) for seat, layers in self._placed(cut) for layer in layers
-        )
-
-    def _placed(self, cut: Cut) -> list[tuple[Seat, tuple[str, ...]]]:
-        """Each worker's seat with its layers."""
-        names = self._spec.layers
-        return [(seat, names[first:end]) for run, (first, end) in zip(cut.runs, cut.spans, strict=True) for seat in run]
 
     def _too_few_for_the_shape(self) -> str:
         wanted, here = self._spec.placement.replicas, len(self._seats)

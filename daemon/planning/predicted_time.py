@@ -58,27 +58,24 @@ class PredictedTime:
             costs.links.longest_round_trip_s(upper.seats, lower.seats) for upper, lower in pairwise(stages)
         ]
         slowest = max([*self.stage_seconds, *self.boundary_seconds])
+        self.pace_s = (
+            max(
+                self.num_microbatches(worker.groups) * self._per_microbatch(index, worker)
+                for index, stage in zip(self._slices, stages, strict=True)
+                for worker in stage.workers
+            )
+            / costs.num_microbatches
+        )
+        """Between two microbatches on the slowest worker, without its update."""
         train = costs.spec.train
         self.batch_seconds = slowest * fill_factor(len(stages), train.microbatches, train.delay)
         if not train.delay:
             self.batch_seconds += sum(self.round_trips_s)
 
-    @property
-    def pace_s(self) -> float:
-        """Between two microbatches on the slowest worker, without its update."""
-        return (
-            max(
-                len(self.microbatches(worker.groups)) * self._per_microbatch(index, worker)
-                for index, stage in zip(self._slices, self._stages, strict=True)
-                for worker in stage.workers
-            )
-            / self._costs.num_microbatches
-        )
-
-    def microbatches(self, groups: Iterable[int]) -> range | list[int]:
+    def num_microbatches(self, groups: Iterable[int]) -> int:
         """Of a batch, those of some groups."""
-        held, num_groups = frozenset(groups), self._costs.num_groups
-        return [i for i in range(self._costs.num_microbatches) if i % num_groups in held]
+        ends = self._costs.ends
+        return sum(int(ends[group + 1] - ends[group]) for group in groups)
 
     def connections(self) -> tuple[ConnectionEstimate, ...]:
         """Each link between workers that share microbatches."""
@@ -96,7 +93,7 @@ class PredictedTime:
             for above, below in pairwise(self._stages)
             for upper in above.workers
             for lower in below.workers
-            if (number := len(self.microbatches(set(upper.groups) & set(lower.groups))))
+            if (number := self.num_microbatches(set(upper.groups) & set(lower.groups)))
         )
 
     def reductions(self) -> tuple[ReductionEstimate, ...]:
@@ -123,7 +120,7 @@ class PredictedTime:
 
     def _worker(self, index: int, worker: Worker) -> float:
         each, update = self._costs.seconds(worker.seat)
-        return float(len(self.microbatches(worker.groups)) * each[index] + update[index])
+        return float(self.num_microbatches(worker.groups) * each[index] + update[index])
 
     def _stage(self, stage: int) -> float:
         computing = max(self.worker_seconds[stage])

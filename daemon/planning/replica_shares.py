@@ -4,7 +4,9 @@ Microbatch i of m belongs to group i mod G, so the first m mod G groups have one
 groups that follow one another, the first replica the lowest, each at least one. Shares need not be even.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from math import floor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,19 +52,34 @@ def best_shares(
     per_microbatch: Sequence[float], per_update: Sequence[float], most_groups: Sequence[int], ends: Counts
 ) -> tuple[int, ...]:
     """How many groups each replica holds under the best shares of one slice. Raises ValueError if they do not fit."""
-    one = [np.array([value]) for value in per_microbatch]
-    two = [np.array([value]) for value in per_update]
-    most = [np.array([value], dtype=np.int64) for value in most_groups]
-    limit = least_seconds(one, two, most, ends)
-    if not np.isfinite(limit[0]):
+    bounds = [int(end) for end in ends]
+    replicas = list(zip(per_microbatch, per_update, most_groups, strict=True))
+
+    def filled(limit: float) -> tuple[int, ...] | None:
+        """Each replica in turn takes as many groups as it can within the limit; None: some are left."""
+        position, counts = 0, []
+        for index, (each, update, most) in enumerate(replicas):
+            microbatches = max(0, floor((limit - update) / each * (1 + 1e-12) + SLACK))
+            following = bisect_right(bounds, bounds[position] + microbatches) - 1
+            following = min(following, position + most, len(bounds) - len(replicas) + index)
+            if following <= position:
+                return None
+            counts.append(following - position)
+            position = following
+        return tuple(counts) if position == len(bounds) - 1 else None
+
+    below, above = 0.0, max(bounds[-1] * each + update for each, update, _ in replicas)
+    shares = filled(above)
+    if shares is None:
         raise ValueError("the groups do not fit")
-    position, counts = 0, []
-    for index in range(len(one)):
-        left = len(one) - 1 - index
-        following = int(_reach(limit, np.array([position]), left, one[index], two[index], most[index], ends)[0])
-        counts.append(following - position)
-        position = following
-    return tuple(counts)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (below + above)
+        fitting = filled(middle)
+        if fitting is None:
+            below = middle
+        else:
+            above, shares = middle, fitting
+    return shares
 
 
 def _assign(

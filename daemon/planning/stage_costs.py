@@ -36,6 +36,7 @@ class StageCosts:
         self.spec = spec
         self.links = links
         self.layers = layer_costs(spec)
+        self.names = tuple(cost.name for cost in self.layers)
         self.num_layers = len(self.layers)
         self.num_microbatches = spec.train.microbatches
         self.num_groups = spec.train.reduction_groups
@@ -50,6 +51,7 @@ class StageCosts:
         self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
         self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
         self._run_seconds: dict[object, Floats] = {}
+        self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
         self.is_limited = any(seat.device.memory_bytes for seat in seats)
         """Whether memory on a device counts, which depends on how many stages come after a stage."""
 
@@ -192,8 +194,11 @@ class StageCosts:
 
     def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
         """How many groups a worker's memory has room for; 0: not even one. [num slices]"""
-        most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
         limit = seat.device.memory_bytes
+        key = (limit, seat.host_memory_bytes, depth, num_replicas)
+        if key in self._most_groups:
+            return self._most_groups[key]
+        most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
         if limit:
             below, above = np.zeros_like(most), most
             while np.any(below < above):
@@ -206,4 +211,5 @@ class StageCosts:
             most = below
         if seat.host_memory_bytes:
             most = np.where(self.host_bytes <= seat.host_memory_bytes, most, 0)
+        self._most_groups[key] = most
         return most

@@ -1,0 +1,200 @@
+"""The search over orders of devices: every order of a few, good orders of many. Pure.
+
+Few devices: each order that keeps sites together, with the exact best pipeline along it. Many: good orders of all that
+may work, along which devices may stay unused.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from headway.daemon.planning.device_order import Kinds, Seat, long_orders, orders
+from headway.daemon.planning.pace_search import PaceSearch
+from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
+from headway.daemon.planning.plan_assembly import place
+from headway.daemon.planning.predicted_time import PredictedTime
+from headway.daemon.planning.stage_costs import StageCosts
+from headway.daemon.records import StagePlan
+
+WORTH_A_STAGE: Final = 1.01
+"""One more worker must make a batch at least this many times faster."""
+TIE: Final = 1e-9
+"""Relative: two predictions closer than this are equal."""
+FEW_SEATS: Final = 8
+"""Up to so many, every length of a pipeline is searched exactly."""
+FEW_KINDS: Final = 2
+FEW_ALIKE_SEATS: Final = 16
+"""The same where they are of so few kinds, so that there are few orders."""
+BALANCED_WORKERS: Final = 32
+"""Up to so many, layers are evened out in the pipeline that was found."""
+FEWER: Final = (0.5, 0.625, 0.75, 0.875)
+"""Parts of many devices that are tried as well, lest more of them work than are worth it."""
+QUICK_SEATS: Final = 100
+"""Up to so many, these parts are tried, and more orders."""
+
+Holdings = tuple[tuple[str, tuple[str, ...]], ...]
+"""(node, layers whose files it holds)"""
+
+
+class AtHome:
+    """How many layers of a pipeline are already where it puts them."""
+
+    def __init__(self, names: tuple[str, ...], previous: tuple[StagePlan, ...], holdings: Holdings) -> None:
+        """names: the model's layers. previous: the workers of the plan in force, whose layers had better stay."""
+        self._names = names
+        self._before = {
+            (layer, stage.node, stage.node_incarnation, stage.device_index)
+            for stage in previous
+            for layer in stage.layers
+        }
+        self._holdings = {(node, layer) for node, layers in holdings for layer in layers}
+        self.previous = previous
+
+    def rank(self, cut: Cut) -> tuple[int, int]:
+        """Less is better: by the layers that stay, then by those whose files are there."""
+        if not self._before and not self._holdings:
+            return 0, 0
+        placed = [
+            (layer, seat)
+            for run, (first, end) in zip(cut.runs, cut.spans, strict=True)
+            for seat in run
+            for layer in self._names[first:end]
+        ]
+        stay = sum((layer, seat.node, seat.incarnation, seat.device.index) in self._before for layer, seat in placed)
+        return -stay, -sum((seat.node, layer) in self._holdings for layer, seat in placed)
+
+
+class OrderSearch:
+    """One search over the orders of a set of seats."""
+
+    def __init__(self, costs: StageCosts, seats: tuple[Seat, ...], kinds: Kinds, at_home: AtHome) -> None:
+        self._costs = costs
+        self._seats = seats
+        self._kinds = kinds
+        self._at_home = at_home
+        self._placement = costs.spec.placement
+        num_stages = min(costs.num_layers, costs.num_microbatches)
+        self._most_workers = min(len(seats), num_stages * costs.num_groups)
+
+    def best(self) -> Cut | None:
+        """The best pipeline that uses as many nodes as the job wants; None: nothing fits."""
+        shape = self._placement.replicas
+        if shape:
+            return self._best_of(orders(self._seats, lengths=(sum(shape),), kinds=self._kinds, previous=self._previous))
+        num_kinds = len(set(map(self._kinds.of, self._seats)))
+        is_few = len(self._seats) <= (FEW_ALIKE_SEATS if num_kinds <= FEW_KINDS else FEW_SEATS)
+        if is_few:
+            lengths = range(1, self._most_workers + 1)
+            return self._best_of(orders(self._seats, lengths=lengths, kinds=self._kinds, previous=self._previous))
+        found = self._best_of_long_orders()
+        if found is not None and self._has_wanted_nodes(found.seats):
+            return found
+        return self._as_many_as_demanded()
+
+    @property
+    def _previous(self) -> tuple[StagePlan, ...]:
+        return self._at_home.previous
+
+    def _has_wanted_nodes(self, seats: tuple[Seat, ...]) -> bool:
+        used = len({seat.node for seat in seats})
+        return used >= self._placement.min_nodes and not (
+            self._placement.max_nodes and used > self._placement.max_nodes
+        )
+
+    # --- Few devices --------------------------------------------------------------------------------------------------
+
+    def _best_of(self, candidates: Iterator[tuple[Seat, ...]]) -> Cut | None:
+        """Of orders of which every device works: the fastest, or one of fewer devices that is nearly as fast."""
+        best_by_length: dict[int, tuple[float, tuple[int, int], Cut]] = {}
+        for order in candidates:
+            if not self._has_wanted_nodes(order):
+                continue
+            before = best_by_length.get(len(order))
+            search = PipelineCut(self._costs, order, shape=self._placement.replicas)
+            found = search.best(inf if before is None else before[0])
+            if found is None:
+                continue
+            seconds, cut = found
+            rank = self._at_home.rank(cut)
+            if before is None or seconds < before[0] * (1 - TIE) or rank < before[1]:
+                best_by_length[len(order)] = (seconds, rank, cut)
+        if not best_by_length:
+            return None
+        fastest = min(seconds for seconds, _, _ in best_by_length.values())
+        shortest = min(
+            length for length, (seconds, _, _) in best_by_length.items() if seconds <= fastest * WORTH_A_STAGE
+        )
+        return best_by_length[shortest][2]
+
+    # --- Many devices -------------------------------------------------------------------------------------------------
+
+    def _best_of_long_orders(self) -> Cut | None:
+        most = min(self._most_workers, self._most_seats())
+        best = self._fastest(most, inf)
+        if best is None or len(self._seats) > QUICK_SEATS:
+            return None if best is None else best[1]
+        for part in FEWER:
+            fewer = max(1, int(most * part))
+            nearly = self._fastest(fewer, best[0] * WORTH_A_STAGE, best[0] * WORTH_A_STAGE)
+            if nearly is not None and len(nearly[1].seats) < len(best[1].seats):
+                return nearly[1]
+        return best[1]
+
+    def _fastest(self, length: int, at_most: float, enough: float = 0.0) -> tuple[float, Cut] | None:
+        """The fastest pipeline along good orders of so many devices. enough: what need not be beaten."""
+        best: tuple[float, Cut] | None = None
+        is_quick = len(self._seats) <= QUICK_SEATS
+        for order in long_orders(self._seats, length, self._kinds, self._previous, is_short=not is_quick):
+            for most_stages in self._numbers_of_stages(length):
+                limit = at_most if best is None else best[0] * (1 - TIE)
+                found = PaceSearch(self._costs, order, most_stages=most_stages).best(limit)
+                if found is None:
+                    continue
+                cut = self._balanced(found[1])
+                seconds = PredictedTime(self._costs, place(self._costs, cut)).batch_seconds
+                if seconds <= (at_most if best is None else best[0] * (1 - TIE)):
+                    best = seconds, cut
+                    if seconds <= enough:
+                        return best
+        return best
+
+    def _balanced(self, cut: Cut) -> Cut:
+        """The same devices as stages, with layers as even as they go."""
+        if len(cut.seats) > BALANCED_WORKERS:
+            return cut
+        found = PipelineCut(self._costs, cut.seats, shape=tuple(map(len, cut.runs))).best()
+        return cut if found is None else found[1]
+
+    def _numbers_of_stages(self, length: int) -> tuple[int, ...]:
+        """Limits to try. Without delay a longer pipe takes longer to fill; replicas do not."""
+        if self._costs.spec.train.delay:
+            return (0,)
+        most = min(length, self._costs.num_layers, self._costs.num_microbatches)
+        return tuple(max(1, most >> shift) for shift in range(most.bit_length()))
+
+    def _most_seats(self) -> int:
+        """As many as the nodes that the job may have."""
+        if not self._placement.max_nodes:
+            return len(self._seats)
+        per_node: dict[str, int] = {}
+        for seat in self._seats:
+            per_node[seat.node] = per_node.get(seat.node, 0) + 1
+        return sum(sorted(per_node.values())[: self._placement.max_nodes])
+
+    def _as_many_as_demanded(self) -> Cut | None:
+        """More devices than are worth it, because the job demands so many nodes: as evenly on the stages as they go."""
+        found: tuple[float, Cut] | None = None
+        for length in range(max(1, self._placement.min_nodes), self._most_workers + 1):
+            num_stages = min(length, self._costs.num_layers, self._costs.num_microbatches)
+            ends = [length * index // num_stages for index in range(num_stages + 1)]
+            shape = tuple(end - first for first, end in pairwise(ends))
+            for order in orders(self._seats, lengths=(length,), kinds=self._kinds, previous=self._previous):
+                if not self._has_wanted_nodes(order):
+                    continue
+                cut = PipelineCut(self._costs, order, shape=shape).best(inf if found is None else found[0])
+                if cut is not None and (found is None or cut[0] < found[0] * (1 - TIE)):
+                    found = cut
+            if found is not None:
+                return found[1]
+        return None

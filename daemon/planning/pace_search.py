@@ -1,0 +1,217 @@
+"""A pipeline for many devices: halve the interval of the slowest stage's time, and try each along an order. Pure.
+
+For a given time T one walk along the order decides: from the last layer on, each stage takes the next devices, one or
+several, and as many layers as they manage within T. A walk that has covered more layers is never worse, so for each
+place in the order only the furthest walks are kept. A device may stay unused. All that a walk neglects (a few links,
+uneven groups) it takes for worse than it is; the plan's figures are computed from the pipeline that comes out.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, inf
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.pipeline_cut import Cut
+from headway.daemon.planning.replica_shares import Counts, Floats
+from headway.daemon.planning.stage_costs import StageCosts
+
+MORE_REPLICAS: Final = 6
+"""Of one stage, beyond twice as many as there are devices for each layer: more are not tried."""
+PRECISION: Final = 1e-3
+"""Relative, of the time that the search ends with."""
+NUM_WALKS: Final = 4096
+"""Kept at once, over all places of the order."""
+WIDER: Final = 1.25
+"""By how much the time grows until a first pipeline is found."""
+MOST_WIDENINGS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A pipeline's end: the layers from `first` on, in so many stages."""
+
+    first: int
+    num_stages: int
+    run: tuple[int, int] = (0, 0)
+    """(first device, end) of its first stage."""
+    behind: "_Walk | None" = None
+
+
+class PaceSearch:
+    """The search along one order of devices."""
+
+    def __init__(self, costs: StageCosts, order: tuple[Seat, ...], *, most_stages: int = 0) -> None:
+        """most_stages: 0: as many as the job allows."""
+        self._costs = costs
+        self._order = order
+        timed = [costs.seconds(seat) for seat in order]
+        self._each = np.array([each for each, _ in timed])
+        self._update = np.array([update for _, update in timed])
+        """Seconds of a microbatch and of an update. [num seats, num slices]"""
+        self._group = ceil(costs.num_microbatches / costs.num_groups)
+        self._most_stages = min(costs.num_layers, costs.num_microbatches, most_stages or len(order))
+        self._num_kept = max(1, NUM_WALKS // len(order)) if self._counts_stages() else 1
+        self._reach = self._class_reach()
+        self._slowest_sibling = self._sibling_bandwidths()
+        self._widest = self._widest_link()
+        self._has_limits = any(seat.device.memory_bytes or seat.host_memory_bytes for seat in order)
+        per_layer = self._each[:, costs.slice_of[np.arange(costs.num_layers), np.arange(1, costs.num_layers + 1)]]
+        self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
+        whole = costs.slice_of[0, costs.num_layers]
+        work = costs.num_microbatches * self._each[:, whole] + self._update[:, whole]
+        self._least = float(1.0 / np.sum(1.0 / work))
+
+    def best(self, at_most: float = inf) -> tuple[float, Cut] | None:
+        """A time and a pipeline whose stages and links keep to it, near the least; None: none within at_most."""
+        above, found = min(at_most, self._least * WIDER), None
+        for _ in range(MOST_WIDENINGS):
+            found = self._walk(above)
+            if found is not None or above >= at_most:
+                break
+            above = min(at_most, above * WIDER)
+        if found is None:
+            return None
+        below = self._least
+        while above > below * (1 + PRECISION):
+            middle = 0.5 * (below + above)
+            walked = self._walk(middle)
+            if walked is None:
+                below = middle
+            else:
+                above, found = middle, walked
+        return above, self._cut(found)
+
+    def _counts_stages(self) -> bool:
+        """Whether it matters how many stages a walk has."""
+        return self._costs.is_limited or min(len(self._order), self._costs.num_layers) > self._most_stages
+
+    def _class_reach(self) -> list[int]:
+        """How many devices before a place, at most, can be replicas of one stage. Index: the place behind them."""
+        enough = 2 * ceil(len(self._order) / self._costs.num_layers) + MORE_REPLICAS
+        most, reach = min(self._costs.num_groups, enough), [0]
+        for index, seat in enumerate(self._order):
+            alike = index and self._order[index - 1].arithmetic_class == seat.arithmetic_class
+            reach.append(reach[-1] + 1 if alike else 1)
+        return [min(each, most) for each in reach]
+
+    def _sibling_bandwidths(self) -> list[Floats]:
+        """Slowest link between the 1, 2, … devices before a place; inf for one."""
+        links, order = self._costs.links, self._order
+        found = []
+        for place, reach in enumerate(self._reach):
+            slowest = [inf]
+            for number in range(2, reach + 1):
+                new, others = order[place - number], order[place - number + 1 : place]
+                if links.has_measured:
+                    nearest = min(links.bytes_per_s(new, other) for other in others)
+                else:
+                    nearest = links.bytes_per_s(new, others[-1])
+                slowest.append(min(slowest[-1], nearest))
+            found.append(np.array(slowest[:reach]))
+        return found
+
+    def _widest_link(self) -> float:
+        """Seconds of a batch on the slowest link that any boundary could have; inf where it is to be looked at."""
+        costs, order = self._costs, self._order
+        if len(order) < 2:
+            return 0.0
+        if costs.links.has_measured:
+            return inf
+        ends = list({seat.site: seat for seat in order}.values())
+        pairs = [(one, other) for one in ends for other in ends if one is not other]
+        pairs += [(one, other) for one, other in pairwise(order) if one.site == other.site]
+        return max(costs.boundary_seconds([one], [other]) for one, other in pairs)
+
+    def _walk(self, limit: float) -> _Walk | None:
+        """A pipeline of all layers within a time, with the last devices of the order."""
+        costs, size = self._costs, len(self._order)
+        kept: list[list[_Walk]] = [[] for _ in range(size + 1)]
+        kept[size].append(_Walk(costs.num_layers, 0, (size, size)))
+        for place in range(size, 0, -1):
+            walks = self._furthest(kept[place])
+            for walk in walks:
+                for first, number in self._stages(walk, place, limit):
+                    following = _Walk(first, walk.num_stages + 1, (place - number, place), walk)
+                    if first == 0:
+                        return following
+                    kept[place - number].append(following)
+            kept[place - 1].extend(walks)
+        return None
+
+    def _furthest(self, walks: list[_Walk]) -> list[_Walk]:
+        """Those worth going on with: furthest, and where the number of stages counts, those with fewer."""
+        found: list[_Walk] = []
+        for walk in sorted(walks, key=lambda walk: (walk.first, walk.num_stages, walk.run)):
+            if not found or walk.num_stages < found[-1].num_stages:
+                found.append(walk)
+        if len(found) <= self._num_kept:
+            return found
+        if self._num_kept == 1:
+            return found[:1]
+        step = (len(found) - 1) / (self._num_kept - 1)
+        return [found[round(index * step)] for index in range(self._num_kept)]
+
+    def _stages(self, walk: _Walk, place: int, limit: float) -> list[tuple[int, int]]:
+        """(first layer, number of devices) of the stages that could stand before a walk, ending before a place."""
+        costs, end, reach = self._costs, walk.first, self._reach[place]
+        if walk.num_stages >= self._most_stages:
+            return []
+        seats = slice(place - reach, place)
+        most_layers = int(limit / costs.num_microbatches * self._layer_speed[seats].sum() * 1.2) + 3
+        low = max(0, end - most_layers)
+        slices = costs.slice_of[low:end, end]
+        # Nearest device first. [reach, num candidates]
+        each, update = self._each[seats, slices][::-1], self._update[seats, slices][::-1]
+        alone = costs.num_microbatches * each[0] + update[0] <= limit
+        shared_limit = np.full(len(slices), limit)
+        if not costs.spec.train.delay:
+            most_bytes = costs.sums_bytes[slices] * (costs.num_groups / 4 + 1)
+            shared_limit = limit - most_bytes / costs.links.slowest_assumed_bytes_per_s
+        room = np.floor((shared_limit - update) / each * (1 + 1e-12) + 1e-9) // self._group
+        most = self._room_in_memory(walk, place, reach, slices)
+        room = np.minimum(room, most if most is not None else costs.num_groups)
+        enough = np.logical_and.accumulate(room >= 1, axis=0) & (np.cumsum(room, axis=0) >= costs.num_groups)
+        enough[0] = alone if most is None else alone & (most[0] >= costs.num_groups)
+        if costs.spec.train.delay and reach > 1:
+            number = np.arange(1, reach + 1)
+            share = (costs.num_groups / number + 1) * (number - 1) / number / self._slowest_sibling[place]
+            enough &= share[:, np.newaxis] * costs.sums_bytes[slices][np.newaxis, :] <= limit
+        found, best = [], end
+        firsts = (low + enough.argmax(axis=1)).tolist()
+        for index in np.flatnonzero(enough.any(axis=1)).tolist():
+            first = firsts[index]
+            if first < best and self._link_keeps(walk, place, index + 1, limit):
+                found.append((first, index + 1))
+                best = first
+        return found
+
+    def _room_in_memory(self, walk: _Walk, place: int, reach: int, slices: Counts) -> NDArray[np.int64] | None:
+        """Groups that each device before a place has memory for; None: all. [reach, num candidates]"""
+        costs = self._costs
+        if not self._has_limits:
+            return None
+        depth = costs.least_depth(walk.num_stages + 1)
+        seats = [self._order[place - 1 - index] for index in range(reach)]
+        return np.array([costs.most_groups(seat, depth, 2)[slices] for seat in seats])
+
+    def _link_keeps(self, walk: _Walk, place: int, number: int, limit: float) -> bool:
+        """Whether the boundary to the stage behind carries a batch in time."""
+        if self._widest <= limit or walk.behind is None:
+            return True
+        uppers, lowers = self._order[place - number : place], self._order[slice(*walk.run)]
+        share = min(len(uppers), len(lowers))
+        corners = (uppers[0], uppers[-1]), (lowers[0], lowers[-1])
+        return self._costs.boundary_seconds(*corners) * min(len(corners[0]), len(corners[1])) / share <= limit
+
+    def _cut(self, walk: _Walk) -> Cut:
+        runs, spans = [], []
+        here = walk
+        while here.behind is not None:
+            runs.append(self._order[slice(*here.run)])
+            spans.append((here.first, here.behind.first))
+            here = here.behind
+        return Cut(runs=tuple(runs), spans=tuple(spans))
