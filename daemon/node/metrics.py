@@ -81,26 +81,33 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
     failures = len(view.failures.get(node, {}))
     yield _gauge("headway_node_failures", "Failures of this node within the last ten minutes.", failures)
     seconds = CounterMetricFamily(
-        "headway_goodput_seconds", "What this node's workers spent their time on.", labels=("job", "stage", "class")
+        "headway_goodput_seconds",
+        "What this node's workers spent their time on.",
+        labels=("job", "stage", "worker", "class"),
     )
     replayed = CounterMetricFamily(
-        "headway_replayed_batches", "Batches that this node's workers computed again.", labels=("job", "stage")
+        "headway_replayed_batches",
+        "Batches that this node's workers computed again.",
+        labels=("job", "stage", "worker"),
     )
     resumed = CounterMetricFamily(
-        "headway_link_resumes", "Links of this node's workers that broke and went on.", labels=("job", "stage")
+        "headway_link_resumes",
+        "Links of this node's workers that broke and went on.",
+        labels=("job", "stage", "worker"),
     )
     for name, job in sorted(view.jobs.items()):
-        for (generation, stage), record in sorted(job.goodput.items()):
+        for (generation, position), record in sorted(job.goodput.items()):
             if record.node != node or job.plan is None or generation != job.plan.generation:
                 continue
+            whose = (name, str(job.plan.stage_index(position)), str(position))
             spent: dict[str, float] = {}
             for kind, value in record.seconds.items():
                 kind = "waiting" if kind.startswith(WAITING) else kind
                 spent[kind] = spent.get(kind, 0.0) + value
             for kind, value in spent.items():
-                seconds.add_metric((name, str(stage), kind), value)
-            replayed.add_metric((name, str(stage)), record.num_replayed)
-            resumed.add_metric((name, str(stage)), record.num_resumed)
+                seconds.add_metric((*whose, kind), value)
+            replayed.add_metric(whose, record.num_replayed)
+            resumed.add_metric(whose, record.num_resumed)
     yield from (seconds, replayed, resumed)
 
 

@@ -51,10 +51,10 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.URLError):
             await asyncio.to_thread(scrape, port)
     leader = found["b"]
-    assert leader['headway_goodput_seconds_total{class="useful",job="demo",stage="1"}'] == 80
-    assert leader['headway_goodput_seconds_total{class="waiting",job="demo",stage="1"}'] == 20
-    assert leader['headway_link_resumes_total{job="demo",stage="1"}'] == 2
-    assert leader['headway_replayed_batches_total{job="demo",stage="1"}'] == 4
+    assert leader['headway_goodput_seconds_total{class="useful",job="demo",stage="1",worker="1"}'] == 80
+    assert leader['headway_goodput_seconds_total{class="waiting",job="demo",stage="1",worker="1"}'] == 20
+    assert leader['headway_link_resumes_total{job="demo",stage="1",worker="1"}'] == 2
+    assert leader['headway_replayed_batches_total{job="demo",stage="1",worker="1"}'] == 4
     assert (leader["headway_leader"], leader["headway_node_failures"], leader["headway_store_bytes"]) == (1, 1, 0)
     assert leader['headway_job_batch{job="demo"}'] == 49
     assert leader['headway_job_loss{job="demo"}'] == 2.5
