@@ -175,8 +175,8 @@ class Case:
 
     @cached_property
     def on_probation(self) -> dict[str, float]:
-        """Nodes that a running job does not move to yet, and until when."""
-        return on_probation(self.job.plan, self.view, now=self.now)
+        """Nodes that a running job does not move to yet, and until when. Without quarantine there is no probation."""
+        return on_probation(self.job.plan, self.view, now=self.now) if self.quarantine_after else {}
 
     @cached_property
     def profiles(self) -> Profiles:

@@ -57,7 +57,10 @@ class NodeConfig:
     lease_ttl_s: int = 5
     """A node that etcd has not heard of for so long is dead."""
     quarantine_after: int = 3
-    """So many failures of a node within ten minutes leave it out of plans; 0: never. The leader's setting counts."""
+    """So many failures of a node within ten minutes leave it out of plans; 0: never. The leader's setting counts.
+
+    Unless it is 0, running jobs also wait longer and longer before they move to a node that keeps going and coming.
+    """
     slowdown: float = 1.0
     """For tests: its workers take so many times as long for every operation. What they compute stays the same."""
     stop_timeout_s: float = 120.0

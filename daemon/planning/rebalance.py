@@ -31,7 +31,7 @@ SHORTEST_REST_S: Final = 2.0
 LONGEST_REST_S: Final = 120.0
 FIRST_PROBATION_S: Final = 10.0
 LONGEST_PROBATION_S: Final = 300.0
-DEFAULT_PAUSE_S: Final = 1.0
+DEFAULT_PAUSE_S: Final = 0.5
 """From the last operation before a planned change to the first one after it, until one was measured."""
 DEFAULT_BYTES_PER_S: Final = 100e6
 """Of a transfer of state between two nodes, writing and reading included, until one was measured."""
