@@ -1,0 +1,194 @@
+"""A straggler: what a job on unequal nodes reaches once its workers are measured, against the sum of their speeds.
+
+replanned_vs_ideal: batches a second after the first measured re-plan, over the ideal for those speeds.
+equal_vs_ideal: the same for the equal split that the job began with, when nothing was known.
+
+Two nodes of a local cluster train one job; the second is slowed to a third by the setting `slowdown`. Nobody tells the
+planner: it begins with equal shares, measures, and cuts anew. The ideal is the sum of the batches a second that either
+node reaches with the whole model alone, on one stage: no cut by layers can reach it but by luck, and
+`granular_vs_ideal` says how near the best one comes. Losses must be those of `headway reference`, bit for bit.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from measure import Figure, progress, report
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of, submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import LayerTime, Phase
+from headway.daemon.reference import BatchResult, reference
+from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.tokens import TokenShards
+
+SLOWDOWN = 3.0
+BAR = 0.9
+TIMEOUT_S = 600.0
+SETTLING = 2
+"""Batches at the beginning of each plan that are not counted: the pipe fills."""
+MODEL = ModelSpec(
+    num_hidden_layers=16, hidden_size=128, intermediate_size=344, num_attention_heads=4, num_key_value_heads=4
+)
+SETTINGS: dict[str, object] = {"quarantine_after": 0, "num_spares": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One batch, as the journal has it."""
+
+    generation: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole run."""
+
+    rows: tuple[Row, ...]
+    layer_seconds: dict[str, LayerTime]
+    """Measured on the first node, by kind of layer."""
+    events: tuple[str, ...]
+
+    def seconds(self, generations: range) -> list[float]:
+        """Of each batch under some plans, without those in which the pipe filled."""
+        found = []
+        for generation in generations:
+            found += [row.seconds for row in self.rows if row.generation == generation][SETTLING:]
+        return found
+
+
+def straggler_job(name: str, *, batches: int, num_nodes: int) -> JobSpec:
+    """Batches of about a second on one core."""
+    spec = JobSpec(
+        job=JobSection(name=name, seed=1),
+        model=MODEL,
+        train=TrainSpec(batches=batches, microbatches=8, microbatch_size=4, sequence_length=128),
+        fault=FaultSpec(snapshot_every=0, checkpoint_every=0),
+        placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes),
+    )
+    return resolve_job(spec, job_file=Path("straggler.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+
+
+async def train(slowdowns: Sequence[float], spec: JobSpec, folder: Path) -> Run:
+    """Train a job on a cluster of nodes that are so many times slower than this machine."""
+    first, *others = ({**SETTINGS, "slowdown": slowdown} for slowdown in slowdowns)
+    name = spec.job.name
+    async with LocalCluster(folder / f"{name}-cluster", num_nodes=1, node_settings=first) as cluster:
+        for settings in others:
+            await cluster.add_node(settings=settings)
+        async with ClusterSession(cluster.address) as session:
+            await submit(session, spec)
+            job = await wait_for_phase(session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
+            measured: dict[str, LayerTime] = {}
+            while (job := job_of(await session.view(), name)).phase.phase is not Phase.FINISHED:
+                _check(job)
+                for (node, _), profile in job.profiles.items():
+                    if node == cluster.nodes[0].name:
+                        measured |= profile.layers
+                await asyncio.sleep(0.5)
+            copy = JournalCopy(session, name, folder / f"{name}.jsonl")
+            try:
+                await copy.copy_whole(spec.train.batches)
+            finally:
+                await copy.close()
+            events = tuple(job.events[number].text for number in sorted(job.events))
+    lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    rows = tuple(Row(line["generation"], line["loss"], line["seconds"]) for line in lines)
+    return Run(rows, measured, events)
+
+
+def _check(job: JobView) -> None:
+    if job.phase.phase in (Phase.FAILED, Phase.CANCELLED, Phase.RECOVERING):
+        raise RuntimeError(f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}")
+
+
+def best_cut_s(spec: JobSpec, times: dict[str, LayerTime]) -> float:
+    """Seconds of a batch under the best cut between a node and one that is SLOWDOWN times slower, in either order."""
+    by_layer = [times[layer.partition(".")[0]] for layer in spec.layers]
+    work = [spec.train.microbatches * (layer.forward_s + layer.backward_s) + layer.update_s for layer in by_layer]
+    ends = range(1, len(work))
+    return min(
+        max(upper * sum(work[:end]), lower * sum(work[end:]))
+        for upper, lower in ((1.0, SLOWDOWN), (SLOWDOWN, 1.0))
+        for end in ends
+    )
+
+
+def whole_s(spec: JobSpec, times: dict[str, LayerTime]) -> float:
+    """Seconds of a batch on the first node alone, by the same times."""
+    by_layer = [times[layer.partition(".")[0]] for layer in spec.layers]
+    return sum(spec.train.microbatches * (each.forward_s + each.backward_s) + each.update_s for each in by_layer)
+
+
+def reference_losses(spec: JobSpec) -> list[float]:
+    """Of the plain loop."""
+    results: list[BatchResult] = []
+    tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
+    reference(spec, tokens, on_batch=results.append)
+    return [result.loss for result in results]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="half the batches")
+    options = parser.parse_args()
+    batches = 30 if options.quick else 60
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
+        folder = Path(name)
+
+        def alone(which: str, slowdown: float, number: int) -> list[float]:
+            run = asyncio.run(train([slowdown], straggler_job(which, batches=number, num_nodes=1), folder))
+            seconds = [row.seconds for row in run.rows[SETTLING:]]
+            progress(f"{which}: {statistics.median(seconds):.3f} s a batch")
+            return seconds
+
+        quick = alone("fast", 1.0, 12)
+        slow = alone("slow", SLOWDOWN, 8)
+        spec = straggler_job("both", batches=batches, num_nodes=2)
+        both = asyncio.run(train([1.0, SLOWDOWN], spec, folder))
+        quick += alone("fast-again", 1.0, 12)
+    for event in both.events:
+        progress(event)
+    generations = sorted({row.generation for row in both.rows})
+    if len(generations) < 2:
+        progress("no plan followed the first one")
+        return 1
+    is_exact = [row.loss for row in both.rows] == reference_losses(replace(spec, placement=PlacementSpec()))
+    ideal = 1 / statistics.median(quick) + 1 / statistics.median(slow)
+    equal = both.seconds(range(generations[0], generations[0] + 1))
+    replanned = both.seconds(range(generations[1], generations[-1] + 1))
+    figures = {
+        "replanned_vs_ideal": Figure.of([1 / seconds / ideal for seconds in replanned]),
+        "equal_vs_ideal": Figure.of([1 / seconds / ideal for seconds in equal]),
+    }
+    extra: dict[str, object] = {
+        "is_exact": is_exact,
+        "plans": len(generations),
+        "slow_vs_fast": round(statistics.median(slow) / statistics.median(quick), 3),
+        "replanned_after_batches": sum(row.generation == generations[0] for row in both.rows),
+    }
+    if {"embed", "block", "head"} <= both.layer_seconds.keys():
+        times = both.layer_seconds
+        extra["granular_vs_ideal"] = round(whole_s(spec, times) / (1 + 1 / SLOWDOWN) / best_cut_s(spec, times), 3)
+    status = report("A straggler at a third", figures, bars={"replanned_vs_ideal": BAR}, extra=extra)
+    if not is_exact:
+        progress("the losses are not those of the reference")
+    return 0 if options.quick and is_exact else int(status or not is_exact)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
