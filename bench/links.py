@@ -123,6 +123,7 @@ class Side:
             peer_stage=StageIndex(peer),
             peer_worker=peer,
             peer_incarnation="ab"[peer],
+            peer_name=f"stage {peer}",
             peer_address=f"127.0.0.1:{self.peer_port}",
             inbox=inbox,
             contract=contract,

@@ -48,6 +48,8 @@ class CollectiveTerms:
     peer_stage: StageIndex
     peer_worker: int
     peer_incarnation: str
+    peer_name: str
+    """For people: `stage 2`, or which replica of it."""
     peer_address: str
     """host:port of its link server; of the side that dials for messages only."""
     inbox: Inbox
@@ -61,8 +63,8 @@ class CollectiveTerms:
 
     @property
     def peer(self) -> str:
-        """For people."""
-        return f"stage {self.peer_stage} at {self.peer_address or 'an unknown address'}"
+        """For people, with its address."""
+        return f"{self.peer_name} at {self.peer_address or 'an unknown address'}"
 
 
 @dataclass(slots=True)
@@ -98,13 +100,16 @@ class CollectiveEndpoint:
         self._generations: dict[str, Generation] = {}
         self._links: list[CollectiveLink] = []
 
-    def accept(self, terms: CollectiveTerms) -> CollectiveLink:
-        """The link to a neighbour that dials. LinkLost arrives if it has not within `first_contact`."""
+    def accept(self, terms: CollectiveTerms, *, is_last: bool = True) -> CollectiveLink:
+        """The link to a neighbour that dials. LinkLost arrives if it has not within `first_contact`.
+
+        is_last: no other `accept` of this generation follows; until then whoever dials is told to come again.
+        """
         prefix = secrets.token_hex(16)
         awaited = _Awaited(
             terms, self._new_link(terms), RendezvousStore(self._host, prefix=prefix, timeout=FORM_TIMEOUT)
         )
-        self._loop.call_soon(self._await, awaited)
+        self._loop.call_soon(self._await, awaited, is_last)
         return awaited.link
 
     def dial(self, terms: CollectiveTerms) -> CollectiveLink:
@@ -132,15 +137,16 @@ class CollectiveEndpoint:
             on_stuck=self._on_stuck,
         )
 
-    def _begin(self, terms: CollectiveTerms, link: CollectiveLink) -> None:
-        known = self._generations.get(terms.job, terms.generation)
-        self._generations[terms.job] = max(terms.generation, known)
+    def _begin(self, terms: CollectiveTerms, link: CollectiveLink, is_complete: bool = True) -> None:
+        if is_complete:
+            known = self._generations.get(terms.job, terms.generation)
+            self._generations[terms.job] = max(terms.generation, known)
         self._links = [*(other for other in self._links if not other.is_over), link]
         self._awaited = {key: awaited for key, awaited in self._awaited.items() if not awaited.link.is_over}
 
-    def _await(self, awaited: _Awaited) -> None:
+    def _await(self, awaited: _Awaited, is_last: bool) -> None:
         terms = awaited.terms
-        self._begin(terms, awaited.link)
+        self._begin(terms, awaited.link, is_last)
         self._awaited[terms.job, terms.peer_incarnation] = awaited
         # The timer outlives most links: it must not hold the store.
         limit_s = terms.first_contact.total_seconds()

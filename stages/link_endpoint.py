@@ -162,7 +162,7 @@ class LinkEndpoint:
             generation=generation,
             inbox=inbox,
             contract=contract,
-            receives=_kinds_from(peer_stage, stage),
+            receives=kinds_between(peer_stage, stage),
         )
         awaited = _Awaited(link, generation, peer_stage, peer_incarnation, resume_timeout)
         self._loop.call_soon(self._await, job, peer_worker, awaited, first_contact, is_last)
@@ -200,7 +200,7 @@ class LinkEndpoint:
             generation=generation,
             inbox=inbox,
             contract=contract,
-            receives=_kinds_from(peer_stage, stage),
+            receives=kinds_between(peer_stage, stage),
         )
         hello = Hello(
             protocol=self._protocol,
@@ -425,7 +425,7 @@ class LinkEndpoint:
                     call.cancel()
 
 
-def _kinds_from(peer: StageIndex, own: StageIndex) -> frozenset[FrameKind]:
+def kinds_between(peer: StageIndex, own: StageIndex) -> frozenset[FrameKind]:
     """What a worker of the peer's stage says to one of the own."""
     if peer == own:
         return SIBLING_KINDS

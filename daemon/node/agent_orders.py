@@ -32,6 +32,8 @@ from headway.daemon.node.agent_steps import (
 from headway.daemon.node.copy_duties import copy_steps, parts_of_worker
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import state_steps
+from headway.daemon.planning.layer_costs import hidden_bytes
+from headway.daemon.planning.link_choice import LinkEnd, choose_link
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
@@ -170,7 +172,7 @@ def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
         is_complete = False
         if found is not None:
             yield found
-    neighbours = _neighbours(post)
+    neighbours = _neighbours(view, post)
     if is_complete and neighbours is not None:
         checkpoint = post.job.checkpoint if post.plan.source == "checkpoint" else None
         origin = checkpoint.origin_job if checkpoint is not None else ""
@@ -248,7 +250,7 @@ def _is_live(post: _Post, part: str) -> bool:
     return is_there and (worker.has_journal if part == JOURNAL else part in worker.layers)
 
 
-def _neighbours(post: _Post) -> Neighbours | None:
+def _neighbours(view: ClusterView, post: _Post) -> Neighbours | None:
     """Everybody that the worker has a link with; None while one of them has not said where it can be dialled."""
     plan, position = post.plan, post.position
     stage = plan.stage_index(position)
@@ -263,10 +265,29 @@ def _neighbours(post: _Post) -> Neighbours | None:
     if any(other not in records for positions in linked for other in positions):
         return None
     upstream, downstream, beside = (
-        tuple(Neighbour(other, records[other].address, records[other].incarnation) for other in positions)
+        tuple(
+            Neighbour(
+                other,
+                records[other].address,
+                records[other].incarnation,
+                _is_collective(view, post, plan.stages[other]),
+            )
+            for other in positions
+        )
         for positions in linked
     )
     return Neighbours(upstream, downstream, beside)
+
+
+def _is_collective(view: ClusterView, post: _Post, other: StagePlan) -> bool:
+    """By what both nodes' records say, so that the other end's daemon comes to the same answer."""
+    assert post.job.spec is not None, "only jobs with a spec have posts"
+    own, peer = view.nodes.get(post.stage.node), view.nodes.get(other.node)
+    if own is None or peer is None:
+        return False  # a node is gone, and this plan with it
+    ends = LinkEnd.of(own, post.stage.device_index), LinkEnd.of(peer, other.device_index)
+    spec = post.job.spec
+    return choose_link(spec.train.link, *ends, frame_bytes=hidden_bytes(spec)).is_collective
 
 
 def _share_a_group(one: StagePlan, other: StagePlan) -> bool:

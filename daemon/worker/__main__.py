@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import sys
+import traceback
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 EXIT_ORPHANED = 75
 """EX_TEMPFAIL: the daemon is gone."""
+EXIT_STUCK = 76
+"""A link's process group could not be ended otherwise."""
 
 
 def die_with_parent() -> None:
@@ -62,6 +65,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.daemon.worker.warm_up import warm_up
     from headway.proto.control_pb2 import WorkerHello
+    from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
     from headway.stages.link_endpoint import LinkEndpoint
     from headway.stages.loop_thread import LoopThread
     from headway.stages.tls_identity import TlsIdentity
@@ -78,6 +82,13 @@ def work(options: argparse.Namespace) -> None:
         finally:
             os._exit(EXIT_ORPHANED)
 
+    def end_stuck(peer: str) -> None:
+        """A process group does not let go of its threads, nor of the device: only the process's end frees them."""
+        try:
+            log.error("link_stuck", peer=peer)
+        finally:
+            os._exit(EXIT_STUCK)
+
     warm_up()
     device = WorkerDevice(options.device, slowdown=options.slowdown)
     if not options.spare:
@@ -86,19 +97,32 @@ def work(options: argparse.Namespace) -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
     loop.start()
+    identity = TlsIdentity.read(options.certificates)
     endpoint = LinkEndpoint(
+        loop=loop, identity=identity, host=options.host, incarnation=incarnation, protocol=PROTOCOL_VERSION
+    )
+    collective = CollectiveEndpoint(
         loop=loop,
-        identity=TlsIdentity.read(options.certificates),
+        identity=identity,
         host=options.host,
         incarnation=incarnation,
         protocol=PROTOCOL_VERSION,
+        on_stuck=end_stuck,
     )
+    endpoint.add_method(METHOD, collective.answer)
     endpoint.start()
-    register_action("cut_links", lambda seconds: endpoint.cut(timedelta(seconds=seconds)))
+
+    def cut_links(seconds: float) -> None:
+        endpoint.cut(timedelta(seconds=seconds))
+        collective.cut()
+
+    register_action("cut_links", cut_links)
     register_action("deafen_links", lambda seconds: endpoint.deafen(timedelta(seconds=seconds)))
     output = WorkerOutput()
     records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
-    worker = StageWorker(inbox=inbox, endpoint=endpoint, device=device, output=output, records=records)
+    worker = StageWorker(
+        inbox=inbox, endpoint=endpoint, collective=collective, device=device, output=output, records=records
+    )
     control = WorkerControl(loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, on_end=end)
     control.attach(
         WorkerHello(
@@ -123,7 +147,12 @@ def main() -> None:
     options = parse_arguments(sys.argv[1:])
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    record(work)(options)
+    try:
+        record(work)(options)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once: threads inside a process group would turn the interpreter's end into a crash
 
 
 if __name__ == "__main__":

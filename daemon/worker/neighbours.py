@@ -8,10 +8,11 @@ from functools import partial
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.replica_groups import by_group, groups_of, name_of
 from headway.proto.control_pb2 import Peer, Start
+from headway.stages.collective_endpoint import CollectiveEndpoint, CollectiveTerms
 from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import Frame, Link, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.link_endpoint import LinkEndpoint, kinds_between
 from headway.stages.stage_context import StageContext
 from headway.stages.stage_links import StageLinks
 
@@ -23,8 +24,11 @@ Only a link that was there once breaks after the job's `link_timeout_s`."""
 class Neighbours:
     """Opens and closes the links, and clears away what they have left in the inbox."""
 
-    def __init__(self, endpoint: LinkEndpoint, inbox: "queue.SimpleQueue[object]") -> None:
+    def __init__(
+        self, endpoint: LinkEndpoint, collective: CollectiveEndpoint, inbox: "queue.SimpleQueue[object]"
+    ) -> None:
         self._endpoint = endpoint
+        self._collective = collective
         self._inbox = inbox
         self._links: list[Link] = []
 
@@ -66,11 +70,13 @@ class Neighbours:
         accepted = _distinct([*upstream.values(), *below.values()])
         dialled = _distinct([*downstream.values(), *above.values()])
         links: dict[int, Link] = {}
-        for number, peer in enumerate(accepted, 1):
-            accept = partial(self._accept, is_last=number == len(accepted))
-            links[peer.worker] = accept(start, spec, peer, contracts[peer.worker])
+        for is_collective in (False, True):
+            same_kind = [peer for peer in accepted if peer.collective == is_collective]
+            for number, peer in enumerate(same_kind, 1):
+                accept = partial(self._accept, is_last=number == len(same_kind))
+                links[peer.worker] = accept(start, spec, peer, contracts[peer.worker], context)
         for peer in dialled:
-            links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker])
+            links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker], context)
         self._links += links.values()
         return StageLinks(
             upstream={group: links[peer.worker] for group, peer in upstream.items()},
@@ -88,7 +94,18 @@ class Neighbours:
             if not isinstance(item, Frame | LinkLost):
                 self._inbox.put(item)
 
-    def _accept(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, *, is_last: bool) -> Link:
+    def _accept(
+        self,
+        start: Start,
+        spec: JobSpec,
+        peer: Peer,
+        contract: FrameContract,
+        context: StageContext,
+        *,
+        is_last: bool,
+    ) -> Link:
+        if peer.collective:
+            return self._collective.accept(self._terms(start, spec, peer, contract, context), is_last=is_last)
         resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
         return self._endpoint.accept(
             start.job_name,
@@ -106,7 +123,9 @@ class Neighbours:
             is_last=is_last,
         )
 
-    def _dial(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract) -> Link:
+    def _dial(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, context: StageContext) -> Link:
+        if peer.collective:
+            return self._collective.dial(self._terms(start, spec, peer, contract, context))
         resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
         return self._endpoint.dial(
             peer.address,
@@ -121,6 +140,28 @@ class Neighbours:
             worker=start.stage.worker,
             peer_stage=StageIndex(peer.stage),
             peer=name_of(peer),
+        )
+
+    def _terms(
+        self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, context: StageContext
+    ) -> CollectiveTerms:
+        silence = timedelta(seconds=spec.fault.link_timeout_s)
+        return CollectiveTerms(
+            job=start.job_name,
+            generation=Generation(start.generation),
+            stage=context.stage_index,
+            worker=start.stage.worker,
+            peer_stage=StageIndex(peer.stage),
+            peer_worker=peer.worker,
+            peer_incarnation=peer.incarnation,
+            peer_name=name_of(peer),
+            peer_address=peer.address,
+            inbox=self._inbox,
+            contract=contract,
+            receives=kinds_between(StageIndex(peer.stage), context.stage_index),
+            device=context.device,
+            first_contact=max(FIRST_CONTACT, silence),
+            silence=silence,
         )
 
 

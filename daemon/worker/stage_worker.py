@@ -27,6 +27,7 @@ from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
+from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.determinism import configure
 from headway.stages.errors import AbortedError, DamagedFileError, DataError, NonFiniteLossError, PeerError
 from headway.stages.executor import Executor
@@ -56,13 +57,14 @@ class StageWorker:
         *,
         inbox: "queue.SimpleQueue[object]",
         endpoint: LinkEndpoint,
+        collective: CollectiveEndpoint,
         device: WorkerDevice,
         output: WorkerOutput,
         records: StageRecords,
     ) -> None:
         self._inbox = inbox
         self._endpoint = endpoint
-        self._neighbours = Neighbours(endpoint, inbox)
+        self._neighbours = Neighbours(endpoint, collective, inbox)
         self._device = device
         self._output = output
         self._records = records

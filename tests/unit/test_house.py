@@ -36,6 +36,7 @@ PURE = (
     "daemon/planning/connections.py",
     "daemon/planning/device_order.py",
     "daemon/planning/layer_costs.py",
+    "daemon/planning/link_choice.py",
     "daemon/planning/nodes_file.py",
     "daemon/planning/pipeline_cut.py",
     "daemon/planning/plan_simulation.py",

@@ -108,7 +108,6 @@ REFUSED = {
         "train.recompute: 'blocks' is not one of none, block; did you mean `block`?",
     ),
     "compilation": (NAMED + "[train]\ncompile = true", "train.compile: true asks for compilation"),
-    "collective link": (NAMED + '[train]\nlink = "collective"', 'set it to "auto" or "grpc"'),
     "lossy wire": (NAMED + '[train]\nwire = "int8"', 'train.wire: "int8" asks for wire compression'),
     "no copy": (NAMED + "[fault]\ncopies = 0", "fault.copies: must be at least 1, is 0"),
     "too many copies": (NAMED + "[fault]\ncopies = 17", "fault.copies: must be at most 16, is 17"),

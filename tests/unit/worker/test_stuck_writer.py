@@ -19,6 +19,7 @@ def test_nothing_is_written_that_a_stuck_writer_would_take_away(monkeypatch: pyt
     worker = StageWorker(
         inbox=SimpleQueue(),
         endpoint=nothing,
+        collective=nothing,
         device=nothing,
         output=nothing,
         records=StageRecords(None, node="a", incarnation="i"),

@@ -1,0 +1,45 @@
+"""Which kind of link two workers have: what the job asks for, as far as it is safe, and what is faster."""
+
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.planning.link_choice import WORTH_A_GROUP_BYTES, LinkEnd, choose_link
+
+HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu")
+THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu")
+BIG = WORTH_A_GROUP_BYTES
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changes", "frame_bytes", "is_collective", "why"),
+    [
+        ("auto", {}, BIG, True, "process groups carry them faster"),
+        ("auto", {}, BIG - 1, False, "gRPC carries them as fast"),
+        ("auto", {"site": "default"}, BIG, False, "name no site"),
+        ("auto", {"site": "default", "host": "10.0.0.1"}, BIG, True, "faster"),
+        ("auto", {"device_kind": "cuda"}, BIG, False, "not measured"),
+        ("collective", {}, 1, True, "the job asks for collective links"),
+        ("collective", {"site": "default"}, 1, True, "the job asks for collective links"),
+        ("collective", {"device_kind": "cuda"}, 1, True, "the job asks for collective links"),
+        ("grpc", {}, BIG, False, "the job asks for gRPC links"),
+    ],
+)
+def test_inside_one_site(wanted: str, changes: dict[str, str], frame_bytes: int, is_collective: bool, why: str) -> None:
+    """Two workers that are alike: the kind, and the sentence that says why."""
+    one, other = replace(HERE, **changes), replace(THERE, **changes)
+    choice = choose_link(wanted, one, other, frame_bytes=frame_bytes)  # type: ignore[arg-type]
+    assert choice.is_collective == is_collective
+    assert why in choice.reason
+    assert choose_link(wanted, other, one, frame_bytes=frame_bytes).is_collective == is_collective  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wanted", ["auto", "collective"])
+@pytest.mark.parametrize(
+    ("field", "why"), [("site", "between sites everything is encrypted"), ("device_kind", "one kind")]
+)
+def test_what_differs_is_linked_by_grpc_whatever_the_job_asks_for(wanted: str, field: str, why: str) -> None:
+    """Two sites, or a CPU and a CUDA device: never a process group."""
+    choice = choose_link(wanted, HERE, replace(THERE, **{field: "other"}), frame_bytes=BIG)  # type: ignore[arg-type]
+    assert not choice.is_collective
+    assert why in choice.reason
