@@ -6,6 +6,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
 class AccompanyRequest(_message.Message):
     __slots__ = ("node",)
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -273,7 +279,7 @@ class Progress(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed", "layers", "peak_bytes", "num_samples", "replan_s")
+    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed", "layers", "peak_bytes", "num_samples", "replan_s", "device_speed")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +308,7 @@ class Heartbeat(_message.Message):
     PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     REPLAN_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SPEED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     operations: int
@@ -316,7 +323,8 @@ class Heartbeat(_message.Message):
     peak_bytes: int
     num_samples: int
     replan_s: float
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ..., layers: _Optional[_Mapping[str, LayerSeconds]] = ..., peak_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., replan_s: _Optional[float] = ...) -> None: ...
+    device_speed: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ..., layers: _Optional[_Mapping[str, LayerSeconds]] = ..., peak_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., replan_s: _Optional[float] = ..., device_speed: _Optional[float] = ...) -> None: ...
 
 class LayerSeconds(_message.Message):
     __slots__ = ("forward_s", "backward_s", "update_s")

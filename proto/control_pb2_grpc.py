@@ -71,6 +71,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_stream(
+                '/headway.control.Node/Probe',
+                request_serializer=headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.Chunk.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -127,6 +132,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """So many bytes of nothing, in chunks: how fast the way here is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -164,6 +176,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=headway_dot_proto_dot_control__pb2.StatusRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.StatusReply.SerializeToString,
+            ),
+            'Probe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.ProbeRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.Chunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +374,33 @@ class Node:
             '/headway.control.Node/Status',
             headway_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.control.Node/Probe',
+            headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

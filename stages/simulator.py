@@ -1,6 +1,8 @@
 """How long a pipeline would take: an event simulation of the very function that drives the stages.
 
-Times are seconds of simulated time. The same numbers in give the same numbers out: jitter comes from a seed.
+A worker is known by its position among all of them. Replicas of a stage stand side by side and hold all groups
+together; a worker that holds all groups has its stage to itself. Times are seconds of simulated time. The same numbers
+in give the same numbers out: jitter comes from a seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +25,7 @@ from headway.stages.spec import weight_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds that a stage's operations take."""
+    """Seconds that a worker's operations take."""
 
     forward: float
     backward: float
@@ -38,14 +40,14 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """One link between neighbouring stages, the same in both directions."""
+    """One link between workers of neighbouring stages, or between replicas; the same in both directions."""
 
     latency: float = 0.0
     """One way."""
     bandwidth: float = inf
     """Bytes per second."""
     frame_bytes: int = 0
-    """Of an activation or a gradient; norms weigh nothing."""
+    """Of an activation or a gradient, between replicas of a slice of the sums; norms weigh nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,12 @@ class StopRequest:
 
     at: float
     delays: tuple[float, ...] = ()
-    """Per stage; missing ones are 0."""
+    """Per worker; missing ones are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTimes:
-    """Each stage writes a boundary while it computes, and runs no update until that is done."""
+    """Each worker writes a boundary while it computes, and runs no update until that is done."""
 
     every: int
     """Batches."""
@@ -72,6 +74,7 @@ class TimedOp:
     """One operation of the timeline."""
 
     stage: int
+    """The worker's position: the stage's own where no stage has replicas."""
     op: Op
     version: int
     """The weight version that it read."""
@@ -86,21 +89,21 @@ class Simulation:
     step_seconds: float
     """Per batch, over the middle half of the batches; over all of them when there are fewer than eight."""
     bubble: float
-    """The share of that time in which the busiest stage had nothing to do."""
+    """The share of that time in which the busiest worker had nothing to do."""
     total_seconds: float
     peak_in_flight: tuple[int, ...]
-    """Per stage."""
+    """Per worker."""
     peak_versions: tuple[int, ...]
-    """Per stage."""
+    """Per worker."""
     boundaries: tuple[int, ...]
-    """Per stage, where it ended; less than the stop boundary means that it was stuck."""
+    """Per worker, where it ended; less than the stop boundary means that it was stuck."""
     stop: int
     """The boundary at which all should end."""
     timeline: tuple[TimedOp, ...]
 
     @property
     def is_stuck(self) -> bool:
-        """Whether some stage could not reach the stop boundary."""
+        """Whether some worker could not reach the stop boundary."""
         return any(boundary != self.stop for boundary in self.boundaries)
 
 
@@ -109,28 +112,47 @@ def simulate(
     times: Sequence[StageTimes],
     *,
     links: Sequence[LinkTimes] = (),
+    sibling_links: Sequence[LinkTimes] = (),
     jitter: float = 0.0,
     seed: int = 0,
     stop: StopRequest | None = None,
     snapshots: SnapshotTimes | None = None,
 ) -> Simulation:
-    """Run a pipeline without replicas to its stop boundary, or until nothing moves.
+    """Run a pipeline to its stop boundary, or until nothing moves.
 
-    schedules and times: one per stage. links: one per neighbouring pair; none means no latency at all. Every duration
-    is stretched by a factor between 1 and 1 + jitter, drawn from the seed.
+    schedules and times: one per worker. links: one per neighbouring pair of stages, sibling_links: one per stage, each
+    for all of their workers; none means no latency at all. Every duration is stretched by a factor between 1 and
+    1 + jitter, drawn from the seed.
     """
-    links = links or (LinkTimes(),) * (len(schedules) - 1)
-    return _Pipeline(schedules, times, links, _stretch(jitter, seed), snapshots).run(stop)
+    num_stages = len(stages_of(schedules))
+    links = links or (LinkTimes(),) * (num_stages - 1)
+    sibling_links = sibling_links or (LinkTimes(),) * num_stages
+    return _Pipeline(schedules, times, links, sibling_links, _stretch(jitter, seed), snapshots).run(stop)
+
+
+def stages_of(schedules: Sequence[StageSchedule]) -> list[list[int]]:
+    """The positions of each stage's workers: side by side, until they hold all groups."""
+    stages: list[list[int]] = []
+    held: set[int] = set()
+    for worker, schedule in enumerate(schedules):
+        if not held:
+            stages.append([])
+        stages[-1].append(worker)
+        held |= set(schedule.held_groups)
+        if len(held) == schedule.num_groups:
+            held = set()
+    return stages
 
 
 class _Pipeline:
-    """The stages, their links, and the clock."""
+    """The workers, their links, and the clock."""
 
     def __init__(
         self,
         schedules: Sequence[StageSchedule],
         times: Sequence[StageTimes],
         links: Sequence[LinkTimes],
+        sibling_links: Sequence[LinkTimes],
         stretch: Callable[[], float],
         snapshots: SnapshotTimes | None,
     ) -> None:
@@ -138,13 +160,23 @@ class _Pipeline:
         self.states = [ScheduleState(schedule) for schedule in schedules]
         self.times = times
         self.links = links
+        self.sibling_links = sibling_links
+        self.stages = stages_of(schedules)
+        self.stage_of = [index for index, workers in enumerate(self.stages) for _ in workers]
+        self.holders = [
+            {group: worker for worker in workers for group in schedules[worker].held_groups} for workers in self.stages
+        ]
+        self.sums = [dict[int, int]() for _ in schedules]
+        """Per worker and batch: how many workers of its stage have handed over the sums of its slice."""
+        self.slices = [dict[int, int]() for _ in schedules]
+        """The same, of reduced slices that are there."""
         self.stretch = stretch
         self.now = 0.0
         self.running: list[Op | None] = [None] * len(schedules)
         self.line_free: dict[tuple[int, int], float] = {}
         self.last_arrival: dict[tuple[int, int], float] = {}
         self.pending_stop: StopRequest | None = None
-        self.squares = [[-1, -1] for _ in schedules]  # per stage: last batch of its own, and of the stages downstream
+        self.squares = [[-1, -1] for _ in schedules]  # of a lead: last batch of its stage's, and of those downstream
         self.events: list[tuple[float, int, Callable[[], int | None]]] = []
         self.num_events = 0
         self.timeline: list[TimedOp] = []
@@ -206,21 +238,49 @@ class _Pipeline:
             case Forward(batch, microbatch):
                 state.forwarded(batch, microbatch)
                 if not state.schedule.is_last:
-                    self._send(stage, stage + 1, lambda: self.states[stage + 1].input_arrived(batch, microbatch))
+                    below = self._neighbour(stage, 1, microbatch)
+                    self._send(stage, below, lambda: self.states[below].input_arrived(batch, microbatch))
             case Backward(batch, microbatch):
                 is_last_of_batch = state.backwarded(batch, microbatch)
                 if not state.schedule.is_first:
-                    self._send(stage, stage - 1, lambda: self.states[stage - 1].gradient_arrived(batch, microbatch))
+                    above = self._neighbour(stage, -1, microbatch)
+                    self._send(stage, above, lambda: self.states[above].gradient_arrived(batch, microbatch))
                 if is_last_of_batch:
-                    state.groups_reduced(batch)
-                    self.squares[stage][0] = batch
-                    self._pass_squares(stage, batch)
+                    for sibling in self._siblings(stage):
+                        self._send(stage, sibling, lambda owner=sibling: self._sums_arrived(owner, batch))  # type: ignore[misc]
+                    self._sums_arrived(stage, batch)
             case Update(batch):
                 state.updated(batch)
                 self._begin_snapshot(stage)
         self.peak_in_flight[stage] = max(self.peak_in_flight[stage], state.in_flight)
         self.peak_versions[stage] = max(self.peak_versions[stage], state.num_versions_live)
         return stage
+
+    def _neighbour(self, worker: int, step: int, microbatch: int) -> int:
+        """The worker of the next stage down (1) or up (-1) that computes a microbatch."""
+        group = microbatch % self.states[worker].schedule.num_groups
+        return self.holders[self.stage_of[worker] + step][group]
+
+    def _siblings(self, worker: int) -> list[int]:
+        return [other for other in self.stages[self.stage_of[worker]] if other != worker]
+
+    def _sums_arrived(self, owner: int, batch: int) -> None:
+        """Once all workers of a stage have handed over their sums of a slice, its owner adds and sends it round."""
+        num_workers = len(self.stages[self.stage_of[owner]])
+        if not _is_complete(self.sums[owner], batch, num_workers):
+            return
+        for sibling in self._siblings(owner):
+            self._send(owner, sibling, lambda other=sibling: self._slice_arrived(other, batch))  # type: ignore[misc]
+        self._slice_arrived(owner, batch)
+
+    def _slice_arrived(self, worker: int, batch: int) -> None:
+        state = self.states[worker]
+        if not _is_complete(self.slices[worker], batch, len(self.stages[self.stage_of[worker]])):
+            return
+        state.groups_reduced(batch)
+        if state.schedule.is_lead:
+            self.squares[worker][0] = batch
+            self._pass_squares(worker, batch)
 
     def _begin_snapshot(self, stage: int) -> None:
         state, snapshots = self.states[stage], self.snapshots
@@ -239,7 +299,8 @@ class _Pipeline:
 
         A link keeps its order, whatever the jitter: a frame never arrives before the one that was sent before it.
         """
-        link = self.links[min(source, target)]
+        stages = self.stage_of[source], self.stage_of[target]
+        link = self.sibling_links[stages[0]] if stages[0] == stages[1] else self.links[min(stages)]
         begins = max(self.now, self.line_free.get((source, target), 0.0))
         ends = begins + (link.frame_bytes / link.bandwidth if is_heavy else 0.0)
         self.line_free[source, target] = ends
@@ -261,16 +322,23 @@ class _Pipeline:
         if state.schedule.is_first:
             self._learn_total(stage, batch)
         else:
-            self._send(stage, stage - 1, lambda: self._squares_arrived(stage - 1, batch), is_heavy=False)
+            above = self._neighbour(stage, -1, 0)
+            self._send(stage, above, lambda: self._squares_arrived(above, batch), is_heavy=False)
 
     def _squares_arrived(self, stage: int, batch: int) -> None:
         self.squares[stage][1] = batch
         self._pass_squares(stage, batch)
 
     def _learn_total(self, stage: int, batch: int) -> None:
+        schedule = self.states[stage].schedule
         self.states[stage].clip_total_known(batch)
-        if not self.states[stage].schedule.is_last:
-            self._send(stage, stage + 1, lambda: self._learn_total(stage + 1, batch), is_heavy=False)
+        if not schedule.is_lead:
+            return
+        listeners = self._siblings(stage)
+        if not schedule.is_last:
+            listeners.append(self._neighbour(stage, 1, 0))
+        for listener in listeners:
+            self._send(stage, listener, lambda other=listener: self._learn_total(other, batch), is_heavy=False)  # type: ignore[misc]
 
     def _ask_for_stop(self, stop: StopRequest) -> int:
         self.pending_stop = stop
@@ -290,8 +358,10 @@ class _Pipeline:
         first, last = (num_updates // 4, num_updates * 3 // 4) if num_updates >= 8 else (0, num_updates)
         ends = [0.0, *ends]
         step_seconds = (ends[last] - ends[first]) / max(1, last - first)
-        num_held = len(self.states[0].schedule.held_microbatches)
-        bound = max(times.batch_seconds(num_held) for times in self.times)
+        bound = max(
+            times.batch_seconds(len(state.schedule.held_microbatches))
+            for times, state in zip(self.times, self.states, strict=True)
+        )
         return Simulation(
             step_seconds=step_seconds,
             bubble=1.0 - bound / step_seconds if step_seconds else 0.0,
@@ -302,6 +372,15 @@ class _Pipeline:
             stop=stop,
             timeline=tuple(self.timeline),
         )
+
+
+def _is_complete(counts: dict[int, int], batch: int, num_workers: int) -> bool:
+    """Count one more of a batch; whether that was the last one."""
+    counts[batch] = counts.get(batch, 0) + 1
+    if counts[batch] < num_workers:
+        return False
+    del counts[batch]
+    return True
 
 
 def _stretch(jitter: float, seed: int) -> Callable[[], float]:
@@ -324,7 +403,7 @@ _MASK = (1 << 64) - 1
 
 
 def format_grid(timeline: Sequence[TimedOp], *, bad: TimedOp | None = None) -> str:
-    """The timeline as a grid for people: a row per stage, a column per start time; the bad cell is marked >so<."""
+    """The timeline as a grid for people: a row per worker, a column per start time; the bad cell is marked >so<."""
     columns = {time: column for column, time in enumerate(sorted({done.started for done in timeline}))}
     num_stages = 1 + max((done.stage for done in timeline), default=-1)
     cells = [[""] * len(columns) for _ in range(num_stages)]

@@ -10,7 +10,7 @@ from headway.daemon.coordination.boundaries import fewest_holders, lead_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted, was_killed
 from headway.daemon.coordination.origin import Origin, find_origin
-from headway.daemon.coordination.prospects import measured, on_probation, outlook
+from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.pipeline_shape import worker_name
@@ -169,9 +169,14 @@ class Case:
     @cached_property
     def best_plan(self) -> ClusterPlan | PlanRefused:
         """The best plan on the devices that no other job has; while one runs, without nodes that keep going."""
-        nodes, flapping = self.view.nodes, self.on_probation
+        nodes, flapping = self.nodes, self.on_probation
         steady = self._plan_on(node for name, node in nodes.items() if name not in flapping)
         return self._plan_on(nodes.values()) if flapping and isinstance(steady, PlanRefused) else steady
+
+    @cached_property
+    def nodes(self) -> dict[str, NodeRecord]:
+        """All that are there, by name, as plans see them."""
+        return as_fast_as_their_like(self.view.nodes.values())
 
     @cached_property
     def on_probation(self) -> dict[str, float]:
@@ -189,7 +194,7 @@ class Case:
         best = self.best_plan
         if not isinstance(best, ClusterPlan):
             return None
-        return outlook(self.job, self.view.nodes.values(), best, self.profiles, now=self.now)
+        return outlook(self.job, self.nodes.values(), best, self.profiles, now=self.now)
 
     @cached_property
     def verdict(self) -> Verdict | None:
@@ -202,7 +207,7 @@ class Case:
 
         Where only draining nodes are left, the job goes back on them, so that it can be saved from there.
         """
-        nodes = self.view.nodes.values()
+        nodes = self.nodes.values()
         is_again = self.job.phase.phase is Phase.RECOVERING
         suspects = [loss.stage for loss in self.losses if loss.is_late or (is_again and loss.death.fault)]
         without = frozenset((stage.node, stage.device_index) for stage in suspects)
@@ -219,7 +224,7 @@ class Case:
         """The best plan if every device were free: whether the job could run at all just now."""
         return make_plan(
             self.spec,
-            self.view.nodes.values(),
+            self.nodes.values(),
             history=self.history,
             quarantined=self.quarantined,
             profiles=self.profiles,

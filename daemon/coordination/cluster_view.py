@@ -5,7 +5,7 @@ knows and values that cannot be read are collected in `ignored` with the reason,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -287,7 +287,7 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
         node.incarnation,
         node.is_draining,
         node.down_devices,
-        node.devices,
+        tuple(replace(device, speed=1.0) for device in node.devices),
         node.site,
         node.arithmetic_class,
         node.protocol,

@@ -1,6 +1,7 @@
 """What a running job could gain by another plan: measurements and memories of the view, put together. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
@@ -42,6 +43,29 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
         if peer in view.nodes
     }
     return Profiles.of(layers, links)
+
+
+def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
+    """Nodes by name, devices of one model all as fast as the fastest of them.
+
+    What a benchmark says less of one than of its like is noise; what is truly slower shows in its layers' times.
+    """
+    found = {node.name: node for node in nodes}
+    fastest: dict[tuple[str, str], float] = {}
+    for node in found.values():
+        for device in node.devices:
+            key = (device.kind, device.model)
+            fastest[key] = max(device.speed, fastest.get(key, 0.0))
+    return {
+        name: replace(
+            node,
+            devices=tuple(
+                replace(device, speed=fastest[device.kind, device.model]) if device.model else device
+                for device in node.devices
+            ),
+        )
+        for name, node in found.items()
+    }
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What this machine has to compute with."""
 
 import os
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tupl
     if kind == "cuda" and not num_cuda:
         raise ConfigError("this machine has no CUDA device; say `cpu` or `auto`", "devices")
     if not num_cuda:
-        model = torch.backends.cpu.get_cpu_capability()
+        model = f"{_cpu_name()} {torch.backends.cpu.get_cpu_capability()}".strip()
         share_bytes = memory_bytes() // max(num_devices, 1)
         return tuple(
             Device(kind="cpu", index=index, model=model, memory_bytes=share_bytes) for index in range(num_devices or 1)
@@ -37,6 +38,15 @@ def class_of(devices: tuple[Device, ...]) -> str:
 def memory_bytes() -> int:
     """Memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cpu_name() -> str:
+    """What the kernel calls it; empty where it has no name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _cuda_device(index: int) -> Device:

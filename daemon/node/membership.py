@@ -20,8 +20,10 @@ from headway.daemon.node.agent import Agent, Surroundings
 from headway.daemon.node.agent_orders import is_awaited, is_named
 from headway.daemon.node.companions import Companions
 from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.device_speeds import DeviceSpeeds
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.probing import Probing
 from headway.daemon.node.registration import Registration
 from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
@@ -60,6 +62,8 @@ class Membership:
             generations=dict(house.memory.generations),
             started_at=time.time(),
         )
+        self._speeds = DeviceSpeeds(config.state_dir, arithmetic_class=record.arithmetic_class)
+        record = replace(record, devices=self._speeds.of(record.devices))
         self._registration = Registration(
             record,
             etcd=house.etcd,
@@ -115,6 +119,14 @@ class Membership:
             agent,
             on_change=lambda: registration.change(down_devices=supervisor.down_devices),
         )
+        probing = Probing(
+            node=house.config.name,
+            incarnation=self.incarnation,
+            etcd=house.etcd,
+            cluster=house.cluster,
+            client=house.client,
+            lease_id=lambda: registration.lease_id,
+        )
         companions = Companions(node=house.config.name, etcd=house.etcd, cluster=house.cluster, client=house.client)
         try:
             await supervisor.start()
@@ -124,6 +136,8 @@ class Membership:
                 group.create_task(agent.run(supervisor), name="agent")
                 group.create_task(self._leadership.run(), name="leadership")
                 group.create_task(companions.run(), name="companions")
+                group.create_task(probing.run(), name="probing")
+                group.create_task(self._follow_speeds(supervisor), name="device speeds")
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:
@@ -169,6 +183,12 @@ class Membership:
             self._registration.look_again()
             agent.cluster_changed()
 
+    async def _follow_speeds(self, supervisor: Supervisor) -> None:
+        devices = self._registration.record.devices
+        await self._speeds.follow(
+            devices, lambda: supervisor.heartbeats, lambda known: self._registration.change(devices=known)
+        )
+
     def _write_manifest(self, url: str, manifest: bytes) -> None:
         write_manifest(resolve_checkpoint_dir(url, self._house.config.checkpoint_root), manifest)
 
@@ -187,6 +207,7 @@ class Membership:
             history_dir=config.history_dir,
             num_spares=config.num_spares,
             slowdown=config.slowdown,
+            is_to_be_measured=lambda device: not self._speeds.knows(device),
         )
 
 

@@ -62,6 +62,12 @@ class NodeClient:
             raise _translated(address, error) from error
         return reply
 
+    def probe(self, address: str, num_bytes: int, *, timeout_s: float) -> AsyncIterator[control_pb2.Chunk]:
+        """So many bytes of nothing from there, to see how fast they come. Raises PeerError."""
+        return _read(
+            address, self._stub(address).Probe(control_pb2.ProbeRequest(num_bytes=num_bytes), timeout=timeout_s)
+        )
+
     def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
         """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
         return _read(address, self._stub(address).Accompany(control_pb2.AccompanyRequest(node=node)))

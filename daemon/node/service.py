@@ -29,6 +29,9 @@ from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
 
+MAX_PROBE_BYTES = 16 << 20
+PROBE_CHUNK_BYTES = 1 << 20
+
 
 @dataclass(slots=True, kw_only=True)
 class NodeDesk:
@@ -86,6 +89,14 @@ class NodeService(control_pb2_grpc.NodeServicer):
         """One word, then nothing until this daemon ends."""
         yield control_pb2.AccompanyReply(incarnation=self._desk.incarnation)
         await self._desk.ending.wait()
+
+    async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.Chunk]:  # noqa: N802
+        """So many bytes of nothing: how fast the way here is."""
+        if request.num_bytes > MAX_PROBE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {MAX_PROBE_BYTES} bytes")
+        for offset in range(0, request.num_bytes, PROBE_CHUNK_BYTES):
+            size = min(PROBE_CHUNK_BYTES, request.num_bytes - offset)
+            yield control_pb2.Chunk(data=bytes(size), offset=offset, total_bytes=request.num_bytes)
 
     async def FetchState(  # noqa: N802
         self, request: control_pb2.FetchStateRequest, context: Any

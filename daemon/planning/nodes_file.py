@@ -87,6 +87,12 @@ class SiteLinks(LinkAssumptions):
     def _by_sites(self) -> dict[tuple[str, str], tuple[float, float]]:
         return {(one, other): (round_trip_s, bytes_per_s) for one, other, round_trip_s, bytes_per_s in self.known}
 
+    @property
+    def slowest_bytes_per_s(self) -> float:
+        """That any link may have."""
+        assumed = min(self.site_bytes_per_s, self.far_bytes_per_s)
+        return min([assumed, *(bytes_per_s for _, _, _, bytes_per_s in self.known)])
+
     def round_trip_s(self, one: Seat, other: Seat) -> float:
         """There and back between two devices."""
         found = self._by_sites.get(_pair(one.site, other.site))

@@ -47,6 +47,8 @@ class WorkerSettings:
     num_spares: int = 1
     slowdown: float = 1.0
     """How many times as long every operation is made to take, for tests."""
+    is_to_be_measured: Callable[[Device], bool] = lambda _device: False
+    """Whether a device's speed is not known yet."""
 
     @property
     def socket_path(self) -> Path:
@@ -197,6 +199,8 @@ class Roster:
         arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
         arguments += ["--device", handle.device.kind]
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
+        if not is_spare and settings.is_to_be_measured(handle.device):
+            arguments += ["--measure"]
         if settings.slowdown != 1.0:
             arguments += ["--slowdown", str(settings.slowdown)]
         if settings.history_dir is not None:

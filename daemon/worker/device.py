@@ -3,6 +3,7 @@
 import structlog
 import torch
 
+from headway.daemon.worker.benchmark import measure_speed
 from headway.daemon.worker.session import OrderRefusedError
 
 log = structlog.get_logger()
@@ -11,10 +12,14 @@ log = structlog.get_logger()
 class WorkerDevice:
     """CUDA is not touched before the index is known: a context costs memory on the device."""
 
-    def __init__(self, kind: str, *, slowdown: float = 1.0) -> None:
+    def __init__(self, kind: str, *, slowdown: float = 1.0, is_to_be_measured: bool = False) -> None:
         """kind: `cpu` or `cuda`. slowdown: how many times as long every operation is made to take, for tests."""
         self._kind = kind
         self.slowdown = slowdown
+        self.is_to_be_measured = is_to_be_measured
+        """Its speed is not known yet."""
+        self.speed = 0.0
+        """Relative, once it was measured."""
         self._index: int | None = None
         self._device = torch.device("cpu")
 
@@ -36,6 +41,13 @@ class WorkerDevice:
         elif index != self._index and self._kind == "cuda":
             raise OrderRefusedError(f"this worker computes on device {self._index}, not on {index}")
         return self._device
+
+    def measure(self) -> None:
+        """Take a fraction of a second to see how fast it is, once."""
+        self.is_to_be_measured = False
+        self.speed = measure_speed(self._device)
+        self.release_memory()
+        log.info("device_measured", device=str(self._device), speed=round(self.speed, 3))
 
     def release_memory(self) -> None:
         """What was freed goes back to the device."""

@@ -45,6 +45,9 @@ from headway.stages.tokens import TokenShards
 
 log = structlog.get_logger()
 
+IDLE_S = 0.5
+"""Before an idle worker measures its device: orders come first."""
+
 _BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, OSError)
 """What makes an order impossible and leaves the worker usable."""
 
@@ -85,18 +88,27 @@ class StageWorker:
         self._control = control
         try:
             while not self._is_quitting:
-                self._take(self._deferred.popleft() if self._deferred else self._inbox.get())
+                self._take(self._deferred.popleft() if self._deferred else self._next())
         except Exception as error:
             self._report(self._failed(error, fault=fault_line(error)))
             control.flush()
             raise
         self._writer.cancel(timeout_s=LETTING_GO_S)
 
+    def _next(self) -> object:
+        """What comes next. A worker that has nothing to do for a moment measures its device, if it was told to."""
+        if self._device.is_to_be_measured and not self._session.job:
+            try:
+                return self._inbox.get(timeout=IDLE_S)
+            except queue.Empty:
+                self._device.measure()
+        return self._inbox.get()
+
     def heartbeat(self) -> Heartbeat:
         """What this worker is doing now."""
         self._output.rotate()
         session, executor, goodput = self._session, self._executor, self._goodput
-        beat = Heartbeat(job=session.job, generation=session.generation)
+        beat = Heartbeat(job=session.job, generation=session.generation, device_speed=self._device.speed)
         if session.job:
             beat.typical_s, beat.num_replayed = goodput.typical_s, goodput.num_replayed
             beat.replan_s = goodput.replan_s

@@ -17,6 +17,7 @@ from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.probing import measure
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import CheckpointFile, CheckpointRecord, NodeRecord, SpecRecord, StateFile, StateRecord
 from headway.daemon.storage import transfer
@@ -25,7 +26,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
 from headway.proto import control_pb2
-from headway.stages.errors import UnavailableError
+from headway.stages.errors import ProtocolError, UnavailableError
 from headway.stages.shard_writer import writing_shards
 from headway.stages.state_file import StateHeader, write_state
 from headway.stages.tls_identity import TlsIdentity
@@ -271,3 +272,14 @@ async def test_a_name_that_is_a_path_is_refused(network: Network) -> None:
     """A job called ../x would read somebody else's file."""
     with pytest.raises(RecoveryError, match="is no name of a job"):
         [line async for line in network.client.logs(network.a.address, control_pb2.LogsRequest(job="../authority"))]
+
+
+async def test_a_node_measures_the_way_to_another(network: Network) -> None:
+    """Five pings and 4 MiB over mTLS: a round trip of less than a second, more than a MB/s; too much is refused."""
+    probe = await measure(network.client, network.b.address)
+    assert 0 < probe.round_trip_s < 1.0
+    assert probe.bytes_per_s > 1e6
+    received = [chunk async for chunk in network.client.probe(network.b.address, 2_500_000, timeout_s=10.0)]
+    assert sum(len(chunk.data) for chunk in received) == 2_500_000
+    with pytest.raises(ProtocolError, match="at most"):
+        _ = [chunk async for chunk in network.client.probe(network.b.address, 1 << 30, timeout_s=10.0)]

@@ -24,13 +24,22 @@ OPTIMIZERS = {"muon-ef": MUON_WITH_ERROR_FEEDBACK, "adamw": ADAMW_WITHOUT_ERROR_
 CLIPS = (0.5, 0.0)
 GROUPS = (1, 3)
 
-Case = tuple[int, str, str, float, int]
-EVERY_CASE: list[Case] = list(product(NODES, SCHEDULES, OPTIMIZERS, CLIPS, GROUPS))
+LINKS = ("grpc", "collective")
+
+Case = tuple[int, str, str, float, int, str]
+EVERY_CASE: list[Case] = [
+    case for case in product(NODES, SCHEDULES, OPTIMIZERS, CLIPS, GROUPS, LINKS) if case[0] > 1 or case[-1] == "grpc"
+]
 
 
 def is_default(case: Case) -> bool:
-    """A subset in which every pair of values meets at least once for each number of nodes and schedule."""
-    nodes, schedule, optimizer, clip, groups = case
+    """A subset in which every pair of values meets at least once for each number of nodes and schedule.
+
+    Of collective links only one of each schedule.
+    """
+    nodes, schedule, optimizer, clip, groups, link = case
+    if link == "collective" and nodes != NODES[1 + SCHEDULES.index(schedule)]:
+        return False
     turn = (NODES.index(nodes) + SCHEDULES.index(schedule)) % 4
     return (optimizer, clip, groups) == (
         ("muon-ef", 0.5, 1), ("adamw", 0.0, 3), ("muon-ef", 0.0, 3), ("adamw", 0.5, 1)
@@ -44,7 +53,7 @@ def parameters() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("nodes", "schedule", "optimizer", "clip", "groups"), parameters())
+@pytest.mark.parametrize(("nodes", "schedule", "optimizer", "clip", "groups", "link"), parameters())
 async def test_any_number_of_nodes_gives_the_bits_of_the_plain_loop(
     cluster: LocalCluster,
     oracle: Oracle,
@@ -54,11 +63,12 @@ async def test_any_number_of_nodes_gives_the_bits_of_the_plain_loop(
     optimizer: str,
     clip: float,
     groups: int,
+    link: str,
 ) -> None:
-    """A job trained on so many nodes ends with the losses and the weights of `headway reference`."""
+    """A job trained on so many nodes, over links of either kind, ends with the losses and weights of the plain loop."""
     optim: OptimSpec = OPTIMIZERS[optimizer]
-    name = f"same-{nodes}-{schedule}-{optimizer}-{'clip' if clip else 'free'}-{groups}"
-    spec = small_job(name, optim=optim, schedule=schedule, clip_norm=clip, reduction_groups=groups)
+    name = f"same-{nodes}-{schedule}-{optimizer}-{'clip' if clip else 'free'}-{groups}-{link}"
+    spec = small_job(name, optim=optim, schedule=schedule, clip_norm=clip, reduction_groups=groups, link=link)
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
 
 

@@ -84,8 +84,13 @@ class Oracle:
         self._known: dict[JobSpec, Result] = {}
 
     def __call__(self, spec: JobSpec) -> Result:
-        """The result of the plain loop; a job's name and placement are no part of what it computes."""
-        key = replace(spec, job=replace(spec.job, name="oracle"), placement=PlacementSpec())
+        """The result of the plain loop; a job's name, links and placement are no part of what it computes."""
+        key = replace(
+            spec,
+            job=replace(spec.job, name="oracle"),
+            train=replace(spec.train, link="auto"),
+            placement=PlacementSpec(),
+        )
         if key not in self._known:
             results: list[BatchResult] = []
             tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))

@@ -1,0 +1,126 @@
+"""The promise with several workers of a stage: any number of replicas, their deaths and their changes move no bit."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of, submit
+from headway.daemon.client.node_drain import drain
+from headway.daemon.history.checker import PlanSeen
+from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
+from headway.daemon.local.cluster import LocalCluster
+from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished, small_job
+from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation, ground
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NUM_NODES = 5
+SNAPSHOTS = FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0)
+
+
+def replicated_job(name: str, *shape: int, reduction_groups: int = 4, **train: Any) -> JobSpec:
+    """A job whose stages have so many workers."""
+    spec = small_job(name, reduction_groups=reduction_groups, **train)
+    return replace(spec, fault=SNAPSHOTS, placement=PlacementSpec(replicas=shape))
+
+
+def shape_of(plan: PlanSeen) -> tuple[int, ...]:
+    """How many workers each stage has."""
+    return tuple(sum(other == layers for other in plan.stages) for layers in dict.fromkeys(plan.stages))
+
+
+# --- Undisturbed ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 1, 2)], ids=lambda shape: "-".join(map(str, shape)))
+async def test_any_number_of_replicas_gives_the_same_bits(
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """Eight microbatches in four groups, on one worker of a stage, on two, on three, and on 2-1-2."""
+    spec = replicated_job(f"replicas-{'-'.join(map(str, shape))}", *shape)
+    async with ClusterSession(cluster.address) as session:
+        await submit(session, spec)
+        result = await finished(session, spec.job.name, tmp_path)
+        job = job_of(await session.view(), spec.job.name)
+    assert_same_bits(result, oracle(spec))
+    (began,) = [event.text for event in job.events.values() if event.text.startswith("Trains from batch 0")]
+    assert ("replicas" in began) == (max(shape) > 1), began
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2, 3)], ids=lambda shape: "-".join(map(str, shape)))
+async def test_replicas_of_every_schedule_give_the_same_bits(
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, shape: tuple[int, ...], schedule: str
+) -> None:
+    """Three groups of unequal size (m = 8) on stages of unequal width, without delay."""
+    name = f"{schedule}-{'-'.join(map(str, shape))}"
+    spec = replicated_job(name, *shape, reduction_groups=3, schedule=schedule)
+    async with ClusterSession(cluster.address) as session:
+        await submit(session, spec)
+        result = await finished(session, name, tmp_path)
+    assert_same_bits(result, oracle(spec))
+
+
+# --- Deaths and changes -----------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    """Five nodes with spare processes, and a history."""
+    async with ground(tmp_path_factory.mktemp("replicas"), num_nodes=NUM_NODES) as field:
+        yield field
+
+
+@pytest.mark.parametrize(
+    ("stage", "microbatch", "op"),
+    [
+        pytest.param(0, 3, "backward", id="follower of the first stage"),
+        pytest.param(2, 0, "forward", id="lead of the last stage", marks=pytest.mark.slow),
+        pytest.param(2, 3, "backward", id="follower of the last stage", marks=pytest.mark.slow),
+        pytest.param(0, 0, "backward", id="lead of the first stage", marks=pytest.mark.slow),
+        pytest.param(1, 3, "backward", id="one between two", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_replica_that_is_killed_in_the_middle_of_a_batch(
+    field: Ground, oracle: Oracle, stage: int, microbatch: int, op: str
+) -> None:
+    """2-1-2: everybody goes back to the newest boundary; the checker finds every microbatch once in the weights."""
+    await field.all_nodes_up(NUM_NODES)
+    spec = replicated_job(f"killed-{stage}-{microbatch}", 2, 1, 2, batches=24)
+    fault = at_operation(stage, 10, op=op)
+    fault["when"]["microbatch"] = microbatch
+    outcome = await field.train(spec, fault)
+    (struck,) = outcome.struck
+    outcome.assert_exact(oracle, hit=frozenset({struck["node"]}))
+    assert outcome.num_rollbacks == 1
+    plans = field.history(spec, outcome.struck).plans
+    assert {shape_of(plan) for plan in plans} == {(2, 1, 2)}
+
+
+async def test_a_planned_change_to_another_shape(field: Ground, oracle: Oracle) -> None:
+    """The planner's own 2-2-1 loses a node to a drain while it trains, and goes on in another shape: the same bits."""
+    await field.all_nodes_up(NUM_NODES)
+    spec = replicated_job("reshaped", batches=160)
+    spec = replace(spec, model=replace(MODEL, num_hidden_layers=2))
+    name = spec.job.name
+
+    async def leave() -> None:
+        job = await field.until_batch(name, 6)
+        assert job.plan is not None
+        await drain(field.session, job.plan.stages[job.plan.replicas[0][-1]].node)
+        generation = job.plan.generation
+        await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)
+
+    outcome = await field.train(spec, during=leave)
+    await field.cluster.add_node()
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
+    assert outcome.num_rollbacks == 0
+    shapes = [shape_of(plan) for plan in field.history(spec, []).plans]
+    assert len(set(shapes)) > 1, shapes
+    assert max(map(max, shapes)) > 1, "no stage ever had replicas"
