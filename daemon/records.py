@@ -122,6 +122,10 @@ class Lineage:
     ancestry: tuple[tuple[int, int], ...] = ()
     """(timeline, boundary up to which it counts), oldest first, without the present one."""
 
+    def up_to(self, timeline: int) -> "Lineage":
+        """Of a timeline of this run's past, as it was when that was the present one."""
+        return Lineage(timeline=timeline, ancestry=tuple(entry for entry in self.ancestry if entry[0] < timeline))
+
     def has(self, timeline: int, boundary: int) -> bool:
         """Whether a boundary of a timeline is this run's own past."""
         return timeline == self.timeline or any(
@@ -141,7 +145,9 @@ class FailureCount:
     """How often a job has failed without getting further, for its failure budget."""
 
     boundary: int = -1
-    """The newest restorable boundary at the last failure; a newer one starts the count anew."""
+    """The newest to go back to that a failure has found on this timeline; a newer one starts the count anew."""
+    timeline: int = 0
+    """Of the plan that failed last; 0: none has."""
     num_deaths: int = 0
     """Workers that died by themselves since that boundary was new."""
     batch: int = -1

@@ -338,7 +338,7 @@ class Case:
         """The failure budget's count with the present losses."""
         if not self.losses:
             return self.job.phase.failures
-        return counted(self.job.phase.failures, self.deaths, boundary=self.origin.boundary)
+        return counted(self.job.phase.failures, self.deaths, boundary=self.origin.boundary, plan=self.job.plan)
 
     @cached_property
     def broken_rule(self) -> str:

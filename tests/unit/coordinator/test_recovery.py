@@ -1,5 +1,6 @@
 """What the coordinator does about failures, one story at a time, on a simulated cluster in good order."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from headway.daemon.coordination.case import LEASE_TTL_S, LONGEST_PATIENCE_S, PREPARE_DEADLINE_S, START_DEADLINE_S
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, PlanRecord, decode
+from headway.daemon.records import CheckpointRecord, Desired, EventRecord, Keys, Phase, PlanRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker, steady_view
 from tests.unit.coordinator.test_scenarios import cluster_of, events, plan, run_until, running_at_full_speed
@@ -333,6 +335,43 @@ def test_periodic_checkpoints_come_and_old_ones_go() -> None:
     assert sorted(cluster.manifests) == sorted((record.url, *record.earlier))
     assert [url.rpartition("-")[2] for url in record.earlier] == ["0000000036"]
     assert record.dropped == ()
+
+
+def test_the_boundary_gone_back_to_becomes_the_checkpoint_that_it_was_due_to_be() -> None:
+    """Durable storage is away from 12 on; the job goes back to 12, then storage is there: 12, of the old timeline."""
+    cluster = trained("a", "b", batches=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_make_durable", lambda *_: None)
+        cluster.calm(until=lambda: all(worker.applied >= 13 for worker in workers(cluster)))
+        cluster.calm(max_rounds=2)
+        cluster.fail_worker("b")
+        assert recovered(cluster).ancestry == ((1, 12),)
+    cluster.calm(max_rounds=2)
+    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    assert (saved.timeline, saved.boundary, saved.ancestry) == (1, 12, ())
+    for name in ("a", "b"):
+        lose(cluster, name)
+    cluster.leader = ""
+    cluster.add_node("c")
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RECOVERING)
+    assert recovered(cluster).ancestry == ((1, 12),)
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_the_newest_events_stay() -> None:
+    """However long a job lives: those beyond MAX_EVENTS go with each that comes, an old heap of them bit by bit."""
+    cluster = trained("a", "b", batches=6)
+    old = encode(EventRecord(at=0.0, text="of old", generation=1))
+    num_old = MAX_EVENTS + 2 * MAX_TRIMMED
+    cluster.store.transact({}, {Keys.event("first", number): old for number in range(num_old)})
+    phase = cluster.phase("first")
+    cluster.store.transact({}, {Keys.of("first", "phase"): encode(replace(phase, num_events=num_old))})
+    for _ in range(2):
+        cluster.fail_worker("b")
+        recovered(cluster)
+        cluster.calm(max_rounds=40)
+    numbers = sorted(int(key.rpartition("/")[2]) for key in cluster.store.values if "/events/" in key)
+    assert numbers == list(range(cluster.phase("first").num_events - MAX_EVENTS, cluster.phase("first").num_events))
 
 
 def test_drained_node_is_not_planned_with_while_recovering() -> None:
