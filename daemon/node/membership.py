@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.coordination.boundaries import depends_on
+from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.coordinator import decide
@@ -116,6 +117,11 @@ class Membership:
             on_change=lambda: registration.change(down_devices=supervisor.down_devices),
         )
         companions = Companions(node=house.config.name, etcd=house.etcd, cluster=house.cluster, client=house.client)
+        checkpoint_sweep = CheckpointSweep(
+            house.cluster.view,
+            is_leading=lambda: self._leadership.is_leading,
+            checkpoint_root=house.config.checkpoint_root,
+        )
         try:
             await supervisor.start()
             async with asyncio.TaskGroup() as group:
@@ -124,6 +130,7 @@ class Membership:
                 group.create_task(agent.run(supervisor), name="agent")
                 group.create_task(self._leadership.run(), name="leadership")
                 group.create_task(companions.run(), name="companions")
+                group.create_task(checkpoint_sweep.run(), name="checkpoint sweep")
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:

@@ -1,5 +1,6 @@
 """What a node's daemon does about the plans that its own view shows, on simulated files and workers."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
@@ -26,7 +27,7 @@ from tests.fakes.simulated_node import HeldKey, Node, Worker
 FileKey = tuple[str, int, int, str]
 
 
-class SimulatedAgents:
+class SimulatedAgents(ABC):
     """The agents of all nodes; the world is its heir."""
 
     store: Store
@@ -34,8 +35,9 @@ class SimulatedAgents:
     checkpoint_files: dict[FileKey, Lineage]
     """(job, timeline, boundary, part): what was trained into a file in durable storage."""
 
+    @abstractmethod
     def facts(self) -> ClusterView:
-        raise NotImplementedError
+        """What is in etcd now; to be read only."""
 
     def act(self, node: Node) -> None:
         """Everything that is due on a node, as its own view has it."""
@@ -88,6 +90,8 @@ class SimulatedAgents:
                 self._make_durable(node, key)
 
     def _make_durable(self, node: Node, key: HeldKey) -> None:
+        if key in node.durable:
+            return
         before = self.checkpoint_files.setdefault(key, node.held[key])
         assert before == node.held[key], f"two contents of {key}"
         node.durable.add(key)
