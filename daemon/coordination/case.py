@@ -233,6 +233,11 @@ class Case:
         return max(at, self.view.steady_since or 0.0)
 
     @property
+    def heard_at(self) -> float:
+        """When nodes have had the time to say again what etcd lost with their leases while it was away."""
+        return self._seen(0.0) + LEASE_TTL_S
+
+    @property
     def stop_deadline(self) -> float:
         """When the present step of a stop is late."""
         return (
@@ -377,12 +382,17 @@ class Case:
         return tuple(sorted({plan.stages.index(stage) for stage in owners}))
 
     def can_load(self, plan: PlanRecord | None) -> bool:
-        """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load."""
+        """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load.
+
+        Where records of it are missing, their nodes have had the time to write them again.
+        """
         if plan is None or plan.source != "nodes" or plan.source_timeline == plan.timeline:
             return True
         if not self.unready_stages(plan, WorkerState.RUNNING, WorkerState.STOPPED):
             return True
-        return fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0
+        if fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0:
+            return True
+        return self.now < self.heard_at
 
     def unusable(self, plan: PlanRecord | None) -> StagePlan | None:
         """A stage whose node is absent, replaced or draining just now."""

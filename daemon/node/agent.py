@@ -5,6 +5,7 @@ step that failed rests a little and is due again, and one that keeps failing is 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.node.agent_orders import is_over, next_steps
+from headway.daemon.node.agent_orders import HEARD_AFTER_S, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -95,6 +96,7 @@ class Agent:
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
         self._epoch = around.view.epoch
+        self._steady_since: float | None = None
         self._keeper = StateKeeper(
             node=around.node,
             view=around.view,
@@ -158,6 +160,10 @@ class Agent:
         if view.epoch != self._epoch:
             self._epoch = view.epoch
             self._written.clear()
+        if view.steady_since is not None and view.steady_since != self._steady_since:
+            wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
+            asyncio.get_running_loop().call_later(max(wait_s, 0.0) + REST_S, self._due.set)
+        self._steady_since = view.steady_since
         supervisor.forget(lambda of: is_over(view, of))
         has_changed = False
         steps = next_steps(view, self._node_state(supervisor))
@@ -215,6 +221,7 @@ class Agent:
             data_paths=self._data_paths,
             in_force=self._in_force,
             spacings=self._spacings,
+            now=time.monotonic(),
         )
 
     def _spec(self, job: str) -> JobSpec:

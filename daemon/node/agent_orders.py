@@ -6,8 +6,10 @@ that failed or was lost is simply due again. docs/architecture.md has the protoc
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from headway.daemon.coordination.boundaries import pinned
+from headway.daemon.coordination.case import LEASE_TTL_S, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.node.agent_steps import (
     AnswerStop,
@@ -42,6 +44,9 @@ from headway.daemon.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
+
+HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
+"""In sight of etcd without a break: by then every node that lives has registered again, and its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +222,14 @@ def _source(view: ClusterView, post: _Post, part: str, node: NodeState) -> Sourc
         same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
         expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
         return FetchState(worker.device_index, post.of, key, same, "", expected)
-    if told:
+    if told or not has_heard_all(view, node.now):
         return None  # of nodes that are away: either they come back, or their records go
     return GiveUp(worker.device_index, post.of, f"no node holds {key}")
+
+
+def has_heard_all(view: ClusterView, now: float) -> bool:
+    """Whether what etcd does not say is not so: it may have been away for longer than a lease lives."""
+    return view.steady_since is not None and now >= view.steady_since + HEARD_AFTER_S
 
 
 def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:
@@ -298,12 +308,8 @@ def _parts_to_save(post: _Post, save: Save) -> tuple[str, ...]:
     return tuple(
         part
         for part in post.parts
-        if part == JOURNAL or (successor is not None and _place(successor.holder(part)) != _place(post.stage))
+        if part == JOURNAL or (successor is not None and place(successor.holder(part)) != place(post.stage))
     )
-
-
-def _place(stage: StagePlan) -> tuple[str, str, int]:
-    return stage.node, stage.node_incarnation, stage.device_index
 
 
 # --- What etcd is told ----------------------------------------------------------------------------------------------
@@ -366,8 +372,8 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
         if job is not None and node.is_behind(job):
             continue
         plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
-        place = (node.name, node.incarnation, worker.device_index)
-        if not any(_place(stage) == place for plan in plans for stage in plan.stages):
+        own = (node.name, node.incarnation, worker.device_index)
+        if not any(place(stage) == own for plan in plans for stage in plan.stages):
             yield OrderRelease(worker.device_index, worker.job)
 
 

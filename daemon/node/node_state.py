@@ -36,6 +36,8 @@ class NodeState:
     """Job to the highest generation that this node saw in force: a plan below it is from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
     """What was ordered by OrderSpaceSnapshots."""
+    now: float = 0.0
+    """Seconds of the clock that the view was fed with."""
 
     def worker_of(self, stage: StagePlan) -> WorkerStatus | None:
         """This node's worker that a plan names for a stage; None: another node's, or one of an earlier daemon."""

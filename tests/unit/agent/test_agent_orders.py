@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.node.agent_orders import is_awaited, is_named, is_over, next_steps
+from headway.daemon.node.agent_orders import HEARD_AFTER_S, is_awaited, is_named, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -73,7 +73,7 @@ def plan(
 def view_of(job: JobView | None = None) -> ClusterView:
     """A cluster with one job, or none."""
     nodes = {name: node_record(name) for name in "abc"}
-    return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes)
+    return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes, steady_since=-1000.0)
 
 
 def node_record(name: str, incarnation: str = "") -> NodeRecord:
@@ -478,6 +478,18 @@ def test_what_no_node_holds_is_given_up() -> None:
     assert of_kind(steps, RegisterState) == [
         RegisterState("j", 1, 5, state_record(*(part for part in PARTS if part != "head")))
     ]
+
+
+def test_what_etcd_forgot_while_it_was_away_is_waited_for() -> None:
+    """It was away for longer than a lease while the worker was to start: b registers again, or HEARD_AFTER_S pass."""
+    of = job(plan=BACK_TO_5, workers={(2, 0): record(WorkerState.READY)})
+    view, ready = view_of(of), node(worker().did_prepare(G2), now=100.0)
+    for steady_since, expected in ((None, []), (99.0, []), (100.0 - HEARD_AFTER_S, [GiveUp] * len(PARTS))):
+        view.steady_since = steady_since
+        assert [type(step) for step in next_steps(view, ready)] == expected
+    view.steady_since = 99.0
+    of.state[1, 5] = {"b": state_record(*PARTS, name="b")}
+    assert [type(step) for step in next_steps(view, ready)] == [FetchState] * len(PARTS)
 
 
 def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:

@@ -106,12 +106,35 @@ def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_agai
     for key, _, (_, modified) in files:
         view.apply(key, None, mod_revision=modified + 1000, create_revision=0, now=back)
     view.set_in_sight(True, now=back)
-    [command] = decide(view, now=back + 0.1).commands
+    early = decide(view, now=back + 0.1)
+    assert (early.commands, early.wake_at) == ((), back + LEASE_TTL_S), "`next` stays, until all have been heard"
+    [command] = decide(view, now=back + LEASE_TTL_S).commands
     assert isinstance(command, Transaction)
-    assert Keys.of("first", "next") in command.deletes, "not at once to the beginning"
+    assert "nodes that held boundary 8 are gone" in command.reason
     for key, value, (created, _) in files:
         view.apply(key, value, mod_revision=5000, create_revision=created, now=back + 0.2)
     assert decide(view, now=back + 0.2).commands == (), "it has what it is about to load"
+
+
+def test_a_start_outlasts_an_outage_that_took_the_records_of_what_it_loads() -> None:
+    """The plan is in force, not all its workers run yet, and the files' records come back with their nodes' leases."""
+    cluster = trained("a", "b", batches=10)
+    cluster.fail_worker("b")
+    recovered(cluster)
+    view = steady_view()
+    for key, value in cluster.store.values.items():
+        created, modified = cluster.store.revisions[key]
+        if "/state/" not in key:
+            view.apply(key, value, mod_revision=modified, create_revision=created, now=cluster.now)
+    assert any(
+        isinstance(command, Transaction) and "nodes that held boundary 8 are gone" in command.reason
+        for command in decide(view, now=cluster.now).commands
+    ), "etcd was there all the time: the files are lost"
+    back = cluster.now + 60.0
+    view.set_in_sight(False, now=cluster.now)
+    view.set_in_sight(True, now=back)
+    early = decide(view, now=back + 0.1)
+    assert (early.commands, early.wake_at) == ((), back + LEASE_TTL_S)
 
 
 def test_node_that_comes_and_goes_does_not_hold_a_recovery_up() -> None:
