@@ -67,6 +67,7 @@ async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> N
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle) -> None:
     """Its revisions and its plan go backwards; the nodes know better, and the coordinator starts above all of them."""
     spec = faulty_job("restored", batches=150, num_nodes=2)
