@@ -51,8 +51,18 @@ class NodeRecord:
     down_devices: tuple[int, ...] = ()
     """Devices whose worker process is not there: it died, and the next one still starts. Plans leave them out."""
     generations: dict[str, int] = field(default_factory=dict)
-    """Highest generation this node has seen, per job."""
+    """Highest generation this node has seen: by name, of all jobs that had it; by `seen_key`, of one submission."""
     started_at: float = 0.0
+
+    def generation_seen(self, job: str, uid: str) -> int:
+        """Of one submission. A node that counts by name alone may mean it."""
+        counts_by_name = not any(key.startswith(seen_key(job, "")) for key in self.generations)
+        return self.generations.get(seen_key(job, uid), self.generations.get(job, 0) if counts_by_name else 0)
+
+
+def seen_key(job: str, uid: str) -> str:
+    """What generations of a submission are remembered by: a job of the same name after it is another."""
+    return f"{job}/{uid}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,15 +204,16 @@ class Case:
 
     @cached_property
     def generation(self) -> int:
-        """The next number: above every one that anybody has seen of this job."""
-        seen = [self.job.phase.generation]
+        """The next number: above every one that anybody has seen of this job, and of those that had its name before."""
+        seen = [self.job.phase.generation, self.known_generation]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
-        return max(max(seen), self.known_generation) + 1
+        return max([*seen, *(node.generations.get(self.job.name, 0) for node in self.view.nodes.values())]) + 1
 
     @cached_property
     def known_generation(self) -> int:
-        """The highest that a node says it has seen."""
-        return max((node.generations.get(self.job.name, 0) for node in self.view.nodes.values()), default=0)
+        """The highest that a node says it has seen of this submission."""
+        nodes = self.view.nodes.values()
+        return max((node.generation_seen(self.job.name, self.job.uid) for node in nodes), default=0)
 
     @cached_property
     def batch_seconds(self) -> float:

@@ -40,7 +40,7 @@ from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.progress_reports import ProgressReports
 from headway.daemon.node.state_keeper import StateKeeper
-from headway.daemon.records import Keys, encode
+from headway.daemon.records import Keys, encode, seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.supervisor import Supervisor
@@ -210,7 +210,8 @@ class Agent:
         self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
         for job in self._around.view.jobs.values():
             if job.plan is not None:
-                self._in_force[job.name] = max(job.plan.generation, self._in_force.get(job.name, 0))
+                key = seen_key(job.name, job.uid)
+                self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
         return NodeState(
             name=self._around.node,
             incarnation=self._around.incarnation,

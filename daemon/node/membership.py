@@ -24,7 +24,7 @@ from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.registration import Registration
-from headway.daemon.records import LeaderRecord, NodeRecord
+from headway.daemon.records import LeaderRecord, NodeRecord, seen_key
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.roster import WorkerSettings
@@ -197,10 +197,14 @@ class Membership:
 
 
 def _generations(view: ClusterView) -> dict[str, int]:
-    return {
-        job.name: max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
-        for job in view.jobs.values()
-    }
+    """By name, so that no number is used twice under it, and by submission, so that one knows whose it was."""
+    seen = {}
+    for job in view.jobs.values():
+        known = max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
+        seen[job.name] = known
+        if job.submission is not None:
+            seen[seen_key(job.name, job.uid)] = known
+    return seen
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

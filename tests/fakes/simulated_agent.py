@@ -19,6 +19,7 @@ from headway.daemon.records import (
     WorkerRecord,
     WorkerState,
     encode,
+    seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL
 from tests.fakes.simulated_etcd import Store
@@ -111,7 +112,7 @@ class SimulatedAgents(ABC):
     def _take_back(self, node: Node, job: JobView) -> None:
         """What etcd, come back from a backup, says that this node holds, though its files are gone."""
         plans = [plan.generation for plan in (job.plan, job.next) if plan is not None]
-        if max(job.phase.generation, *plans, 0) < node.record.generations.get(job.name, 0):
+        if max(job.phase.generation, *plans, 0) < node.record.generation_seen(job.name, job.uid):
             return
         held = {key[1:3] for key in node.held if key[0] == job.name}
         for where, records in job.state.items():
@@ -179,11 +180,12 @@ class SimulatedAgents(ABC):
         has_failed = worker.failure is not None and worker.failure[0] >= generation
         if worker.hangs:
             return
-        is_old = generation < node.record.generations.get(job.name, 0)
+        is_old = generation < node.record.generation_seen(job.name, job.uid)
         can_prepare = not has_failed and not worker.is_down and not is_old and worker.job in ("", job.name)
         if can_prepare and max(worker.prepared, worker.started) < generation:
             worker.job, worker.prepared = job.name, generation
-            node.record = replace(node.record, generations=node.record.generations | {job.name: generation})
+            seen = {job.name: generation, seen_key(job.name, job.uid): generation}
+            node.record = replace(node.record, generations=node.record.generations | seen)
             self._register_again(node)
         is_in_force = job.plan is plan
         if is_in_force and not has_failed and worker.prepared == generation and worker.started < generation:

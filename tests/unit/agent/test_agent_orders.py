@@ -44,6 +44,7 @@ from headway.daemon.records import (
     StopRecord,
     WorkerRecord,
     WorkerState,
+    seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
@@ -496,7 +497,7 @@ def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
     """This node saw generation 4 in force; etcd says 1: no order, no release, nothing deleted. Plan 5 is obeyed."""
     files = held(*PARTS)
     old = job(plan=WHOLE, workers=RUNNING_RECORD)
-    assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j": 4})) == []
+    assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={seen_key("j", ""): 4})) == []
     newer = replace(BACK_TO_5, generation=5)
-    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j": 4}))
+    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={seen_key("j", ""): 4}))
     assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, "/data")]

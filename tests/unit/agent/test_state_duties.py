@@ -20,6 +20,7 @@ from headway.daemon.records import (
     StateRecord,
     WorkerRecord,
     WorkerState,
+    seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
@@ -188,7 +189,13 @@ def test_a_removed_job_leaves_nothing() -> None:
 
 def test_nothing_goes_while_etcd_is_older_than_this_node() -> None:
     """etcd came back from a backup of the time before generation 7: files stay until the coordinator has caught up."""
-    assert steps(job({}), node((1, 40), in_force={"j": 7})) == []
+    assert steps(job({}), node((1, 40), in_force={seen_key("j", "u"): 7})) == []
+
+
+def test_what_a_node_saw_of_a_job_that_had_the_name_before_says_nothing() -> None:
+    """Generation 7 was another submission's, which was removed: its files go, etcd is no older than this node."""
+    mine = node((1, 40), uid="old", in_force={seen_key("j", "old"): 7})
+    assert steps(job({}), mine) == [DeleteState("j", 1, 40, tuple(sorted(PARTS)))]
 
 
 def test_each_computing_node_copies_its_own_layers_to_durable_storage() -> None:
