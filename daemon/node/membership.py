@@ -22,9 +22,10 @@ from headway.daemon.node.agent_orders import is_awaited, is_named
 from headway.daemon.node.companions import Companions
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.node_state import generations_seen
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.registration import Registration
-from headway.daemon.records import LeaderRecord, NodeRecord, seen_key
+from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.roster import WorkerSettings
@@ -171,7 +172,7 @@ class Membership:
         seen = -1
         while True:
             seen = await cluster.changed(seen)
-            if memory.saw_generations(_generations(cluster.view)):
+            if memory.saw_generations(generations_seen(cluster.view)):
                 self._registration.change(generations=dict(memory.generations))
             self._registration.look_again()
             agent.cluster_changed()
@@ -194,17 +195,6 @@ class Membership:
             history_dir=config.history_dir,
             num_spares=config.num_spares,
         )
-
-
-def _generations(view: ClusterView) -> dict[str, int]:
-    """By name, so that no number is used twice under it, and by submission, so that one knows whose it was."""
-    seen = {}
-    for job in view.jobs.values():
-        known = max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
-        seen[job.name] = known
-        if job.submission is not None:
-            seen[seen_key(job.name, job.uid)] = known
-    return seen
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:
