@@ -1,24 +1,16 @@
 """How files go between nodes: calls whose answer is the file's bytes themselves, in order, in pieces of any size.
 
-A protobuf message around every piece costs four more copies of it, so these methods stand beside the Node service of
+A protobuf message around every piece costs more copies of it, so these methods stand beside the Node service of
 control.proto, and only their requests are messages. Who asks knows the size and the checksum from the records.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from headway.proto.control_pb2 import FetchDataRequest, FetchStateRequest
-
-STREAM_OPTIONS: Final = (
-    ("grpc.http2.max_frame_size", 1 << 20),
-    ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
-    ("grpc.experimental.tcp_min_read_chunk_size", 256 << 10),
-    ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
-)
-"""For both sides: frames and reads as large as a piece, instead of 16 KiB and 8 KiB."""
 
 _SERVICE = "headway.control.Files"
 _REQUESTS: dict[str, Any] = {"FetchState": FetchStateRequest, "FetchData": FetchDataRequest}

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.node.byte_streams import STREAM_OPTIONS, byte_stream
+from headway.daemon.node.byte_streams import byte_stream
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
@@ -20,7 +20,6 @@ TRANSFER_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 16 << 20
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     *CHANNEL_OPTIONS,
-    *STREAM_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -14,7 +14,7 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.fault_points import fault_point
-from headway.daemon.node.byte_streams import STREAM_OPTIONS, add_byte_streams
+from headway.daemon.node.byte_streams import add_byte_streams
 from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.log_files import read_log
 from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
@@ -245,8 +245,7 @@ async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 def bind_node_service(identity: TlsIdentity, host: str, port: int) -> tuple[grpc.aio.Server, int]:
     """A server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it cannot be had."""
-    options = [*STREAM_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
-    server = grpc.aio.server(options=options)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)])
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
     )
