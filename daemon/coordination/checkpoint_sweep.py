@@ -101,4 +101,7 @@ class CheckpointSweep:
         await asyncio.wait({task}, timeout=TIMEOUT_S)
         if not task.done():
             raise RecoveryError(url, f"not done within {TIMEOUT_S:g} s")
+        if (error := task.exception()) is not None:
+            # Whatever a file system's driver raises: tidying up ends no daemon.
+            raise error if isinstance(error, RecoveryError) else RecoveryError(url, f"{type(error).__name__}: {error}")
         return task.result()

@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from headway.daemon.coordination.checkpoint_sweep import NUM_LOOKS, CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
@@ -74,6 +76,20 @@ def test_what_another_job_begins_with_stays() -> None:
     of = job()
     view = ClusterView(jobs={"j": of, "c": child})
     assert left(of, (4, 80), (4, 20), view=view) == [(4, 20)]
+
+
+def test_a_driver_that_fails_in_a_way_of_its_own_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an OSError: it is told, and the next job is looked at."""
+    asked: list[str] = []
+
+    def listing(url: str) -> list[tuple[int, int, bool]]:
+        asked.append(url)
+        raise KeyError("no such bucket")
+
+    monkeypatch.setattr("headway.daemon.coordination.checkpoint_sweep.list_boundaries", listing)
+    view = ClusterView(jobs={"j": job(), "k": replace(job(), name="k")}, steady_since=0.0)
+    asyncio.run(CheckpointSweep(view, is_leading=lambda: True, checkpoint_root=tmp_path).sweep())
+    assert [url.rpartition("checkpoints/")[2] for url in asked] == ["j/u", "k/u"]
 
 
 def test_left_folders_go_from_the_file_system(tmp_path: Path) -> None:
