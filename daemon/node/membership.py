@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.coordination.boundaries import depends_on
+from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.coordinator import decide
@@ -21,6 +22,7 @@ from headway.daemon.node.agent_orders import is_awaited, is_named
 from headway.daemon.node.companions import Companions
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.node_state import generations_seen
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.registration import Registration
 from headway.daemon.records import LeaderRecord, NodeRecord
@@ -116,6 +118,11 @@ class Membership:
             on_change=lambda: registration.change(down_devices=supervisor.down_devices),
         )
         companions = Companions(node=house.config.name, etcd=house.etcd, cluster=house.cluster, client=house.client)
+        checkpoint_sweep = CheckpointSweep(
+            house.cluster.view,
+            is_leading=lambda: self._leadership.is_leading,
+            checkpoint_root=house.config.checkpoint_root,
+        )
         try:
             await supervisor.start()
             async with asyncio.TaskGroup() as group:
@@ -124,6 +131,7 @@ class Membership:
                 group.create_task(agent.run(supervisor), name="agent")
                 group.create_task(self._leadership.run(), name="leadership")
                 group.create_task(companions.run(), name="companions")
+                group.create_task(checkpoint_sweep.run(), name="checkpoint sweep")
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:
@@ -164,7 +172,7 @@ class Membership:
         seen = -1
         while True:
             seen = await cluster.changed(seen)
-            if memory.saw_generations(_generations(cluster.view)):
+            if memory.saw_generations(generations_seen(cluster.view)):
                 self._registration.change(generations=dict(memory.generations))
             self._registration.look_again()
             agent.cluster_changed()
@@ -188,13 +196,6 @@ class Membership:
             num_spares=config.num_spares,
             slowdown=config.slowdown,
         )
-
-
-def _generations(view: ClusterView) -> dict[str, int]:
-    return {
-        job.name: max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
-        for job in view.jobs.values()
-    }
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:
