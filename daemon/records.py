@@ -52,8 +52,18 @@ class NodeRecord:
     down_devices: tuple[int, ...] = ()
     """Devices whose worker process is not there: it died, and the next one still starts. Plans leave them out."""
     generations: dict[str, int] = field(default_factory=dict)
-    """Highest generation this node has seen, per job."""
+    """Highest generation this node has seen: by name, of all jobs that had it; by `seen_key`, of one submission."""
     started_at: float = 0.0
+
+    def generation_seen(self, job: str, uid: str) -> int:
+        """Of one submission. A node that counts by name alone may mean it."""
+        counts_by_name = not any(key.startswith(seen_key(job, "")) for key in self.generations)
+        return self.generations.get(seen_key(job, uid), self.generations.get(job, 0) if counts_by_name else 0)
+
+
+def seen_key(job: str, uid: str) -> str:
+    """What generations of a submission are remembered by: a job of the same name after it is another."""
+    return f"{job}/{uid}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +133,10 @@ class Lineage:
     ancestry: tuple[tuple[int, int], ...] = ()
     """(timeline, boundary up to which it counts), oldest first, without the present one."""
 
+    def up_to(self, timeline: int) -> "Lineage":
+        """Of a timeline of this run's past, as it was when that was the present one."""
+        return Lineage(timeline=timeline, ancestry=tuple(entry for entry in self.ancestry if entry[0] < timeline))
+
     def has(self, timeline: int, boundary: int) -> bool:
         """Whether a boundary of a timeline is this run's own past."""
         return timeline == self.timeline or any(
@@ -142,7 +156,9 @@ class FailureCount:
     """How often a job has failed without getting further, for its failure budget."""
 
     boundary: int = -1
-    """The newest restorable boundary at the last failure; a newer one starts the count anew."""
+    """The newest to go back to that a failure has found on this timeline; a newer one starts the count anew."""
+    timeline: int = 0
+    """Of the plan that failed last; 0: none has."""
     num_deaths: int = 0
     """Workers that died by themselves since that boundary was new."""
     batch: int = -1

@@ -86,18 +86,6 @@ class FetchDataRequest(_message.Message):
     offset: int
     def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
-class Chunk(_message.Message):
-    __slots__ = ("data", "offset", "total_bytes", "checksum")
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    offset: int
-    total_bytes: int
-    checksum: str
-    def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
-
 class LogsRequest(_message.Message):
     __slots__ = ("job", "node", "follow", "last_lines", "forwarded")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -41,16 +41,6 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.DescribeReply.FromString,
                 _registered_method=True)
-        self.FetchState = channel.unary_stream(
-                '/headway.control.Node/FetchState',
-                request_serializer=headway_dot_proto_dot_control__pb2.FetchStateRequest.SerializeToString,
-                response_deserializer=headway_dot_proto_dot_control__pb2.Chunk.FromString,
-                _registered_method=True)
-        self.FetchData = channel.unary_stream(
-                '/headway.control.Node/FetchData',
-                request_serializer=headway_dot_proto_dot_control__pb2.FetchDataRequest.SerializeToString,
-                response_deserializer=headway_dot_proto_dot_control__pb2.Chunk.FromString,
-                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/headway.control.Node/Logs',
                 request_serializer=headway_dot_proto_dot_control__pb2.LogsRequest.SerializeToString,
@@ -85,20 +75,6 @@ class NodeServicer:
 
     def Describe(self, request, context):
         """Who answers, and whether it can still reach etcd.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchState(self, request, context):
-        """One layer's file of one boundary, from the store, from another node or from the checkpoint.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchData(self, request, context):
-        """A token shard, by SHA-256.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,16 +122,6 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=headway_dot_proto_dot_control__pb2.DescribeRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.DescribeReply.SerializeToString,
-            ),
-            'FetchState': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchState,
-                    request_deserializer=headway_dot_proto_dot_control__pb2.FetchStateRequest.FromString,
-                    response_serializer=headway_dot_proto_dot_control__pb2.Chunk.SerializeToString,
-            ),
-            'FetchData': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchData,
-                    request_deserializer=headway_dot_proto_dot_control__pb2.FetchDataRequest.FromString,
-                    response_serializer=headway_dot_proto_dot_control__pb2.Chunk.SerializeToString,
             ),
             'Logs': grpc.unary_stream_rpc_method_handler(
                     servicer.Logs,
@@ -212,60 +178,6 @@ class Node:
             '/headway.control.Node/Describe',
             headway_dot_proto_dot_control__pb2.DescribeRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.DescribeReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchState(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/headway.control.Node/FetchState',
-            headway_dot_proto_dot_control__pb2.FetchStateRequest.SerializeToString,
-            headway_dot_proto_dot_control__pb2.Chunk.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchData(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/headway.control.Node/FetchData',
-            headway_dot_proto_dot_control__pb2.FetchDataRequest.SerializeToString,
-            headway_dot_proto_dot_control__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -238,11 +238,11 @@ class GrpcLink:
             if self._over.is_set():
                 await asyncio.wait({writer}, timeout=FINISH_GRACE.total_seconds())
         finally:
+            if not self._over.is_set():
+                self._broken_at = self._loop.loop.time()  # first of all: what follows may be cancelled
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            if not self._over.is_set():
-                self._broken_at = self._loop.loop.time()
         if self._over.is_set():
             return
         errors = [result for result in results if isinstance(result, Exception)]

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -142,7 +143,7 @@ def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
     Raises DamagedFileError when a byte is missing, added or altered, FileNotFoundError when there is no such file.
     """
     with path.open("rb", buffering=0) as file:
-        head = _read_head(path, file)
+        head = _read_head(path, file, os.fstat(file.fileno()).st_size)
         tensors = {}
         content = xxh3_128(_canonical(head.unsigned_metadata, head.index))
         for name, entry in head.index.items():
@@ -167,18 +168,49 @@ def content_checksum(path: Path) -> str:
     Raises DamagedFileError when a byte is missing, added or altered, OSError when the file cannot be read.
     """
     with path.open("rb", buffering=0) as file:
-        head = _read_head(path, file)
-        content = xxh3_128(_canonical(head.unsigned_metadata, head.index))
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, max(1, head.data_bytes))))
-        left = head.data_bytes
-        while left:
-            chunk = buffer[: min(left, len(buffer))]
-            _fill(path, file, chunk)
-            content.update(chunk)
-            left -= len(chunk)
-    found = content.hexdigest()
-    head.check(path, found)
-    return found
+        content = ContentCheck(path, os.fstat(file.fileno()).st_size)
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, max(1, content.size_bytes))))
+        while num_read := file.readinto(buffer):
+            content.update(buffer[:num_read])
+    return content.checksum()
+
+
+class ContentCheck:
+    """The content's checksum of a file whose bytes come in pieces, in order."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        """path: for messages. size_bytes: of the whole file."""
+        self.size_bytes = size_bytes
+        self.num_bytes = 0
+        """What has come."""
+        self._path = path
+        self._start = bytearray()
+        """What has come of the header, while it is not whole."""
+        self._head: _Head | None = None
+        self._content = xxh3_128()
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """The next bytes. Raises DamagedFileError when the header, now whole, cannot be believed."""
+        self.num_bytes += len(piece)
+        if self._head is not None:
+            self._content.update(piece)
+            return
+        self._start += piece
+        head_bytes = 8 + (int.from_bytes(self._start[:8], "little") if len(self._start) >= 8 else 0)
+        if len(self._start) < head_bytes <= min(self.size_bytes, 8 + _MAX_HEADER_BYTES):
+            return
+        self._head = _read_head(self._path, BytesIO(self._start), self.size_bytes)
+        self._content.update(_canonical(self._head.unsigned_metadata, self._head.index))
+        self._content.update(memoryview(self._start)[head_bytes:])
+        self._start = bytearray()
+
+    def checksum(self) -> str:
+        """What every byte together gives. Raises DamagedFileError when it is not what the file was written with."""
+        if self._head is None or self.num_bytes != self.size_bytes:
+            raise DamagedFileError(str(self._path), f"it is truncated: {self.num_bytes} bytes")
+        found = self._content.hexdigest()
+        self._head.check(self._path, found)
+        return found
 
 
 def check_header(path: Path, header: StateHeader, **expected: object) -> None:
@@ -207,8 +239,7 @@ class _Head:
             raise DamagedFileError(str(path), "its content does not have the checksum that it was written with")
 
 
-def _read_head(path: Path, file: IO[bytes]) -> _Head:
-    size = os.fstat(file.fileno()).st_size
+def _read_head(path: Path, file: IO[bytes], size: int) -> _Head:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
         raise DamagedFileError(str(path), f"it is truncated: {size} bytes")

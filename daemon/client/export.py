@@ -118,8 +118,8 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
     for node in nodes:
         try:
             with path.open("wb") as file:
-                async for chunk in client.fetch_state(node.address, key, forward=True):
-                    file.write(chunk.data)
+                async for piece in client.fetch_state(node.address, key, forward=True):
+                    file.write(piece)
             found = content_checksum(path)
         except (PeerError, RecoveryError, DamagedFileError) as error:
             reasons.append(str(error))

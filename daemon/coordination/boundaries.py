@@ -76,18 +76,15 @@ def newest_complete(job: JobView, nodes: Mapping[str, NodeRecord]) -> Place | No
 def due_checkpoint(job: JobView) -> Place | None:
     """The boundary that is to be copied to durable storage while training goes on, if there is one.
 
-    The oldest that is newer than the newest checkpoint, so that each is finished before the next is begun; one that
-    could not be written gives way to a newer one, and so does one that a stage missed when a newer one is whole.
+    The oldest that is newer than the newest checkpoint, so that each is finished before the next is begun, be it of a
+    timeline that the run grew out of; one that could not be written gives way to a newer one, and so does one that a
+    stage missed when a newer one is whole.
     """
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or not spec.fault.checkpoint_every:
         return None
     after = job.checkpoint.boundary if job.checkpoint is not None else 0
-    due = [
-        place
-        for place in own_places(job)
-        if place[0] == plan.timeline and place[1] > after and place[1] % spec.fault.checkpoint_every == 0
-    ]
+    due = [place for place in own_places(job) if place[1] > after and place[1] % spec.fault.checkpoint_every == 0]
     whole = max((age(place) for place in due if _is_whole(job, place)), default=(-1, -1))
     due = [place for place in due if _is_whole(job, place) or age(place) > whole]
     untroubled = [place for place in due if not any(record.trouble for record in job.state[place].values())]

@@ -254,15 +254,16 @@ class Case:
 
     @cached_property
     def generation(self) -> int:
-        """The next number: above every one that anybody has seen of this job."""
-        seen = [self.job.phase.generation]
+        """The next number: above every one that anybody has seen of this job, and of those that had its name before."""
+        seen = [self.job.phase.generation, self.known_generation]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
-        return max(max(seen), self.known_generation) + 1
+        return max([*seen, *(node.generations.get(self.job.name, 0) for node in self.view.nodes.values())]) + 1
 
     @cached_property
     def known_generation(self) -> int:
-        """The highest that a node says it has seen."""
-        return max((node.generations.get(self.job.name, 0) for node in self.view.nodes.values()), default=0)
+        """The highest that a node says it has seen of this submission."""
+        nodes = self.view.nodes.values()
+        return max((node.generation_seen(self.job.name, self.job.uid) for node in nodes), default=0)
 
     @cached_property
     def batch_seconds(self) -> float:
@@ -281,6 +282,11 @@ class Case:
     def _seen(self, at: float) -> float:
         """From when nodes were able to say something about what happened at a moment: etcd may have been away."""
         return max(at, self.view.steady_since or 0.0)
+
+    @property
+    def heard_at(self) -> float:
+        """When nodes have had the time to say again what etcd lost with their leases while it was away."""
+        return self._seen(0.0) + LEASE_TTL_S
 
     @property
     def stop_deadline(self) -> float:
@@ -396,7 +402,7 @@ class Case:
         """The failure budget's count with the present losses."""
         if not self.losses:
             return self.job.phase.failures
-        return counted(self.job.phase.failures, self.deaths, boundary=self.origin.boundary)
+        return counted(self.job.phase.failures, self.deaths, boundary=self.origin.boundary, plan=self.job.plan)
 
     @cached_property
     def broken_rule(self) -> str:
@@ -434,12 +440,17 @@ class Case:
         return tuple(sorted({plan.stages.index(lead_of(plan, layer)) for layer in missing}))
 
     def can_load(self, plan: PlanRecord | None) -> bool:
-        """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load."""
+        """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load.
+
+        Where records of it are missing, their nodes have had the time to write them again.
+        """
         if plan is None or plan.source != "nodes" or plan.source_timeline == plan.timeline:
             return True
         if not self.unready_workers(plan, WorkerState.RUNNING, WorkerState.STOPPED):
             return True
-        return fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0
+        if fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0:
+            return True
+        return self.now < self.heard_at
 
     def unusable(self, plan: PlanRecord | None) -> StagePlan | None:
         """A worker's part whose node is absent, replaced or draining just now."""

@@ -96,7 +96,7 @@ def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
         boundary=place[1],
         url=url,
         files=files,
-        ancestry=plan.ancestry,
+        ancestry=plan.lineage.up_to(place[0]).ancestry,
         arithmetic_classes=plan.arithmetic_classes,
         earlier=older[:num_kept],
         dropped=tuple(dict.fromkeys(other for other in dropped if other != url)),

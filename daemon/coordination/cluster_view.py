@@ -85,6 +85,11 @@ class JobView:
         """What was submitted, or None while the spec is not known."""
         return self.submission.spec if self.submission is not None else None
 
+    @property
+    def uid(self) -> str:
+        """Of the submission; empty while the spec is not known."""
+        return self.submission.uid if self.submission is not None else ""
+
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
         """The workers that have said something about a plan, by position, if they are on the node that it names."""
         found = {}

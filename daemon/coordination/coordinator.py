@@ -259,16 +259,16 @@ def waits(case: Case) -> tuple[float, ...]:
         case Phase.QUEUED:
             return (case.settled_at,)
         case Phase.PREPARING:
-            return (case.prepare_deadline,)
+            return (case.heard_at, case.prepare_deadline)
         case Phase.RUNNING:
-            at = (case.settled_at, case.change_allowed_at, case.reconsidered_at, case.start_deadline, case.end_deadline)
-            return (*losses, *at)
+            begun = (case.heard_at, case.start_deadline, case.end_deadline)
+            return (*losses, *begun, case.settled_at, case.change_allowed_at, case.reconsidered_at)
         case Phase.CHANGING:
             return (*losses, case.prepare_deadline)
         case Phase.STOPPING:
             return (*losses, case.stop_deadline)
         case Phase.RECOVERING if case.job.next is not None:
-            return (*losses, case.prepare_deadline)
+            return (*losses, case.heard_at, case.prepare_deadline)
         case Phase.RECOVERING:
             return (case.recovery_allowed_at,)
         case _:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headway.daemon.records import FailureCount, WorkerRecord
+from headway.daemon.records import FailureCount, PlanRecord, WorkerRecord
 
 MAX_SAME_BATCH: Final = 3
 """Failures in a row at one batch."""
@@ -39,12 +39,19 @@ def was_killed(worker: WorkerRecord) -> bool:
     return not worker.fault and any(sign in line for line in head for sign in DEATH_SIGNS)
 
 
-def counted(before: FailureCount, deaths: Sequence[Death], *, boundary: int) -> FailureCount:
+def counted(
+    before: FailureCount, deaths: Sequence[Death], *, boundary: int, plan: PlanRecord | None = None
+) -> FailureCount:
     """The count after one more failure. boundary: the newest that the job can go back to; no deaths: nodes alone.
 
-    An older boundary, after a loss of files, is no progress, but what comes after it is.
+    plan: in force. Holders that come and go move that boundary to and fro; only one beyond all that a failure has found
+    on the plan's timeline is progress. A plan that begins further back, after a loss of files, begins there.
     """
-    before = FailureCount(boundary=boundary) if boundary > before.boundary else replace(before, boundary=boundary)
+    if plan is not None and plan.timeline != before.timeline:
+        reached = min(before.boundary, plan.boundary) if before.timeline else before.boundary
+        before = replace(before, timeline=plan.timeline, boundary=reached)
+    if boundary > before.boundary:
+        before = FailureCount(boundary=boundary, timeline=before.timeline)
     if not deaths:
         return before
     batch = max(death.batch for death in deaths)
@@ -52,6 +59,7 @@ def counted(before: FailureCount, deaths: Sequence[Death], *, boundary: int) -> 
     faults = {*before.faults, *((death.fault, death.node) for death in deaths if death.fault)}
     return FailureCount(
         boundary=before.boundary,
+        timeline=before.timeline,
         num_deaths=before.num_deaths + len(deaths),
         batch=batch,
         num_same_batch=before.num_same_batch + 1 if is_same else int(batch >= 0),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from headway.daemon.coordination.case import Case, Loss
+from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.failure_budget import QUARANTINE_S
 from headway.daemon.coordination.origin import Origin
@@ -24,6 +25,10 @@ READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "check
 """What a decision about a job rests on; each is compared."""
 MAX_SWEPT: Final = 32
 """Generations whose workers' records one transaction deletes: etcd takes 128 operations in one."""
+MAX_EVENTS: Final = 500
+"""Of a job, in etcd: an older one goes with each that comes."""
+MAX_TRIMMED: Final = 32
+"""Events that one transaction deletes."""
 
 
 def move(
@@ -73,12 +78,13 @@ def move(
         text = EventRecord(at=case.written_at, text=event or sentence(reason), generation=number)
         written[Keys.event(job.name, before.num_events)] = encode(text)
     there = (Keys.of(job.name, leaf) for leaf in deletes)
+    old = _old_events(job) if is_event else ()
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
         compare={key: case.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
         puts=written,
-        deletes=(*(key for key in there if case.view.revision_of(key)), *_old_workers(case, puts or {})),
+        deletes=(*(key for key in there if case.view.revision_of(key)), *_old_workers(case, puts or {}), *old),
         leased=leased or {},
     )
 
@@ -91,6 +97,12 @@ def _old_workers(case: Case, puts: Mapping[str, bytes]) -> tuple[str, ...]:
     oldest = job.plan.generation if job.plan is not None else job.next.generation
     old = sorted({generation for generation, _ in job.workers if generation < oldest})
     return tuple(Keys.workers(job.name, generation) for generation in old[:MAX_SWEPT])
+
+
+def _old_events(job: JobView) -> tuple[str, ...]:
+    """The events that make way for one more."""
+    oldest = job.phase.num_events + 1 - MAX_EVENTS
+    return tuple(Keys.event(job.name, number) for number in sorted(job.events) if number < oldest)[:MAX_TRIMMED]
 
 
 def offer(

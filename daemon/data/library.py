@@ -89,5 +89,5 @@ class DataLibrary:
 
     async def _download(self, address: str, sha256: str, target: Path) -> None:
         with target.open("wb") as file:
-            async for chunk in self._client.fetch_data(address, sha256):
-                await asyncio.to_thread(file.write, chunk.data)
+            async for piece in self._client.fetch_data(address, sha256):
+                await asyncio.to_thread(file.write, piece)

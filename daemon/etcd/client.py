@@ -58,14 +58,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLife:
-    """What etcd knows of a lease."""
-
-    remaining_s: int
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EtcdStatus:
     """What an etcd member says of itself."""
 
@@ -208,16 +200,6 @@ class EtcdClient:
         request = etcd_pb2.LeaseRevokeRequest(ID=lease_id)
         with suppress(LeaseLostError):
             await self._connection.unary(lambda channel: LeaseStub(channel).LeaseRevoke, request, is_repeatable=True)
-
-    async def lease_life(self, lease_id: int) -> LeaseLife:
-        """How long a lease has left and what hangs on it. Raises LeaseLostError when it is gone."""
-        request = etcd_pb2.LeaseTimeToLiveRequest(ID=lease_id, keys=True)
-        reply = await self._connection.unary(
-            lambda channel: LeaseStub(channel).LeaseTimeToLive, request, is_repeatable=True
-        )
-        if reply.TTL < 0:
-            raise LeaseLostError(self.target, f"lease {lease_id:x} has expired")
-        return LeaseLife(int(reply.TTL), tuple(key.decode() for key in reply.keys))
 
     # --- watches and health ------------------------------------------------------------------------------------------
 

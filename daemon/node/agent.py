@@ -5,6 +5,7 @@ step that failed rests a little and is due again, and one that keeps failing is 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.node.agent_orders import is_over, next_steps
+from headway.daemon.node.agent_orders import HEARD_AFTER_S, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -40,7 +41,7 @@ from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
 from headway.daemon.node.state_keeper import StateKeeper
-from headway.daemon.records import Keys, encode
+from headway.daemon.records import Keys, encode, seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.supervisor import Supervisor
@@ -96,6 +97,7 @@ class Agent:
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
         self._epoch = around.view.epoch
+        self._steady_since: float | None = None
         self._keeper = StateKeeper(
             node=around.node,
             view=around.view,
@@ -161,6 +163,10 @@ class Agent:
         if view.epoch != self._epoch:
             self._epoch = view.epoch
             self._written.clear()
+        if view.steady_since is not None and view.steady_since != self._steady_since:
+            wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
+            asyncio.get_running_loop().call_later(max(wait_s, 0.0) + REST_S, self._due.set)
+        self._steady_since = view.steady_since
         supervisor.forget(lambda of: is_over(view, of))
         has_changed = False
         steps = next_steps(view, self._node_state(supervisor))
@@ -207,7 +213,8 @@ class Agent:
         self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
         for job in self._around.view.jobs.values():
             if job.plan is not None:
-                self._in_force[job.name] = max(job.plan.generation, self._in_force.get(job.name, 0))
+                key = seen_key(job.name, job.uid)
+                self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
         return NodeState(
             name=self._around.node,
             incarnation=self._around.incarnation,
@@ -218,6 +225,7 @@ class Agent:
             data_paths=self._data_paths,
             in_force=self._in_force,
             spacings=self._spacings,
+            now=time.monotonic(),
         )
 
     def _spec(self, job: str) -> JobSpec:

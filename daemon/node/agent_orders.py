@@ -6,9 +6,10 @@ that failed or was lost is simply due again. docs/architecture.md has the protoc
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from headway.daemon.coordination.boundaries import pinned
-from headway.daemon.coordination.case import is_moving, place
+from headway.daemon.coordination.case import LEASE_TTL_S, is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.node.agent_steps import (
     AnswerStop,
@@ -46,6 +47,9 @@ from headway.daemon.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
+
+HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
+"""In sight of etcd without a break: by then every node that lives has registered again, and its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +227,14 @@ def _source(view: ClusterView, post: _Post, part: str, node: NodeState) -> Sourc
         same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
         expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
         return FetchState(worker.device_index, post.of, key, same, "", expected)
-    if told:
+    if told or not has_heard_all(view, node.now):
         return None  # of nodes that are away: either they come back, or their records go
     return GiveUp(worker.device_index, post.of, f"no node holds {key}")
+
+
+def has_heard_all(view: ClusterView, now: float) -> bool:
+    """Whether what etcd does not say is not so: it may have been away for longer than a lease lives."""
+    return view.steady_since is not None and now >= view.steady_since + HEARD_AFTER_S
 
 
 def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:

@@ -86,7 +86,8 @@ class JournalSource:
                 if name not in self._view.nodes or name == self._node:
                     continue
                 expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
-                address, incoming = self._view.nodes[name].address, IncomingFile(str(key), path)
+                address = self._view.nodes[name].address
+                incoming = IncomingFile(str(key), path, size_bytes=expected.size_bytes)
                 try:
                     await download(self._client, address, key, incoming, expected)
                 except (PeerError, RecoveryError) as error:

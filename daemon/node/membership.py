@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.coordination.boundaries import depends_on
+from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.coordinator import decide
@@ -22,6 +23,7 @@ from headway.daemon.node.companions import Companions
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.device_speeds import DeviceSpeeds
 from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.node_state import generations_seen
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import Probing
 from headway.daemon.node.registration import Registration
@@ -128,6 +130,11 @@ class Membership:
             lease_id=lambda: registration.lease_id,
         )
         companions = Companions(node=house.config.name, etcd=house.etcd, cluster=house.cluster, client=house.client)
+        checkpoint_sweep = CheckpointSweep(
+            house.cluster.view,
+            is_leading=lambda: self._leadership.is_leading,
+            checkpoint_root=house.config.checkpoint_root,
+        )
         try:
             await supervisor.start()
             async with asyncio.TaskGroup() as group:
@@ -138,6 +145,7 @@ class Membership:
                 group.create_task(companions.run(), name="companions")
                 group.create_task(probing.run(), name="probing")
                 group.create_task(self._follow_speeds(supervisor), name="device speeds")
+                group.create_task(checkpoint_sweep.run(), name="checkpoint sweep")
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:
@@ -178,7 +186,7 @@ class Membership:
         seen = -1
         while True:
             seen = await cluster.changed(seen)
-            if memory.saw_generations(_generations(cluster.view)):
+            if memory.saw_generations(generations_seen(cluster.view)):
                 self._registration.change(generations=dict(memory.generations))
             self._registration.look_again()
             agent.cluster_changed()
@@ -209,13 +217,6 @@ class Membership:
             slowdown=config.slowdown,
             is_to_be_measured=lambda device: not self._speeds.knows(device),
         )
-
-
-def _generations(view: ClusterView) -> dict[str, int]:
-    return {
-        job.name: max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
-        for job in view.jobs.values()
-    }
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

@@ -1,4 +1,7 @@
-"""What a node remembers across restarts: its last incarnation and the highest generation it saw of each job."""
+"""What a node remembers across restarts: its last incarnation and the highest generation it saw of each job.
+
+By name, and by submission: see NodeRecord.generations.
+"""
 
 import fcntl
 import json

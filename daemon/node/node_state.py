@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from headway.daemon.coordination.cluster_view import JobView, Place
-from headway.daemon.records import PlanRecord, StagePlan
+from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
+from headway.daemon.records import PlanRecord, StagePlan, seen_key
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
 
@@ -33,9 +33,11 @@ class NodeState:
     data_paths: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of a job's data to the folder of its verified token shards."""
     in_force: Mapping[str, int] = field(default_factory=dict)
-    """Job to the highest generation that this node saw in force: a plan below it is from a backup of etcd."""
+    """`seen_key` of a job to the highest generation that this node saw in force: one below is from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
     """What was ordered by OrderSpaceSnapshots."""
+    now: float = 0.0
+    """Seconds of the clock that the view was fed with."""
 
     def worker_of(self, stage: StagePlan) -> WorkerStatus | None:
         """This node's worker that a plan names for a stage; None: another node's, or one of an earlier daemon."""
@@ -44,12 +46,11 @@ class NodeState:
 
     def is_outdated(self, job: JobView, plan: PlanRecord | None) -> bool:
         """Whether a plan is older than one that this node saw in force."""
-        return plan is not None and plan.generation < self.in_force.get(job.name, 0)
+        return plan is not None and plan.generation < self._in_force(job)
 
     def is_behind(self, job: JobView) -> bool:
         """Whether all that etcd says of a job is older than what this node saw of it: nothing is thrown away then."""
-        known = max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
-        return known < self.in_force.get(job.name, 0) or self.is_outdated(job, job.plan)
+        return _newest_generation(job) < self._in_force(job) or self.is_outdated(job, job.plan)
 
     def held_of(self, job: str) -> dict[Place, dict[str, StoredFile]]:
         """A job's files that are held here: place to layer to file."""
@@ -58,3 +59,23 @@ class NodeState:
             if key.job == job:
                 found.setdefault((key.timeline, key.boundary), {})[key.layer] = file
         return found
+
+    def _in_force(self, job: JobView) -> int:
+        return self.in_force.get(seen_key(job.name, job.uid), 0)
+
+
+def generations_seen(view: ClusterView) -> dict[str, int]:
+    """The highest generation that a view shows of each job.
+
+    By name, so that no number is used twice under it, and by submission, so that one knows whose it was.
+    """
+    seen = {}
+    for job in view.jobs.values():
+        known = seen[job.name] = _newest_generation(job)
+        if job.submission is not None:
+            seen[seen_key(job.name, job.uid)] = known
+    return seen
+
+
+def _newest_generation(job: JobView) -> int:
+    return max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)

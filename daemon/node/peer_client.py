@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 
 from headway.daemon.errors import RecoveryError
+from headway.daemon.node.byte_streams import byte_stream
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
@@ -62,7 +63,7 @@ class NodeClient:
             raise _translated(address, error) from error
         return reply
 
-    def probe(self, address: str, num_bytes: int, *, timeout_s: float) -> AsyncIterator[control_pb2.Chunk]:
+    def probe(self, address: str, num_bytes: int, *, timeout_s: float) -> AsyncIterator[control_pb2.ProbeReply]:
         """So many bytes of nothing from there, to see how fast they come. Raises PeerError."""
         return _read(
             address, self._stub(address).Probe(control_pb2.ProbeRequest(num_bytes=num_bytes), timeout=timeout_s)
@@ -74,8 +75,8 @@ class NodeClient:
 
     def fetch_state(
         self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False
-    ) -> AsyncIterator[control_pb2.Chunk]:
-        """One layer's file from an offset on. Raises RecoveryError when the node has it not, PeerError otherwise."""
+    ) -> AsyncIterator[bytes]:
+        """One layer's file from an offset on, in pieces. RecoveryError: the node has it not; PeerError otherwise."""
         request = control_pb2.FetchStateRequest(
             job=key.job,
             timeline=key.timeline,
@@ -84,12 +85,14 @@ class NodeClient:
             offset=offset,
             forward=forward,
         )
-        return _read(address, self._stub(address).FetchState(request, timeout=TRANSFER_TIMEOUT_S))
+        call = byte_stream(self._channel(address), "FetchState")
+        return _read(address, call(request, timeout=TRANSFER_TIMEOUT_S))
 
-    def fetch_data(self, address: str, sha256: str, *, offset: int = 0) -> AsyncIterator[control_pb2.Chunk]:
+    def fetch_data(self, address: str, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`."""
         request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
-        return _read(address, self._stub(address).FetchData(request, timeout=TRANSFER_TIMEOUT_S))
+        call = byte_stream(self._channel(address), "FetchData")
+        return _read(address, call(request, timeout=TRANSFER_TIMEOUT_S))
 
     def logs(self, address: str, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         """Lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
@@ -102,9 +105,12 @@ class NodeClient:
         return _read(address, self._stub(address).Journal(request, timeout=TRANSFER_TIMEOUT_S))
 
     def _stub(self, address: str) -> Any:
+        return control_pb2_grpc.NodeStub(self._channel(address))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
-        return control_pb2_grpc.NodeStub(self._channels[address])
+        return self._channels[address]
 
 
 async def _read(address: str, call: AsyncIterator[MessageT]) -> AsyncIterator[MessageT]:

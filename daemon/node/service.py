@@ -14,6 +14,7 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.fault_points import fault_point
+from headway.daemon.node.byte_streams import add_byte_streams
 from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.log_files import read_log
 from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
@@ -21,7 +22,7 @@ from headway.daemon.node.status_report import status_reply
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.state_key import StateKey, StoredFile
-from headway.daemon.storage.state_store import StateStore, hash_file, read_chunks
+from headway.daemon.storage.state_store import StateStore, read_chunks
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.state_file import content_checksum
@@ -90,33 +91,28 @@ class NodeService(control_pb2_grpc.NodeServicer):
         yield control_pb2.AccompanyReply(incarnation=self._desk.incarnation)
         await self._desk.ending.wait()
 
-    async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.Chunk]:  # noqa: N802
+    async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.ProbeReply]:  # noqa: N802
         """So many bytes of nothing: how fast the way here is."""
         if request.num_bytes > MAX_PROBE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {MAX_PROBE_BYTES} bytes")
         for offset in range(0, request.num_bytes, PROBE_CHUNK_BYTES):
-            size = min(PROBE_CHUNK_BYTES, request.num_bytes - offset)
-            yield control_pb2.Chunk(data=bytes(size), offset=offset, total_bytes=request.num_bytes)
+            yield control_pb2.ProbeReply(data=bytes(min(PROBE_CHUNK_BYTES, request.num_bytes - offset)))
 
-    async def FetchState(  # noqa: N802
-        self, request: control_pb2.FetchStateRequest, context: Any
-    ) -> AsyncIterator[control_pb2.Chunk]:
+    async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
         """One layer's file: from the store, or, when asked to forward, from a holder or the checkpoint."""
         key = StateKey(request.job, request.timeline, request.boundary, request.layer)
         async with _answering(context):
-            async for chunk in self._state_chunks(key, request):
-                yield chunk
+            async for piece in self._state_pieces(key, request):
+                yield piece
 
-    async def FetchData(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[control_pb2.Chunk]:  # noqa: N802
+    async def fetch_data(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[bytes]:
         """A token shard or the index of a data set, by SHA-256, if this node has verified it."""
         async with _answering(context):
             path = self._desk.library.find(request.sha256)
             if path is None:
                 raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._desk.node}")
-            size_bytes, sha256 = path.stat().st_size, await asyncio.to_thread(hash_file, path)
-            chunks = read_chunks(path, offset=request.offset)
-            async for chunk in _chunks(chunks, request.offset, size_bytes=size_bytes, checksum=sha256):
-                yield chunk
+            async for piece in _in_thread(read_chunks(path, offset=request.offset)):
+                yield piece
 
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
         """The output of a job's workers: of this node, of the named one, or of all."""
@@ -139,20 +135,16 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 if entry.batch >= request.from_batch:
                     yield entry
 
-    async def _state_chunks(
-        self, key: StateKey, request: control_pb2.FetchStateRequest
-    ) -> AsyncIterator[control_pb2.Chunk]:
+    async def _state_pieces(self, key: StateKey, request: control_pb2.FetchStateRequest) -> AsyncIterator[bytes]:
         desk, offset = self._desk, request.offset
         if (file := desk.store.get(key)) is not None:
             if offset >= file.size_bytes:
                 await self._check(key, file)
             fault_point("transfer.file", path=file.path, layer=key.layer, boundary=key.boundary, node=desk.node)
-            chunks = desk.store.read(key, offset=offset)
-            async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, checksum=file.checksum):
-                fault_point(
-                    "transfer.chunk", layer=key.layer, offset=chunk.offset, boundary=key.boundary, node=desk.node
-                )
-                yield chunk
+            async for piece in _in_thread(desk.store.read(key, offset=offset)):
+                fault_point("transfer.chunk", layer=key.layer, offset=offset, boundary=key.boundary, node=desk.node)
+                yield piece
+                offset += len(piece)
             return
         if not request.forward:
             raise RecoveryError(str(key), f"is not held by node {desk.node}")
@@ -163,15 +155,15 @@ class NodeService(control_pb2_grpc.NodeServicer):
             if holder not in desk.view.nodes or holder == desk.node:
                 continue
             try:
-                async for chunk in desk.client.fetch_state(desk.view.nodes[holder].address, key, offset=offset):
-                    yield chunk
-                    offset = chunk.offset + len(chunk.data)
+                async for piece in desk.client.fetch_state(desk.view.nodes[holder].address, key, offset=offset):
+                    yield piece
+                    offset += len(piece)
             except (PeerError, RecoveryError) as error:
                 log.warning("state_not_forwarded", key=str(key), peer=holder, error=str(error))
                 continue
             return
-        async for chunk in self._checkpointed(job, key, offset):
-            yield chunk
+        async for piece in self._checkpointed(job, key, offset):
+            yield piece
 
     async def _check(self, key: StateKey, file: StoredFile) -> None:
         """Somebody has every byte and asks for more: what we gave may not be what was registered.
@@ -187,17 +179,15 @@ class NodeService(control_pb2_grpc.NodeServicer):
             self._desk.store.delete(key)
             raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has let it go")
 
-    async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[control_pb2.Chunk]:
+    async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:
         checkpoint = job.checkpoint
         if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
             raise RecoveryError(str(key), "no node holds it, and it is not the newest checkpoint's")
         if key.layer not in checkpoint.files:
             raise RecoveryError(str(key), f"the checkpoint {checkpoint.url} has no such layer")
-        file = checkpoint.files[key.layer]
         url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
-        chunks = read_from_checkpoint(url, key.layer, offset=offset)
-        async for chunk in _chunks(chunks, offset, size_bytes=file.size_bytes, checksum=file.checksum):
-            yield chunk
+        async for piece in _in_thread(read_from_checkpoint(url, key.layer, offset=offset)):
+            yield piece
 
     async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         path = self._desk.logs_dir / f"{request.job}.log"
@@ -257,16 +247,10 @@ class _answering:  # noqa: N801 (reads as a statement)
             await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
 
 
-async def _chunks(
-    pieces: Iterator[bytes], offset: int, *, size_bytes: int, checksum: str
-) -> AsyncIterator[control_pb2.Chunk]:
-    """Pieces of a file as messages, read in a thread; the hash of the whole file goes with the last one."""
-    while (data := await asyncio.to_thread(next, pieces, b"")) or offset >= size_bytes:
-        is_last = offset + len(data) >= size_bytes
-        yield control_pb2.Chunk(data=data, offset=offset, total_bytes=size_bytes, checksum=checksum if is_last else "")
-        offset += len(data)
-        if is_last:
-            return
+async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a file, read in a thread."""
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        yield piece
 
 
 def bind_node_service(identity: TlsIdentity, host: str, port: int) -> tuple[grpc.aio.Server, int]:
@@ -287,4 +271,6 @@ def bind_node_service(identity: TlsIdentity, host: str, port: int) -> tuple[grpc
 
 def add_node_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
     """Let a bound server answer from a desk."""
-    control_pb2_grpc.add_NodeServicer_to_server(NodeService(desk), server)
+    service = NodeService(desk)
+    control_pb2_grpc.add_NodeServicer_to_server(service, server)
+    add_byte_streams(server, {"FetchState": service.fetch_state, "FetchData": service.fetch_data})

@@ -15,6 +15,7 @@ import fsspec
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.records import CheckpointFile, CheckpointRecord, decode
+from headway.daemon.storage.checkpoint_names import place_of_folder
 from headway.stages.errors import DamagedFileError
 
 MANIFEST = "manifest.json"
@@ -77,6 +78,27 @@ def delete_checkpoint(url: str) -> None:
                 file_system.rm(target, recursive=target == path)
     except OSError as error:
         raise RecoveryError(url, f"cannot be deleted: {error.strerror or error}") from error
+
+
+def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
+    """(timeline, boundary, whether its manifest is there) of every boundary's folder in a folder.
+
+    None if that is not there. Raises RecoveryError, naming the URL.
+    """
+    file_system, path = _open(url)
+    found = []
+    try:
+        file_system.invalidate_cache(path)  # object stores remember listings
+        entries = file_system.ls(path, detail=True) if file_system.isdir(path) else []
+        for entry in entries:
+            folder = entry["name"].rstrip("/")
+            place = place_of_folder(folder.rsplit("/", 1)[-1]) if entry["type"] == "directory" else None
+            if place is not None:
+                file_system.invalidate_cache(folder)
+                found.append((*place, file_system.exists(f"{folder}/{MANIFEST}")))
+    except OSError as error:
+        raise RecoveryError(url, f"cannot be listed: {error.strerror or error}") from error
+    return sorted(found)
 
 
 def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target: Path) -> None:

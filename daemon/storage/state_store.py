@@ -1,14 +1,17 @@
 """The layer files that a node holds: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and checksum."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.state_key import StateKey, StoredFile
+
+if TYPE_CHECKING:
+    from headway.stages.state_file import ContentCheck
 
 CHUNK_BYTES = 1 << 20
 
@@ -130,7 +133,7 @@ class StateStore:
         """
         self.require_room(size_bytes, str(key), held=key)
         self._incoming[key] = size_bytes
-        return IncomingFile(str(key), self.path_of(key))
+        return IncomingFile(str(key), self.path_of(key), size_bytes=size_bytes)
 
     def abandon(self, key: StateKey) -> None:
         """Drop what has come in of a file. Nothing has: no error."""
@@ -188,13 +191,19 @@ class StateStore:
 
 
 class IncomingFile:
-    """A state file on its way in: bytes go to a partial file beside it, which takes its name when it is verified."""
+    """A state file on its way in: bytes go to a partial file beside it, which takes its name when it is verified.
 
-    def __init__(self, what: str, path: Path) -> None:
+    The checksum is computed as the bytes come. Those of an earlier attempt are read again.
+    """
+
+    def __init__(self, what: str, path: Path, *, size_bytes: int) -> None:
         """what: for messages."""
         self.path = path
         self._what = what
+        self._size_bytes = size_bytes
         self._partial = partial_path(path)
+        self._content: ContentCheck | None = None
+        """Of what is here, if it came from the first byte on without a break."""
 
     @property
     def offset(self) -> int:
@@ -208,6 +217,7 @@ class IncomingFile:
                 if file.tell() != offset:
                     raise RecoveryError(self._what, f"a chunk began at byte {offset}, not {file.tell()}")
                 file.write(data)
+            self._check(data, offset)
         except OSError as error:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"{self._partial.parent}: {error.strerror}") from error
@@ -218,13 +228,28 @@ class IncomingFile:
         from headway.stages.state_file import content_checksum
 
         try:
-            found = content_checksum(self._partial)
+            if self._content is not None and self._content.num_bytes == self._partial.stat().st_size:
+                found = self._content.checksum()
+            else:
+                found = content_checksum(self._partial)
         except (DamagedFileError, OSError) as error:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"arrived damaged: {error}") from error
         if found != checksum:
             self._partial.unlink()
             raise RecoveryError(self._what, f"arrived with checksum {found[:12]}…, not {checksum[:12]}…")
+
+    def _check(self, data: bytes, offset: int) -> None:
+        from headway.stages.errors import DamagedFileError
+        from headway.stages.state_file import ContentCheck
+
+        if offset == 0:
+            self._content = ContentCheck(self._partial, self._size_bytes)
+        if self._content is not None and self._content.num_bytes == offset:
+            try:
+                self._content.update(data)
+            except DamagedFileError:
+                self._content = None  # `verify` reads it again, and tells
 
     def put_in_place(self) -> None:
         """The verified file gets its name."""
@@ -234,12 +259,6 @@ class IncomingFile:
 def partial_path(path: Path) -> Path:
     """Where a file lies while it comes in."""
     return path.with_suffix(".partial")
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_chunks(path: Path, *, offset: int = 0) -> Iterator[bytes]:

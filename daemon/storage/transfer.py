@@ -16,7 +16,6 @@ from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
-from headway.proto import control_pb2
 from headway.stages.errors import PeerError, UnavailableError
 
 log = structlog.get_logger()
@@ -77,8 +76,10 @@ async def download(
     client: NodeClient, address: str, key: StateKey, incoming: IncomingFile, expected: CheckpointFile
 ) -> None:
     """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
-    async for chunk in _in_time(address, client.fetch_state(address, key, offset=incoming.offset)):
-        incoming.append(chunk.data, offset=chunk.offset)
+    offset = incoming.offset
+    async for piece in _in_time(address, client.fetch_state(address, key, offset=offset)):
+        incoming.append(piece, offset=offset)
+        offset += len(piece)
     try:
         await asyncio.to_thread(incoming.verify, expected.checksum)
     except RecoveryError:
@@ -95,14 +96,14 @@ async def _let_it_check(client: NodeClient, address: str, key: StateKey, expecte
         log.warning("holder_checked_its_file", key=str(key), peer=address, error=str(error))
 
 
-async def _in_time(address: str, chunks: AsyncIterator[control_pb2.Chunk]) -> AsyncIterator[control_pb2.Chunk]:
-    """The chunks as they come. Raises UnavailableError when the next one does not."""
+async def _in_time(address: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces as they come. Raises UnavailableError when the next one does not."""
     while True:
         try:
             async with asyncio.timeout(SILENCE_S):
-                chunk = await anext(chunks, None)
+                piece = await anext(pieces, None)
         except TimeoutError as error:
             raise UnavailableError(f"node at {address}", f"sent nothing for {SILENCE_S:g} s") from error
-        if chunk is None:
+        if piece is None:
             return
-        yield chunk
+        yield piece

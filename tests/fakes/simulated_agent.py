@@ -1,5 +1,6 @@
 """What a node's daemon does about the plans that its own view shows, on simulated files and workers."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
@@ -18,6 +19,7 @@ from headway.daemon.records import (
     WorkerRecord,
     WorkerState,
     encode,
+    seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL
 from tests.fakes.simulated_etcd import Store
@@ -26,7 +28,7 @@ from tests.fakes.simulated_node import HeldKey, Node, Worker
 FileKey = tuple[str, int, int, str]
 
 
-class SimulatedAgents:
+class SimulatedAgents(ABC):
     """The agents of all nodes; the world is its heir."""
 
     store: Store
@@ -34,8 +36,9 @@ class SimulatedAgents:
     checkpoint_files: dict[FileKey, Lineage]
     """(job, timeline, boundary, part): what was trained into a file in durable storage."""
 
+    @abstractmethod
     def facts(self) -> ClusterView:
-        raise NotImplementedError
+        """What is in etcd now; to be read only."""
 
     def act(self, node: Node) -> None:
         """Everything that is due on a node, as its own view has it."""
@@ -87,6 +90,8 @@ class SimulatedAgents:
                 self._make_durable(node, key)
 
     def _make_durable(self, node: Node, key: HeldKey) -> None:
+        if key in node.durable:
+            return
         before = self.checkpoint_files.setdefault(key, node.held[key])
         assert before == node.held[key], f"two contents of {key}"
         node.durable.add(key)
@@ -106,7 +111,7 @@ class SimulatedAgents:
     def _take_back(self, node: Node, job: JobView) -> None:
         """What etcd, come back from a backup, says that this node holds, though its files are gone."""
         plans = [plan.generation for plan in (job.plan, job.next) if plan is not None]
-        if max(job.phase.generation, *plans, 0) < node.record.generations.get(job.name, 0):
+        if max(job.phase.generation, *plans, 0) < node.record.generation_seen(job.name, job.uid):
             return
         held = {key[1:3] for key in node.held if key[0] == job.name}
         for where, records in job.state.items():
@@ -174,11 +179,12 @@ class SimulatedAgents:
         has_failed = worker.failure is not None and worker.failure[0] >= generation
         if worker.hangs:
             return
-        is_old = generation < node.record.generations.get(job.name, 0)
+        is_old = generation < node.record.generation_seen(job.name, job.uid)
         can_prepare = not has_failed and not worker.is_down and not is_old and worker.job in ("", job.name)
         if can_prepare and max(worker.prepared, worker.started) < generation:
             worker.job, worker.prepared = job.name, generation
-            node.record = replace(node.record, generations=node.record.generations | {job.name: generation})
+            seen = {job.name: generation, seen_key(job.name, job.uid): generation}
+            node.record = replace(node.record, generations=node.record.generations | seen)
             self._register_again(node)
         is_in_force = job.plan is plan
         if is_in_force and not has_failed and worker.prepared == generation and worker.started < generation:

@@ -13,6 +13,7 @@ from headway.daemon.coordination.case import devices
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.records import (
     CheckpointRecord,
@@ -31,6 +32,7 @@ from headway.daemon.records import (
     decode,
     encode,
 )
+from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.simulated_agent import SimulatedAgents
 from tests.fakes.simulated_etcd import Store
@@ -73,6 +75,7 @@ class SimulatedCluster(SimulatedAgents):
         self.num_events = 0
         self.num_replicated = 0
         """Plans that came into force with several workers of a stage."""
+        self.num_decisions = 0
         self.generations: dict[str, int] = {}
         self.reached: dict[tuple[str, int], int] = {}
         """(job, timeline): the furthest that any stage has trained on it."""
@@ -107,7 +110,7 @@ class SimulatedCluster(SimulatedAgents):
         assert self.store.transact(
             {Keys.of(name, "spec"): 0},
             {
-                Keys.of(name, "spec"): encode(SpecRecord(spec=spec)),
+                Keys.of(name, "spec"): encode(SpecRecord(spec=spec, uid=f"uid of {name}")),
                 Keys.of(name, "desired"): encode(DesiredRecord()),
                 Keys.of(name, "phase"): encode(PhaseRecord(reason="submitted")),
             },
@@ -250,6 +253,31 @@ class SimulatedCluster(SimulatedAgents):
         self.store.transact({}, {Keys.LEADER: encode(record)}, lease=f"leader {node.lease}")
         self.deliver(node)
 
+    def sweep(self, view: ClusterView) -> None:
+        """Delete what a view, old as it may be, says is left in durable storage."""
+        for job in list(view.jobs.values()):
+            whole = {(file.timeline, file.boundary) for file in self._manifests_of(job.name)}
+            places = {key[1:3] for key in self.checkpoint_files if key[0] == job.name} | whole
+            found = [BoundaryFolder(*place, place in whole) for place in sorted(places)]
+            for folder in left_folders(view, job, found):
+                self._drop_folder(job, folder.place)
+
+    def _manifests_of(self, job: str) -> list[CheckpointRecord]:
+        return [decode(raw, CheckpointRecord) for url, raw in self.manifests.items() if f"/{job}/" in url]
+
+    def _drop_folder(self, job: JobView, place: tuple[int, int]) -> None:
+        assert job.submission is not None
+        folder = boundary_url(
+            job.submission.spec.fault.checkpoint_dir,
+            job.name,
+            timeline=place[0],
+            boundary=place[1],
+            uid=job.submission.uid,
+        )
+        self.manifests.pop(folder, None)
+        for key in [key for key in self.checkpoint_files if key[:3] == (job.name, *place)]:
+            del self.checkpoint_files[key]
+
     def lead(self, *, loses_office: bool = False, crashes: str = "") -> float | None:
         """The leader decides once and writes it down, or loses office before it can. Returns its next deadline.
 
@@ -260,6 +288,10 @@ class SimulatedCluster(SimulatedAgents):
         if not self.leader:
             return None
         view = self.nodes[self.leader].view
+        self.num_decisions += 1
+        if self.num_decisions % 16 == 0:
+            for node in self.nodes.values():
+                self.sweep(node.view)
         office = view.revision_of(Keys.LEADER)
         decision = decide(view, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after)
         for command in decision.commands:

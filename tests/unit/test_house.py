@@ -26,6 +26,7 @@ PURE = (
     "daemon/coordination/commands.py",
     "daemon/coordination/conditions.py",
     "daemon/coordination/coordinator.py",
+    "daemon/coordination/left_folders.py",
     "daemon/history/checker.py",
     "daemon/history/events.py",
     "daemon/node/agent_orders.py",

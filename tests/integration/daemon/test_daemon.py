@@ -40,9 +40,8 @@ async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(pl
     lines = [line async for line in client.logs(address, control_pb2.LogsRequest(job="tiny"))]
     assert any("boundary_reached" in line.text for line in lines)
     key = StateKey("tiny", job.checkpoint.timeline, 5, "head")
-    chunks = [chunk async for chunk in client.fetch_state(address, key, forward=True)]
-    assert b"".join(chunk.data for chunk in chunks) == (folder / "head.safetensors").read_bytes()
-    assert chunks[-1].checksum == job.checkpoint.files["head"].checksum
+    pieces = [piece async for piece in client.fetch_state(address, key, forward=True)]
+    assert b"".join(pieces) == (folder / "head.safetensors").read_bytes()
     with pytest.raises(RecoveryError, match="there is no such job"):
         [entry async for entry in client.journal(address, "another")]
     await client.close()

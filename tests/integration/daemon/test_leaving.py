@@ -70,6 +70,7 @@ async def test_a_daemon_leaves_in_every_phase(playground: Any, phase: Phase, num
     await _all_leave(playground, *playground.daemons, number=number)
 
 
+@pytest.mark.slow
 async def test_a_daemon_leaves_while_etcd_is_away(tmp_path: Path) -> None:
     """Nobody can plan without it: it waits for as long as it may, says so, goes with 0, and is not started again."""
     settings = {"stop_timeout_s": 2, "num_spares": 0}

@@ -1,13 +1,17 @@
 """The promise through planned changes: joins, drains, pauses, and a cluster that is stopped and started again."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.client.node_drain import drain
+from headway.daemon.client.node_drain import drain, release
 from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from tests.integration.exactness.training import (
@@ -20,7 +24,7 @@ from tests.integration.exactness.training import (
 )
 
 BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
-BATCHES_FOR_TWO_CHANGES = 400  # changes of a running job lie seconds apart
+BATCHES_FOR_TWO_CHANGES = 300  # changes of a running job lie seconds apart
 BATCHES_WHILE_A_NODE_STARTS = 800
 
 
@@ -39,6 +43,32 @@ async def until_batch(session: ClusterSession, name: str, batch: int, *, generat
     raise AssertionError("a cluster is followed for ever")
 
 
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_node_that_is_free_again_in_the_middle_changes_no_bit(
+    cluster: LocalCluster, tmp_path: Path, oracle: Oracle
+) -> None:
+    """Two nodes train, a third is released, the stages are cut anew between two batches: the reference's bits."""
+    spec = small_job("release", batches=BATCHES_FOR_TWO_CHANGES)
+    spec = replace(spec, placement=PlacementSpec(max_nodes=3))
+    async with ClusterSession(cluster.address) as session:
+        away = [node.name for node in cluster.nodes[2:]]
+        for name in away:
+            await drain(session, name)
+        try:
+            await submit(session, spec)
+            first = await until_batch(session, "release", 5)
+            assert first.plan is not None
+            assert len(first.plan.stages) == 2
+            await release(session, away[0])
+            result = await finished(session, "release", tmp_path / "out")
+        finally:
+            for name in away:
+                await release(session, name)
+    assert_same_bits(result, oracle(spec))
+    assert len(set(result.generations)) >= 2, "the node came too late to change anything"
+
+
+@pytest.mark.slow
 async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Two nodes train, a third joins, the stages are cut anew between two batches: the reference's bits."""
     spec = small_job("join", batches=BATCHES_WHILE_A_NODE_STARTS)
@@ -78,13 +108,14 @@ async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_pa
     assert len(set(result.generations)) >= 2
 
 
-async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(tmp_path: Path, oracle: Oracle) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(
+    cluster: LocalCluster, tmp_path: Path, oracle: Oracle
+) -> None:
     """Three nodes train; the job is paused and resumed, then a node is told to leave: the reference's bits."""
     spec = small_job("pause-drain", batches=BATCHES_FOR_TWO_CHANGES)
-    async with (
-        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
-        ClusterSession(cluster.address) as session,
-    ):
+    spec = replace(spec, placement=PlacementSpec(max_nodes=3))
+    async with ClusterSession(cluster.address) as session:
         await submit(session, spec)
         await until_batch(session, "pause-drain", 5)
         await pause(session, "pause-drain")
@@ -97,9 +128,12 @@ async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(tmp_path: Path, o
         assert running.plan is not None
         leaving = running.plan.stages[0].node
         await drain(session, leaving)
-        result = await finished(session, "pause-drain", tmp_path / "out")
-        view = await session.view()
-        final = job_of(view, "pause-drain")
-        assert view.nodes[leaving].is_draining, "the mark went away when the node registered what it had seen"
+        try:
+            result = await finished(session, "pause-drain", tmp_path / "out")
+            view = await session.view()
+        finally:
+            await release(session, leaving)
+    final = job_of(view, "pause-drain")
+    assert view.nodes[leaving].is_draining, "the mark went away when the node registered what it had seen"
     assert_same_bits(result, oracle(spec))
     assert len(set(result.generations)) >= 3, f"the drain came too late: {final.phase.reason}"

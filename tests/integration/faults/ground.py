@@ -125,12 +125,13 @@ class Ground:
         *faults: Fault,
         during: Callable[[], Awaitable[None]] | None = None,
         expect: Phase = Phase.FINISHED,
+        timeout_s: float = TIMEOUT_S,
     ) -> Outcome:
         """Submit, let the faults strike, wait for the end. during: runs beside the training once it runs."""
         armed_before = self._num_faults
         self.arm(*faults)
         await submit(self.session, spec)
-        return await self.wait(spec, during=during, expect=expect, armed_before=armed_before)
+        return await self.wait(spec, during=during, expect=expect, armed_before=armed_before, timeout_s=timeout_s)
 
     async def wait(
         self,
@@ -139,6 +140,7 @@ class Ground:
         during: Callable[[], Awaitable[None]] | None = None,
         expect: Phase = Phase.FINISHED,
         armed_before: int | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> Outcome:
         """Wait for the end of a job that was submitted, or resumed, before."""
         name = spec.job.name
@@ -148,7 +150,7 @@ class Ground:
             running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
             before = _worker_pids(running)
             task = asyncio.ensure_future(during()) if during is not None else None
-            job = await wait_for_phase(self.session, name, frozenset({expect}), timeout_s=TIMEOUT_S)
+            job = await wait_for_phase(self.session, name, frozenset({expect}), timeout_s=timeout_s)
             assert job.phase.phase is expect, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
             if task is not None:
                 await asyncio.wait_for(task, TIMEOUT_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
+from tests.integration.faults.ground import TIMEOUT_S, Ground, at_operation, faulty_job, ground
 from tests.integration.faults.members_cluster import MembersCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,7 +25,7 @@ async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: O
         await asyncio.sleep(away_s)
         await field.cluster.start_etcd()
 
-    outcome = await field.train(spec, during=outage)
+    outcome = await field.train(spec, during=outage, timeout_s=TIMEOUT_S + 4 * away_s)
     outcome.assert_exact(oracle, strikes=0)
     assert outcome.num_rollbacks == 0
     assert outcome.result is not None
@@ -67,9 +67,10 @@ async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> N
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle) -> None:
     """Its revisions and its plan go backwards; the nodes know better, and the coordinator starts above all of them."""
-    spec = faulty_job("restored", batches=150, num_nodes=2)
+    spec = faulty_job("restored", batches=300, num_nodes=2)
     async with ground(tmp_path, num_nodes=2) as field:
 
         async def restore() -> None:
@@ -78,7 +79,7 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
             job = await field.until_batch("restored", 10)
             assert job.plan is not None
             generation = job.plan.generation
-            field.arm(*(at_operation(1, batch) for batch in range(11, 60)))
+            field.arm(*(at_operation(1, batch) for batch in range(11, spec.train.batches)))
             await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, "restored")
             field.arm()
             await field.cluster.stop_etcd()

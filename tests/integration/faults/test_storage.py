@@ -61,6 +61,7 @@ async def test_checkpoint_folder_cannot_be_written(tmp_path: Path, oracle: Oracl
     outcome.assert_exact(oracle, strikes=0)
 
 
+@pytest.mark.slow
 async def test_restart_from_nothing_but_the_checkpoint(tmp_path: Path, oracle: Oracle) -> None:
     """Etcd, daemons and memory are gone; a new cluster goes on from the folder, as the same job and as a child."""
     spec = faulty_job("phoenix", num_nodes=2, batches=32)

@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.node.agent_orders import is_awaited, is_named, is_over, next_steps
+from headway.daemon.node.agent_orders import HEARD_AFTER_S, is_awaited, is_named, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -75,7 +75,7 @@ def plan(
 def view_of(job: JobView | None = None) -> ClusterView:
     """A cluster with one job, or none."""
     nodes = {name: node_record(name) for name in "abc"}
-    return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes)
+    return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes, steady_since=-1000.0)
 
 
 def node_record(name: str, incarnation: str = "") -> NodeRecord:
@@ -470,9 +470,9 @@ def test_a_file_of_another_incarnation_is_not_asked_for() -> None:
 
 def test_what_no_node_holds_is_given_up() -> None:
     """Its file was damaged and dropped, and nobody else has one: the generation fails, and the next goes elsewhere."""
-    workers = {(2, 0): record(WorkerState.READY)}
     files = {key: file for key, file in held(*PARTS).items() if key.layer != "head"}
-    view = view_of(job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"a": state_record(*PARTS)}}))
+    ready = {(2, 0): record(WorkerState.READY)}
+    view = view_of(job(plan=BACK_TO_5, workers=ready, state={(1, 5): {"a": state_record(*PARTS)}}))
     steps = next_steps(view, node(worker().did_prepare(G2), held=files))
     assert of_kind(steps, GiveUp) == [GiveUp(0, G2, "no node holds head at boundary 5 of j, timeline 1")]
     assert of_kind(steps, RegisterState) == [
@@ -480,11 +480,21 @@ def test_what_no_node_holds_is_given_up() -> None:
     ]
 
 
+def test_what_etcd_forgot_while_it_was_away_is_waited_for() -> None:
+    """It was away for longer than a lease while the worker was to start: b registers again, or HEARD_AFTER_S pass."""
+    of = job(plan=BACK_TO_5, workers={(2, 0): record(WorkerState.READY)})
+    view, ready = view_of(of), node(worker().did_prepare(G2), now=100.0)
+    for since, expected in ((None, []), (99.0, []), (100.0 - HEARD_AFTER_S, [GiveUp] * len(PARTS))):
+        assert [type(step) for step in next_steps(replace(view, steady_since=since), ready)] == expected
+    of.state[1, 5] = {"b": state_record(*PARTS, name="b")}
+    assert [type(step) for step in next_steps(view, ready)] == [FetchState] * len(PARTS)
+
+
 def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
     """This node saw generation 4 in force; etcd says 1: no order, no release, nothing deleted. Plan 5 is obeyed."""
     files = held(*PARTS)
     old = job(plan=WHOLE, workers=RUNNING_RECORD)
-    assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j": 4})) == []
+    assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j/": 4})) == []
     newer = replace(BACK_TO_5, generation=5)
-    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j": 4}))
+    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j/": 4}))
     assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, "/data")]

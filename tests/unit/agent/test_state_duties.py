@@ -6,7 +6,7 @@ from pathlib import Path
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, RegisterState, Step, UnregisterState
-from headway.daemon.node.node_state import NodeState
+from headway.daemon.node.node_state import NodeState, generations_seen
 from headway.daemon.node.state_duties import is_welcome, state_steps
 from headway.daemon.records import (
     CheckpointRecord,
@@ -20,6 +20,7 @@ from headway.daemon.records import (
     StateRecord,
     WorkerRecord,
     WorkerState,
+    seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
@@ -188,7 +189,21 @@ def test_a_removed_job_leaves_nothing() -> None:
 
 def test_nothing_goes_while_etcd_is_older_than_this_node() -> None:
     """etcd came back from a backup of the time before generation 7: files stay until the coordinator has caught up."""
-    assert steps(job({}), node((1, 40), in_force={"j": 7})) == []
+    assert steps(job({}), node((1, 40), in_force={seen_key("j", "u"): 7})) == []
+
+
+def test_what_a_node_saw_of_a_job_that_had_the_name_before_says_nothing() -> None:
+    """Generation 7 was another submission's, which was removed: its files go, etcd is no older than this node."""
+    mine = node((1, 40), uid="old", in_force={seen_key("j", "old"): 7})
+    assert steps(job({}), mine) == [DeleteState("j", 1, 40, tuple(sorted(PARTS)))]
+
+
+def test_generations_are_remembered_by_name_and_by_submission() -> None:
+    """The phase and both plans count; a job whose spec is not known yet has only its name."""
+    of = job({}, next=replace(PLAN, generation=5))
+    assert generations_seen(view(of)) == {"j": 5, seen_key("j", "u"): 5}
+    assert generations_seen(view(replace(of, submission=None))) == {"j": 5}
+    assert generations_seen(view(job({}, plan=None))) == {"j": 3, seen_key("j", "u"): 3}
 
 
 def test_each_computing_node_copies_its_own_layers_to_durable_storage() -> None:

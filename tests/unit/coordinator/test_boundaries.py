@@ -128,12 +128,14 @@ def test_two_restorable_boundaries_are_kept_and_what_is_newer() -> None:
     assert kept(job(state, checkpoint=saved), NODES) == {(3, 20), (3, 40), (3, 60), (3, 80)}
 
 
-def test_a_due_checkpoint_is_of_the_present_timeline_and_written_once() -> None:
-    """Of 40 on timeline 1 nothing is copied after the job went back: its manifest would tell of another past."""
+def test_a_due_checkpoint_is_of_the_jobs_past_and_written_once() -> None:
+    """Of 40 on timeline 1 nothing is copied after the job went back to 20; back to 40 itself, that is still due."""
     state = {(1, 20): both(*PARTS), (1, 40): both(*PARTS), (3, 80): both(*PARTS), (3, 100): both(*PARTS)}
     assert due_checkpoint(job(state)) == (3, 80)
     longer = replace(PLAN, ancestry=((1, 40),))
-    assert due_checkpoint(job(state, plan=longer)) == (3, 80)
+    assert due_checkpoint(job(state, plan=longer)) == (1, 40)
+    written = CheckpointRecord(timeline=1, boundary=40, url="c")
+    assert due_checkpoint(job(state, plan=longer, checkpoint=written)) == (3, 80)
     assert due_checkpoint(job(state, checkpoint=CheckpointRecord(timeline=3, boundary=80, url="c"))) is None
     assert [copier(job(state), (3, 80), part, NODES) for part in PARTS] == ["a", "a", "b", "b"]
 

@@ -8,7 +8,7 @@ from headway.daemon.coordination.failure_budget import (
     counted,
     was_killed,
 )
-from headway.daemon.records import FailureCount, WorkerRecord, WorkerState
+from headway.daemon.records import FailureCount, PlanRecord, WorkerRecord, WorkerState
 
 
 def rule_after(*deaths: Death, boundary: int = 0) -> str:
@@ -56,10 +56,29 @@ def test_a_newer_boundary_starts_the_count_anew() -> None:
 
 def test_progress_after_files_were_lost_starts_the_count_anew() -> None:
     """Back from 40 to 0, and each of ten killed workers finds the job further: that is no job that stands still."""
-    count = counted(FailureCount(boundary=40, num_deaths=1), [], boundary=0)
+    before, again = PlanRecord(generation=1, timeline=1), PlanRecord(generation=2, timeline=2)
+    count = counted(FailureCount(boundary=40, timeline=1, num_deaths=1), [], boundary=0, plan=before)
     for boundary in (0, 5, 10, 15, 20, 25, 30, 35, 40):
-        count = counted(count, [Death(node="a", batch=boundary + 2)], boundary=boundary)
+        count = counted(count, [Death(node="a", batch=boundary + 2)], boundary=boundary, plan=again)
     assert count.num_deaths == 1
+
+
+def test_a_boundary_whose_holders_come_and_go_is_no_progress() -> None:
+    """40, 0, 40 and so on, under one plan, and under those that go back to 40 each time: ten deaths are ten deaths."""
+    count = FailureCount()
+    for number in range(1, MAX_DEATHS + 1):
+        plan = PlanRecord(generation=number, timeline=(number + 1) // 2, boundary=40 if number > 2 else 0)
+        count = counted(count, [Death(node="a", batch=number)], boundary=40 * (number % 2), plan=plan)
+    assert count.num_deaths == MAX_DEATHS
+
+
+def test_a_job_that_began_with_a_parents_checkpoint_has_a_budget() -> None:
+    """Its plans begin at 100 on a timeline of their own each time, and get nowhere."""
+    count = FailureCount()
+    for number in range(1, MAX_DEATHS + 1):
+        plan = PlanRecord(generation=number, timeline=number, boundary=100)
+        count = counted(count, [Death(node="a", batch=100 + number)], boundary=100, plan=plan)
+    assert count.num_deaths == MAX_DEATHS
 
 
 def test_killed_or_failed() -> None:

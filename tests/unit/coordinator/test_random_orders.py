@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.coordination import case
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import Desired, Phase
+from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, decode
 from tests.fakes.replicated_plans import make_replicated_plan
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store
@@ -120,6 +120,18 @@ def finish(cluster: SimulatedCluster, seed: int) -> None:
                 cluster.want(job, Desired.RUNNING)
     cluster.calm(until=lambda: all(cluster.phase(job).phase in FINAL for job in JOBS))
     assert {cluster.phase(job).phase for job in JOBS} == {Phase.FINISHED}, seed
+    cluster.sweep(cluster.truth())
+    assert_nothing_is_left(cluster)
+
+
+def assert_nothing_is_left(cluster: SimulatedCluster) -> None:
+    """Durable storage holds the checkpoints that etcd names, or is about to delete, and nothing else."""
+    found = {(job, f"{timeline:08d}-{boundary:010d}") for job, timeline, boundary, _ in cluster.checkpoint_files}
+    for job in JOBS:
+        record = decode(cluster.store.values[Keys.of(job, "checkpoint")], CheckpointRecord)
+        named = {url.rpartition("/")[2] for url in (record.url, *record.earlier)}
+        dropped = {url.rpartition("/")[2] for url in record.dropped}
+        assert named <= {folder for name, folder in found if name == job} <= named | dropped
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -1,5 +1,6 @@
 """What the coordinator does about failures, one story at a time, on a simulated cluster in good order."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from headway.daemon.coordination.case import LEASE_TTL_S, LONGEST_PATIENCE_S, PREPARE_DEADLINE_S, START_DEADLINE_S
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, PlanRecord, decode
+from headway.daemon.records import CheckpointRecord, Desired, EventRecord, Keys, Phase, PlanRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker, steady_view
 from tests.unit.coordinator.test_scenarios import cluster_of, events, plan, run_until, running_at_full_speed
@@ -104,12 +106,35 @@ def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_agai
     for key, _, (_, modified) in files:
         view.apply(key, None, mod_revision=modified + 1000, create_revision=0, now=back)
     view.set_in_sight(True, now=back)
-    [command] = decide(view, now=back + 0.1).commands
+    early = decide(view, now=back + 0.1)
+    assert (early.commands, early.wake_at) == ((), back + LEASE_TTL_S), "`next` stays, until all have been heard"
+    [command] = decide(view, now=back + LEASE_TTL_S).commands
     assert isinstance(command, Transaction)
-    assert Keys.of("first", "next") in command.deletes, "not at once to the beginning"
+    assert "nodes that held boundary 8 are gone" in command.reason
     for key, value, (created, _) in files:
         view.apply(key, value, mod_revision=5000, create_revision=created, now=back + 0.2)
     assert decide(view, now=back + 0.2).commands == (), "it has what it is about to load"
+
+
+def test_a_start_outlasts_an_outage_that_took_the_records_of_what_it_loads() -> None:
+    """The plan is in force, not all its workers run yet, and the files' records come back with their nodes' leases."""
+    cluster = trained("a", "b", batches=10)
+    cluster.fail_worker("b")
+    recovered(cluster)
+    view = steady_view()
+    for key, value in cluster.store.values.items():
+        created, modified = cluster.store.revisions[key]
+        if "/state/" not in key:
+            view.apply(key, value, mod_revision=modified, create_revision=created, now=cluster.now)
+    assert any(
+        isinstance(command, Transaction) and "nodes that held boundary 8 are gone" in command.reason
+        for command in decide(view, now=cluster.now).commands
+    ), "etcd was there all the time: the files are lost"
+    back = cluster.now + 60.0
+    view.set_in_sight(False, now=cluster.now)
+    view.set_in_sight(True, now=back)
+    early = decide(view, now=back + 0.1)
+    assert (early.commands, early.wake_at) == ((), back + LEASE_TTL_S)
 
 
 def test_node_that_comes_and_goes_does_not_hold_a_recovery_up() -> None:
@@ -333,6 +358,43 @@ def test_periodic_checkpoints_come_and_old_ones_go() -> None:
     assert sorted(cluster.manifests) == sorted((record.url, *record.earlier))
     assert [url.rpartition("-")[2] for url in record.earlier] == ["0000000036"]
     assert record.dropped == ()
+
+
+def test_the_boundary_gone_back_to_becomes_the_checkpoint_that_it_was_due_to_be() -> None:
+    """Durable storage is away from 12 on; the job goes back to 12, then storage is there: 12, of the old timeline."""
+    cluster = trained("a", "b", batches=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_make_durable", lambda *_: None)
+        cluster.calm(until=lambda: all(worker.applied >= 13 for worker in workers(cluster)))
+        cluster.calm(max_rounds=2)
+        cluster.fail_worker("b")
+        assert recovered(cluster).ancestry == ((1, 12),)
+    cluster.calm(max_rounds=2)
+    saved = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
+    assert (saved.timeline, saved.boundary, saved.ancestry) == (1, 12, ())
+    for name in ("a", "b"):
+        lose(cluster, name)
+    cluster.leader = ""
+    cluster.add_node("c")
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RECOVERING)
+    assert recovered(cluster).ancestry == ((1, 12),)
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_the_newest_events_stay() -> None:
+    """However long a job lives: those beyond MAX_EVENTS go with each that comes, an old heap of them bit by bit."""
+    cluster = trained("a", "b", batches=6)
+    old = encode(EventRecord(at=0.0, text="of old", generation=1))
+    num_old = MAX_EVENTS + 2 * MAX_TRIMMED
+    cluster.store.transact({}, {Keys.event("first", number): old for number in range(num_old)})
+    phase = cluster.phase("first")
+    cluster.store.transact({}, {Keys.of("first", "phase"): encode(replace(phase, num_events=num_old))})
+    for _ in range(2):
+        cluster.fail_worker("b")
+        recovered(cluster)
+        cluster.calm(max_rounds=40)
+    numbers = sorted(int(key.rpartition("/")[2]) for key in cluster.store.values if "/events/" in key)
+    assert numbers == list(range(cluster.phase("first").num_events - MAX_EVENTS, cluster.phase("first").num_events))
 
 
 def test_drained_node_is_not_planned_with_while_recovering() -> None:

@@ -10,8 +10,10 @@ from headway.daemon.coordination.case import (
     CHANGE_RETRY_S,
     SETTLE_S,
     START_DEADLINE_S,
+    Case,
 )
 from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.conditions import a_node_knows_a_later_plan
 from headway.daemon.coordination.coordinator import TABLE, decide
 from headway.daemon.coordination.diagram import page
 from headway.daemon.records import (
@@ -24,6 +26,7 @@ from headway.daemon.records import (
     PlanRecord,
     decode,
     encode,
+    seen_key,
 )
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
@@ -288,6 +291,22 @@ def test_generation_is_above_what_any_node_has_seen() -> None:
     cluster.generations["first"] = 41
     run_until(cluster, Phase.RUNNING)
     assert plan(cluster).generation == 42
+
+
+def test_a_job_submitted_again_under_its_name_is_another() -> None:
+    """The node saw generation 41 of the one before: no later plan of this one, but a number that is not used again."""
+    cluster = cluster_of("a")
+    node = cluster.nodes["a"]
+    before = {"first": 41, seen_key("first", "another uid"): 41}
+    node.record = replace(node.record, generations=before)
+    cluster.store.transact({}, {Keys.node("a"): encode(node.record)}, lease=node.lease)
+    view = cluster.truth()
+    case = Case(job=view.jobs["first"], view=view, now=cluster.now, written_at=0.0)
+    assert (case.known_generation, case.generation) == (0, 42)
+    assert not a_node_knows_a_later_plan(case)
+    run_until(cluster, Phase.FINISHED, max_rounds=800)
+    assert node.record.generation_seen("first", "uid of first") == 42
+    assert replace(node.record, generations={"first": 41}).generation_seen("first", "uid of first") == 41
 
 
 def test_node_of_another_protocol_is_not_planned_with() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,28 @@ def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
     assert again.offset == 100
     with pytest.raises(RecoveryError, match="began at byte 200, not 100"):
         again.append(DATA[200:], offset=200)
+
+
+def test_what_came_before_a_break_counts(store: StateStore) -> None:
+    """One byte of an earlier attempt is wrong: the whole is refused; when all are right, it is taken."""
+    for first, is_good in ((b"!" + DATA[1:100], False), (DATA[:100], True)):
+        store.receive(KEY, size_bytes=len(DATA)).append(first, offset=0)
+        again = store.receive(KEY, size_bytes=len(DATA))
+        again.append(DATA[100:], offset=100)
+        with nullcontext() if is_good else pytest.raises(RecoveryError, match="arrived damaged"):
+            again.verify(CHECKSUM)
+
+
+def test_bytes_that_were_refused_are_forgotten(store: StateStore) -> None:
+    """The first holder sends an altered file, the second the good one, into the same place: it is taken."""
+    incoming = store.receive(KEY, size_bytes=len(DATA))
+    for sent in (DATA[:-1] + b"!", b"\xff" * len(DATA)):
+        incoming.append(sent, offset=0)
+        with pytest.raises(RecoveryError, match="arrived damaged"):
+            incoming.verify(CHECKSUM)
+    incoming.append(DATA[:100], offset=0)
+    incoming.append(DATA[100:], offset=100)
+    incoming.verify(CHECKSUM)
 
 
 def test_what_is_abandoned_leaves_nothing(store: StateStore, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from headway.stages.journal import Journal, JournalRow
 from headway.stages.layer_file import read_journal, read_layer, write_journal, write_layer
 from headway.stages.layer_state import LayerState
 from headway.stages.state_file import (
+    ContentCheck,
     StateHeader,
     WriteCancelledError,
     WrittenFile,
@@ -171,6 +173,28 @@ def test_any_truncation_or_addition_is_found(small_file: Path) -> None:
         for reader in (read_state, content_checksum):
             with pytest.raises(DamagedFileError):
                 reader(damaged)
+
+
+@given(data=st.data())
+def test_pieces_of_any_size_give_the_same_checksum(small_file: Path, data: st.DataObject) -> None:
+    """Cut anywhere, in the header too → the file's checksum; without the last byte → DamagedFileError."""
+    raw = small_file.read_bytes()
+    cuts = data.draw(st.sets(st.integers(1, len(raw) - 2) | st.integers(1, 12)))
+    content = ContentCheck(small_file, len(raw))
+    for begin, end in pairwise([0, *sorted(cuts), len(raw) - 1]):
+        content.update(raw[begin:end])
+    with pytest.raises(DamagedFileError, match="truncated"):
+        content.checksum()
+    content.update(raw[-1:])
+    assert content.checksum() == content_checksum(small_file)
+
+
+def test_a_header_longer_than_its_file_is_not_waited_for(small_file: Path) -> None:
+    """The first eight bytes say so → DamagedFileError before anything else has come."""
+    content = ContentCheck(small_file, 1 << 40)
+    content.update(b"\xff\xff\xff")
+    with pytest.raises(DamagedFileError, match="truncated"):
+        content.update(b"\xff" * 5)
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

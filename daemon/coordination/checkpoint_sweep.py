@@ -1,0 +1,107 @@
+"""Deletes, now and then, the folders of checkpoints that never came to be: the leader's work."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.records import Keys
+from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint_names import folder_name, submission_url
+
+SWEEP_PERIOD_S: Final = 120.0
+TIMEOUT_S: Final = 60.0
+NUM_LOOKS: Final = 2
+"""At a job that has no plan: a copy that was on its way may end after the first."""
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class CheckpointSweep:
+    """Every daemon runs one; it acts while the daemon leads."""
+
+    def __init__(self, view: ClusterView, *, is_leading: Callable[[], bool], checkpoint_root: Path | None) -> None:
+        self._view = view
+        self._is_leading = is_leading
+        self._checkpoint_root = checkpoint_root
+        self._working: asyncio.Task[Any] | None = None
+        self._looks: dict[str, tuple[int, int]] = {}
+        """Job to (revision of its phase, how often nothing was found since)."""
+        self._complaints: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Once through all jobs."""
+        self._looks = {name: looks for name, looks in self._looks.items() if name in self._view.jobs}
+        for name in sorted(self._view.jobs):
+            job = self._view.jobs.get(name)
+            if job is None or self._is_done_with(job):
+                continue
+            try:
+                num_left = await self._sweep_job(job)
+                self._complaints.pop(name, None)
+            except (RecoveryError, ConfigError) as error:
+                if self._complaints.get(name) != str(error):
+                    self._complaints[name] = str(error)
+                    log.warning("checkpoint_sweep_failed", job=name, reason=str(error))
+                continue
+            revision, looks = self._revision(job), self._looks.get(name, (0, 0))
+            self._looks[name] = (revision, 0 if num_left or looks[0] != revision else looks[1] + 1)
+
+    async def _sweep_job(self, job: JobView) -> int:
+        """Returns how many folders were deleted."""
+        submission = job.submission
+        if submission is None or not submission.uid:
+            return 0
+        url = submission_url(submission.spec.fault.checkpoint_dir, job.name, uid=submission.uid)
+        url = resolve_checkpoint_dir(url, self._checkpoint_root)
+        found = [BoundaryFolder(*entry) for entry in await self._in_time(url, list_boundaries)]
+        num_deleted = 0
+        for folder in left_folders(self._view, job, found):
+            now = self._view.jobs.get(job.name)
+            if now is None or now.submission != submission or not self._may_act():
+                break
+            if not left_folders(self._view, now, [folder]):
+                continue
+            target = f"{url}/{folder_name(*folder.place)}"
+            await self._in_time(target, delete_checkpoint)
+            log.info("left_folder_deleted", job=job.name, url=target)
+            num_deleted += 1
+        return num_deleted
+
+    def _may_act(self) -> bool:
+        return self._is_leading() and self._view.steady_since is not None
+
+    def _is_done_with(self, job: JobView) -> bool:
+        is_still = job.plan is None and job.next is None
+        revision, num_looks = self._looks.get(job.name, (0, 0))
+        return not self._may_act() or (is_still and revision == self._revision(job) and num_looks >= NUM_LOOKS)
+
+    def _revision(self, job: JobView) -> int:
+        return self._view.revision_of(Keys.of(job.name, "phase"))
+
+    async def _in_time(self, url: str, act: Callable[[str], T]) -> T:
+        """In a thread. A file system that hangs holds one thread, however often it is asked. Raises RecoveryError."""
+        if self._working is not None and not self._working.done():
+            raise RecoveryError(url, "an earlier request to a checkpoint folder still hangs")
+        task = asyncio.create_task(asyncio.to_thread(act, url), name=f"checkpoint folder {url}")
+        task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
+        self._working = task
+        await asyncio.wait({task}, timeout=TIMEOUT_S)
+        if not task.done():
+            raise RecoveryError(url, f"not done within {TIMEOUT_S:g} s")
+        if (error := task.exception()) is not None:
+            # Whatever a file system's driver raises: tidying up ends no daemon.
+            raise error if isinstance(error, RecoveryError) else RecoveryError(url, f"{type(error).__name__}: {error}")
+        return task.result()

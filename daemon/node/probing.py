@@ -1,0 +1,153 @@
+"""How far away other nodes are: round trip and bandwidth, measured seldom and in small, as one record of this node.
+
+A node of the same machine is not measured: what lies between is memory. Nor is everybody: with many nodes each one
+measures `MAX_PEERS`, those of its plans first.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.errors import RecoveryError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.records import Keys, LinkProbe, NodeRecord, ProbeRecord, encode
+from headway.stages.errors import PeerError
+
+log = structlog.get_logger()
+
+MAX_PEERS: Final = 16
+NUM_PINGS: Final = 5
+"""The shortest counts: the others waited for something."""
+PROBE_BYTES: Final = 4 << 20
+EVERY_S: Final = 900.0
+"""Between two probes of one peer."""
+RETRY_S: Final = 60.0
+"""After a peer did not answer."""
+PAUSE_S: Final = 2.0
+"""Between two looks at who is due: probes go one by one."""
+CALL_TIMEOUT_S: Final = 5.0
+TRANSFER_TIMEOUT_S: Final = 30.0
+MOVED: Final = 0.25
+"""A probe that differs by less, relatively, is not told."""
+
+
+def peers_of(view: ClusterView, name: str) -> list[NodeRecord]:
+    """Whom a node measures: on other machines, those that share a plan with it first; the rest by lot."""
+    own = view.nodes.get(name)
+    if own is None:
+        return []
+    shared = {
+        stage.node
+        for job in view.jobs.values()
+        for plan in (job.plan, job.next)
+        if plan is not None and any(stage.node == name for stage in plan.stages)
+        for stage in plan.stages
+    }
+    others = [node for node in view.nodes.values() if node.host != own.host]
+    return sorted(others, key=lambda node: (node.name not in shared, _lot(name, node.name)))[:MAX_PEERS]
+
+
+def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:
+    """Whether the probes say something new."""
+    if before.keys() != after.keys():
+        return True
+    return any(
+        _differs(before[peer].round_trip_s, probe.round_trip_s) or _differs(before[peer].bytes_per_s, probe.bytes_per_s)
+        for peer, probe in after.items()
+    )
+
+
+async def measure(client: NodeClient, address: str) -> LinkProbe:
+    """Round trip, and bytes a second from there. Raises PeerError and RecoveryError."""
+    round_trips = []
+    for _ in range(NUM_PINGS + 1):  # the first one connects
+        began = time.perf_counter()
+        await client.describe(address, timeout_s=CALL_TIMEOUT_S)
+        round_trips.append(time.perf_counter() - began)
+    round_trip_s = min(round_trips[1:])
+    received, began = 0, time.perf_counter()
+    async for chunk in client.probe(address, PROBE_BYTES, timeout_s=TRANSFER_TIMEOUT_S):
+        received += len(chunk.data)
+    spent_s = max(time.perf_counter() - began - round_trip_s, 1e-6)
+    return LinkProbe(round_trip_s=_rounded(round_trip_s), bytes_per_s=_rounded(received / spent_s))
+
+
+class Probing:
+    """`run` measures whoever is due, one by one."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        incarnation: str,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        client: NodeClient,
+        lease_id: Callable[[], int],
+    ) -> None:
+        self._node = node
+        self._incarnation = incarnation
+        self._etcd = etcd
+        self._cluster = cluster
+        self._client = client
+        self._lease_id = lease_id
+        self._found: dict[str, tuple[str, LinkProbe]] = {}
+        """Peer to its incarnation and what was measured."""
+        self._due_at: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
+            peers = {(node.name, node.incarnation): node for node in peers_of(self._cluster.view, self._node)}
+            self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
+            self._found = {name: found for name, found in self._found.items() if (name, found[0]) in peers}
+            due = [peer for peer in peers if self._due_at.get(peer, 0.0) <= time.monotonic()]
+            if due:
+                await self._probe(peers[due[0]])
+            await self._write()
+
+    async def _probe(self, peer: NodeRecord) -> None:
+        key = (peer.name, peer.incarnation)
+        try:
+            self._found[peer.name] = peer.incarnation, await measure(self._client, peer.address)
+            self._due_at[key] = time.monotonic() + EVERY_S * random.uniform(0.8, 1.2)
+        except (PeerError, RecoveryError) as error:
+            self._due_at[key] = time.monotonic() + RETRY_S
+            log.info("peer_not_probed", peer=peer.name, reason=str(error))
+
+    async def _write(self) -> None:
+        """What the view does not show yet; while etcd is away it is tried at every look."""
+        probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
+        seen = self._cluster.view.probes.get(self._node)
+        known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
+        if not has_moved(known, probes) or not self._cluster.is_reachable:
+            return
+        record = ProbeRecord(incarnation=self._incarnation, peers=probes)
+        alive = Compare.present(Keys.node(self._node))
+        try:
+            await self._etcd.transaction([alive], [Put(Keys.probes(self._node), encode(record), self._lease_id())])
+        except StoreError as error:
+            log.info("probes_not_written", error=str(error))
+
+
+def _lot(name: str, peer: str) -> bytes:
+    """The same for both ends, so that what one measures helps the other."""
+    return sha256("/".join(sorted((name, peer))).encode()).digest()
+
+
+def _differs(one: float, other: float) -> bool:
+    return abs(one - other) > MOVED * max(abs(one), abs(other))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
