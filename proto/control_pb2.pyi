@@ -12,6 +12,12 @@ class ProbeRequest(_message.Message):
     num_bytes: int
     def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
 
+class ProbeReply(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class AccompanyRequest(_message.Message):
     __slots__ = ("node",)
     NODE_FIELD_NUMBER: _ClassVar[int]

@@ -64,7 +64,7 @@ class NodeStub:
         self.Probe = channel.unary_stream(
                 '/headway.control.Node/Probe',
                 request_serializer=headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=headway_dot_proto_dot_control__pb2.Chunk.FromString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.ProbeReply.FromString,
                 _registered_method=True)
 
 
@@ -146,7 +146,7 @@ def add_NodeServicer_to_server(servicer, server):
             'Probe': grpc.unary_stream_rpc_method_handler(
                     servicer.Probe,
                     request_deserializer=headway_dot_proto_dot_control__pb2.ProbeRequest.FromString,
-                    response_serializer=headway_dot_proto_dot_control__pb2.Chunk.SerializeToString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.ProbeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,7 +312,7 @@ class Node:
             target,
             '/headway.control.Node/Probe',
             headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
-            headway_dot_proto_dot_control__pb2.Chunk.FromString,
+            headway_dot_proto_dot_control__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

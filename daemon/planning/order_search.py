@@ -80,6 +80,8 @@ class OrderSearch:
     def best(self) -> Cut | None:
         """The best pipeline that uses as many nodes as the job wants; None: nothing fits."""
         shape = self._placement.replicas
+        if sum(shape) > FEW_ALIKE_SEATS:
+            return self._best_of(long_orders(self._seats, sum(shape), self._kinds, self._previous))
         if shape:
             return self._best_of(orders(self._seats, lengths=(sum(shape),), kinds=self._kinds, previous=self._previous))
         num_kinds = len(set(map(self._kinds.of, self._seats)))
@@ -189,7 +191,7 @@ class OrderSearch:
             num_stages = min(length, self._costs.num_layers, self._costs.num_microbatches)
             ends = [length * index // num_stages for index in range(num_stages + 1)]
             shape = tuple(end - first for first, end in pairwise(ends))
-            for order in orders(self._seats, lengths=(length,), kinds=self._kinds, previous=self._previous):
+            for order in long_orders(self._seats, length, self._kinds, self._previous, is_short=True):
                 if not self._has_wanted_nodes(order):
                     continue
                 cut = PipelineCut(self._costs, order, shape=shape).best(inf if found is None else found[0])
