@@ -60,7 +60,7 @@ def plan(
     \b
     depth   how many microbatches a worker may have begun and not ended
     share   of each batch's microbatches, where several workers share a stage
-    bubble  the share of a batch's time in which a stage has nothing to do, by the simulator of the schedule
+    bubble  the share of a batch's time in which a worker has nothing to do, by the simulator of the schedule
 
     \b
     headway plan my-job.toml --nodes 4
@@ -116,11 +116,11 @@ def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Pa
     import json
 
     from headway.daemon.errors import ConfigError
-    from headway.daemon.planning.preview import stage_labels
+    from headway.daemon.planning.preview import worker_labels
     from headway.daemon.results.pipeline_picture import draw_pipeline
     from headway.daemon.results.pipeline_trace import chrome_trace
 
-    labels = stage_labels(told.stages)
+    labels = worker_labels(told.stages)
     path = picture
     try:
         if path is not None:

@@ -72,7 +72,7 @@ class NodesFile:
 
     def link_assumptions(self) -> LinkAssumptions:
         """The links that it names, and what is assumed of all others."""
-        known = tuple((*sorted(link.sites), link.round_trip_ms / 1e3, link.mbit_s * 1e6 / 8) for link in self.links)
+        known = tuple((*_pair(*link.sites), link.round_trip_ms / 1e3, link.mbit_s * 1e6 / 8) for link in self.links)
         return SiteLinks(known=known)
 
 

@@ -29,9 +29,9 @@ class Forecast:
     step_seconds: float
     """Per batch, once the pipe is full."""
     bubbles: tuple[float, ...]
-    """Per row of the timeline: the share of that time without an operation."""
+    """Per worker: the share of that time without an operation."""
     peaks: tuple[int, ...]
-    """Per row: most microbatches in flight."""
+    """Per worker: most microbatches in flight."""
     window: tuple[float, float]
     """From when to when the pipe was full."""
     timeline: tuple[TimedOp, ...]
@@ -51,10 +51,7 @@ def forecast(
     links: LinkAssumptions | None = None,
     profiles: Profiles | None = None,
 ) -> Forecast:
-    """Simulate some batches of a plan; stages: its workers, on nodes that are all there.
-
-    Rows of the timeline are stages. The replicas of one are simulated as one worker at the pace of their slowest.
-    """
+    """Simulate some batches of a plan; stages: its workers, on nodes that are all there."""
     profiles = profiles or Profiles()
     seats = _seats(stages, nodes)
     speeds = Links(links or LinkAssumptions(), profiles)
@@ -66,19 +63,21 @@ def forecast(
             train,
             stage_index=index,
             num_stages=len(by_stage),
-            depth=_stage_depth([stages[position] for position in positions]),
+            depth=stages[position].depth,
+            groups=stages[position].groups or None,
         )
         for index, positions in enumerate(by_stage)
+        for position in positions
     ]
     clock = _Clock(spec, profiles, seats)
-    times = [
-        _slowest([clock.times(stages[p], seats[p]) for p in positions], _shares(spec, stages, positions))
-        for positions in by_stage
-    ]
     between = [
         _link(spec, speeds, [seats[p] for p in upper], [seats[p] for p in lower]) for upper, lower in pairwise(by_stage)
     ]
-    return _forecast(simulate(schedules, times, links=between), num_batches, len(by_stage))
+    siblings = [
+        _sibling_link(spec, speeds, stages[positions[0]], [seats[p] for p in positions]) for positions in by_stage
+    ]
+    run = simulate(schedules, list(map(clock.times, stages, seats)), links=between, sibling_links=siblings)
+    return _forecast(run, num_batches, len(stages))
 
 
 class _Clock:
@@ -122,44 +121,34 @@ def _num_batches(spec: JobSpec, num_stages: int) -> int:
     return max(LEAST_BATCHES, min(MOST_BATCHES, MOST_OPERATIONS // of_one_batch))
 
 
-def _stage_depth(workers: Sequence[StagePlan]) -> int:
-    """Of a stage as a whole: each replica holds its share of it, and one more."""
-    if len(workers) == 1:
-        return workers[0].depth
-    return max(1, sum(worker.depth - 1 for worker in workers))
-
-
-def _shares(spec: JobSpec, stages: Sequence[StagePlan], positions: Sequence[int]) -> list[float]:
-    """Of a batch's microbatches, per replica."""
-    num_groups, m = spec.train.reduction_groups, spec.train.microbatches
-    all_groups = tuple(range(num_groups))
-    held = [frozenset(stages[position].groups or all_groups) for position in positions]
-    return [sum(i % num_groups in groups for i in range(m)) / m for groups in held]
-
-
-def _slowest(times: Sequence[StageTimes], shares: Sequence[float]) -> StageTimes:
-    """Replicas as one worker that takes for every microbatch what they take on average, working side by side."""
-    return StageTimes(
-        forward=max(each.forward * share for each, share in zip(times, shares, strict=True)),
-        backward=max(each.backward * share for each, share in zip(times, shares, strict=True)),
-        update=max(each.update for each in times),
-    )
-
-
 def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:
+    """What each pair of workers of two stages has at least."""
     return LinkTimes(
         latency=links.longest_round_trip_s(uppers, lowers) / 2,
-        bandwidth=links.slowest_bytes_per_s(uppers, lowers) * min(len(uppers), len(lowers)),
+        bandwidth=links.slowest_bytes_per_s(uppers, lowers),
         frame_bytes=hidden_bytes(spec),
     )
 
 
-def _forecast(run: Simulation, num_batches: int, num_rows: int) -> Forecast:
+def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequence[Seat]) -> LinkTimes:
+    """What each pair of replicas has at least; frames are as long as the sums and the reduced slices are on average."""
+    number = len(replicas)
+    if number == 1:
+        return LinkTimes()
+    slice_bytes = sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in worker.layers) / number
+    return LinkTimes(
+        latency=links.longest_round_trip_s(replicas, replicas) / 2,
+        bandwidth=links.slowest_sibling_bytes_per_s(replicas),
+        frame_bytes=round(slice_bytes * (spec.train.reduction_groups / number + 1) / 2),
+    )
+
+
+def _forecast(run: Simulation, num_batches: int, num_workers: int) -> Forecast:
     assert not run.is_stuck, "a plan's schedule got stuck"
     ends = [0.0, *(done.ended for done in run.timeline if done.stage == 0 and isinstance(done.op, Update))]
     first, last = (num_batches // 4, num_batches * 3 // 4) if num_batches >= 8 else (0, num_batches)
     begin, end = ends[first], ends[last]
-    busy = [0.0] * num_rows
+    busy = [0.0] * num_workers
     for done in run.timeline:
         busy[done.stage] += max(0.0, min(done.ended, end) - max(done.started, begin))
     return Forecast(

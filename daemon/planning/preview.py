@@ -1,7 +1,7 @@
 """What the planner would do with a job on some nodes: the dry run of `headway plan`. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -64,9 +64,9 @@ class SimulationPreview:
     batches: int
     batch_seconds: float
     bubbles: tuple[float, ...]
-    """Per stage: the share of a batch's time without anything to do."""
+    """Per worker: the share of a batch's time without anything to do."""
     peaks_in_flight: tuple[int, ...]
-    """Per stage, microbatches."""
+    """Per worker, microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +114,11 @@ class PlanPreview:
             f"simulated: {simulation.batch_seconds:.3g} s a batch over {simulation.batches} batches, "
             f"{over:+.1%} of the prediction",
             *table(
-                ("stage", "bubble", "most in flight"),
+                ("stage", "worker", "bubble", "most in flight"),
                 [
-                    (str(index), f"{bubble:.1%}", str(peak))
-                    for index, (bubble, peak) in enumerate(
-                        zip(simulation.bubbles, simulation.peaks_in_flight, strict=True)
+                    (*label.split(maxsplit=1), f"{bubble:.1%}", str(peak))
+                    for label, bubble, peak in zip(
+                        worker_labels(self.stages), simulation.bubbles, simulation.peaks_in_flight, strict=True
                     )
                 ],
             ),
@@ -176,11 +176,13 @@ def preview(
     return found, run
 
 
-def stage_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
-    """Per stage, its number and who computes it: `0 berlin-1`, `1 paris, attic`."""
+def worker_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """Per worker, its stage and its place: `0 berlin-1`, `1 paris:0`."""
+    name = _names(stages)
     return tuple(
-        f"{index} {', '.join(dict.fromkeys(stages[position].node for position in positions))}"
+        f"{index} {name(stages[position])}"
         for index, positions in enumerate(replicas_of(stages))
+        for position in positions
     )
 
 
@@ -254,7 +256,7 @@ def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPrev
 
 def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
     """The plan's links in its own order, with the devices' numbers where a node has several workers."""
-    workers_of = Counter(stage.node for stage in plan.stages)
+    name = _names(plan.stages)
     pairs = [
         (plan.stages[upper], plan.stages[lower])
         for above, below in pairwise(replicas_of(plan.stages))
@@ -262,10 +264,6 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
         for lower in below
         if _share_microbatches(plan.stages[upper], plan.stages[lower])
     ]
-
-    def name(stage: StagePlan) -> str:
-        return stage.node if workers_of[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
-
     return tuple(
         LinkPreview(
             upper=name(upper),
@@ -277,6 +275,12 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
         )
         for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
     )
+
+
+def _names(stages: Sequence[StagePlan]) -> Callable[[StagePlan], str]:
+    """A worker by its node, with the device where the node has several workers."""
+    number = Counter(stage.node for stage in stages)
+    return lambda stage: stage.node if number[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
 
 
 def _share_microbatches(one: StagePlan, other: StagePlan) -> bool:

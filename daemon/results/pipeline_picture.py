@@ -1,4 +1,4 @@
-"""A simulated pipeline as a picture: a row per stage, a bar per operation."""
+"""A simulated pipeline as a picture: a row per worker, a bar per operation."""
 
 import importlib.util
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ import pytest
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.plan_simulation import MOST_BATCHES, forecast
 from headway.daemon.planning.planner import ClusterPlan, make_plan
-from headway.daemon.planning.preview import equal_nodes, preview
+from headway.daemon.planning.preview import equal_nodes, preview, worker_labels
 from headway.daemon.records import NodeRecord
 from headway.daemon.results.pipeline_trace import chrome_trace
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -51,15 +51,19 @@ def test_without_delay_every_stage_waits() -> None:
 
 
 def test_a_stage_that_is_shared_takes_its_share_of_the_time() -> None:
-    """Two replicas of every stage → half the step of one of each, and a row for each stage."""
+    """Two replicas of every stage → half of one's microbatches each, and the whole update; a row for each worker."""
     spec = job(reduction_groups=2)
     alone = replace(spec, placement=PlacementSpec(replicas=(1, 1)))
     shared = replace(spec, placement=PlacementSpec(replicas=(2, 2)))
     nodes = equal_nodes(4)
     one = forecast(alone, planned(alone, nodes).stages, nodes)
     two = forecast(shared, planned(shared, nodes).stages, nodes)
-    assert len(one.bubbles) == len(two.bubbles) == 2
-    assert two.step_seconds == pytest.approx(one.step_seconds / 2, rel=0.1)
+    assert (len(one.bubbles), len(two.bubbles)) == (2, 4)
+    plan = planned(shared, nodes)
+    names = worker_labels(plan.stages)
+    assert [name.split()[0] for name in names] == ["0", "0", "1", "1"]
+    assert two.step_seconds == pytest.approx(plan.predicted_batch_seconds, rel=0.05)
+    assert two.step_seconds < 0.6 * one.step_seconds
 
 
 def test_a_trace_has_every_operation_once_in_its_row() -> None:
