@@ -96,7 +96,7 @@ class Scene:
 
     def progress(self, batch: int) -> None:
         record = ProgressRecord(
-            generation=1, batch=batch, loss=1.0, tokens_per_second=SPEC.train.tokens_per_batch / 2.0
+            generation=1, batch=batch, loss=1.0, tokens_per_second=SPEC.train.tokens_per_batch / 0.5
         )
         self.put(Keys.of("demo", "progress"), record)
 
@@ -143,7 +143,7 @@ def test_a_node_that_is_gone_says_nothing() -> None:
 
 
 def test_near_the_end_the_straggler_stays_and_status_says_why() -> None:
-    """What moving would save of the last batch, of two seconds, is less than it costs."""
+    """What moving would save of the last batch, of half a second, is less than it costs."""
     scene = Scene()
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=3.0)
