@@ -43,11 +43,6 @@ class Links:
         """Whether any link is measured, so that links inside a site may differ."""
         return not self._is_assumed
 
-    @property
-    def slowest_assumed_bytes_per_s(self) -> float:
-        """Of links that were not measured."""
-        return self._assumptions.slowest_bytes_per_s
-
     def is_measured(self, one: Seat, other: Seat) -> bool:
         """Whether somebody has measured the link between two devices' nodes."""
         return not self._is_assumed and self._profiles.link(one.node, other.node) is not None

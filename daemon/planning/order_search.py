@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from headway.daemon.planning.device_order import Kinds, Seat, long_orders, orders
+from headway.daemon.planning.device_order import Kinds, Seat, long_orders, natural, orders
 from headway.daemon.planning.pace_search import PaceSearch
 from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
 from headway.daemon.planning.plan_assembly import place
@@ -23,9 +23,8 @@ TIE: Final = 1e-9
 """Relative: two predictions closer than this are equal."""
 FEW_SEATS: Final = 8
 """Up to so many, every length of a pipeline is searched exactly."""
-FEW_KINDS: Final = 2
-FEW_ALIKE_SEATS: Final = 16
-"""The same where they are of so few kinds, so that there are few orders."""
+FEW_ALIKE_SEATS: Final = 12
+"""The same where they are all alike, so that there is one order of each length."""
 BALANCED_WORKERS: Final = 32
 """Up to so many, layers are evened out in the pipeline that was found."""
 FEWER: Final = (0.5, 0.625, 0.75, 0.875)
@@ -81,17 +80,19 @@ class OrderSearch:
         """The best pipeline that uses as many nodes as the job wants; None: nothing fits."""
         shape = self._placement.replicas
         if sum(shape) > FEW_ALIKE_SEATS:
-            return self._best_of(long_orders(self._seats, sum(shape), self._kinds, self._previous))
+            return self._best_of(long_orders(self._seats, sum(shape), self._kinds, self._previous, is_short=True))
         if shape:
             return self._best_of(orders(self._seats, lengths=(sum(shape),), kinds=self._kinds, previous=self._previous))
-        num_kinds = len(set(map(self._kinds.of, self._seats)))
-        is_few = len(self._seats) <= (FEW_ALIKE_SEATS if num_kinds <= FEW_KINDS else FEW_SEATS)
-        if is_few:
+        are_alike = len(set(map(self._kinds.of, self._seats))) == 1
+        if len(self._seats) <= (FEW_ALIKE_SEATS if are_alike else FEW_SEATS):
             lengths = range(1, self._most_workers + 1)
             return self._best_of(orders(self._seats, lengths=lengths, kinds=self._kinds, previous=self._previous))
+        self._keep_most_nodes()
         found = self._best_of_long_orders()
-        if found is not None and self._has_wanted_nodes(found.seats):
-            return found
+        if found is None:
+            return None
+        if self._has_wanted_nodes(found.seats):
+            return self._balanced(found)
         return self._as_many_as_demanded()
 
     @property
@@ -132,7 +133,7 @@ class OrderSearch:
     # --- Many devices -------------------------------------------------------------------------------------------------
 
     def _best_of_long_orders(self) -> Cut | None:
-        most = min(self._most_workers, self._most_seats())
+        most = min(self._most_workers, len(self._seats))
         best = self._fastest(most, inf)
         if best is None or len(self._seats) > QUICK_SEATS:
             return None if best is None else best[1]
@@ -146,14 +147,14 @@ class OrderSearch:
     def _fastest(self, length: int, at_most: float, enough: float = 0.0) -> tuple[float, Cut] | None:
         """The fastest pipeline along good orders of so many devices. enough: what need not be beaten."""
         best: tuple[float, Cut] | None = None
-        is_quick = len(self._seats) <= QUICK_SEATS
+        is_quick = len(self._seats) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
         for order in long_orders(self._seats, length, self._kinds, self._previous, is_short=not is_quick):
             for most_stages in self._numbers_of_stages(length):
                 limit = at_most if best is None else best[0] * (1 - TIE)
                 found = PaceSearch(self._costs, order, most_stages=most_stages).best(limit)
                 if found is None:
                     continue
-                cut = self._balanced(found[1])
+                cut = found[1]
                 seconds = PredictedTime(self._costs, place(self._costs, cut)).batch_seconds
                 if seconds <= (at_most if best is None else best[0] * (1 - TIE)):
                     best = seconds, cut
@@ -175,19 +176,22 @@ class OrderSearch:
         most = min(length, self._costs.num_layers, self._costs.num_microbatches)
         return tuple(max(1, most >> shift) for shift in range(most.bit_length()))
 
-    def _most_seats(self) -> int:
-        """As many as the nodes that the job may have."""
-        if not self._placement.max_nodes:
-            return len(self._seats)
-        per_node: dict[str, int] = {}
+    def _keep_most_nodes(self) -> None:
+        """Of more nodes than the job may have, only the fastest."""
+        speeds: dict[str, float] = {}
         for seat in self._seats:
-            per_node[seat.node] = per_node.get(seat.node, 0) + 1
-        return sum(sorted(per_node.values())[: self._placement.max_nodes])
+            speeds[seat.node] = speeds.get(seat.node, 0.0) + self._kinds.speed(seat)
+        most = self._placement.max_nodes
+        if most and len(speeds) > most:
+            kept = frozenset(sorted(speeds, key=lambda node: (-speeds[node], natural(node)))[:most])
+            self._seats = tuple(seat for seat in self._seats if seat.node in kept)
 
     def _as_many_as_demanded(self) -> Cut | None:
         """More devices than are worth it, because the job demands so many nodes: as evenly on the stages as they go."""
         found: tuple[float, Cut] | None = None
-        for length in range(max(1, self._placement.min_nodes), self._most_workers + 1):
+        most = min(self._most_workers, len(self._seats))
+        # More devices than nodes may be needed where nodes have several.
+        for length in sorted({min(most, self._placement.min_nodes + more) for more in (0, 1, 2, 4, 8, 16, 32, most)}):
             num_stages = min(length, self._costs.num_layers, self._costs.num_microbatches)
             ends = [length * index // num_stages for index in range(num_stages + 1)]
             shape = tuple(end - first for first, end in pairwise(ends))

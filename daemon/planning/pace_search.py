@@ -26,8 +26,8 @@ PRECISION: Final = 1e-3
 NUM_WALKS: Final = 4096
 """Kept at once, over all places of the order."""
 WIDER: Final = 1.25
-"""By how much the time grows until a first pipeline is found."""
-MOST_WIDENINGS: Final = 64
+"""By how much the time grows until a first pipeline is found, and by its square next time."""
+MOST_WIDENINGS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,13 @@ class PaceSearch:
 
     def best(self, at_most: float = inf) -> tuple[float, Cut] | None:
         """A time and a pipeline whose stages and links keep to it, near the least; None: none within at_most."""
-        above, found = min(at_most, self._least * WIDER), None
+        above, found, wider = min(at_most, self._least * WIDER), None, WIDER
         for _ in range(MOST_WIDENINGS):
             found = self._walk(above)
             if found is not None or above >= at_most:
                 break
-            above = min(at_most, above * WIDER)
+            wider *= wider
+            above = min(at_most, above * wider)
         if found is None:
             return None
         below = self._least
@@ -170,7 +171,7 @@ class PaceSearch:
         shared_limit = np.full(len(slices), limit)
         if not costs.spec.train.delay:
             most_bytes = costs.sums_bytes[slices] * (costs.num_groups / 4 + 1)
-            shared_limit = limit - most_bytes / costs.links.slowest_assumed_bytes_per_s
+            shared_limit = limit - most_bytes / self._slowest_sibling[place][-1]
         room = np.floor((shared_limit - update) / each * (1 + 1e-12) + 1e-9) // self._group
         most = self._room_in_memory(walk, place, reach, slices)
         room = np.minimum(room, most if most is not None else costs.num_groups)
