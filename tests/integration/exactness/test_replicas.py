@@ -118,7 +118,6 @@ async def test_a_planned_change_to_another_shape(field: Ground, oracle: Oracle) 
         await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)
 
     outcome = await field.train(spec, during=leave)
-    await field.cluster.add_node()
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
     assert outcome.num_rollbacks == 0
     shapes = [shape_of(plan) for plan in field.history(spec, []).plans]
