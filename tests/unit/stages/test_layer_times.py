@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages.ids import LayerName
+from headway.stages.journal import Journal
 from headway.stages.layer_state import LayerState
 from headway.stages.layer_times import (
     MICROBATCHES_PER_SAMPLE,
@@ -21,7 +22,7 @@ from headway.stages.layer_times import (
 )
 from headway.stages.model import build_layer
 from headway.stages.stage_graph import StageGraph
-from tests.unit.stages.pipeline import MODEL, TRAIN, factory_of, make_job
+from tests.unit.stages.pipeline import MODEL, TRAIN, Pipeline, factory_of, initial_layers, make_job
 
 CPU = torch.device("cpu")
 FORWARD_S, BACKWARD_S = 0.004, 0.008
@@ -190,3 +191,12 @@ def test_what_is_not_timed_costs_next_to_nothing() -> None:
     calls = 1000
     seconds = min(repeat(times.microbatch, number=calls, repeat=20)) / calls
     assert seconds < 0.003 * 1e-3
+
+
+def test_every_stage_of_a_pipeline_knows_its_layers() -> None:
+    """A run of two stages → the first has measured the embedding and blocks, the last one blocks and the head."""
+    job = make_job()
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2)
+    pipeline.run()
+    kinds = [set(executor.layer_times.measured.layers) for executor in pipeline.executors]
+    assert kinds == [{"embed", "block"}, {"block", "head"}]
