@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from headway.daemon.client.job_report import layer_range
 from headway.daemon.errors import ConfigError
@@ -14,6 +15,9 @@ from headway.daemon.planning.plan_simulation import Forecast, forecast
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.records import Device, NodeRecord, StagePlan, replicas_of
+
+MOST_SPARES: Final = 8
+"""So many are named; JSON has all."""
 
 Row = tuple[str, ...]
 
@@ -104,9 +108,13 @@ class PlanPreview:
         if self.simulation is not None:
             lines += ["", *self._simulated(self.simulation)]
         reductions = [line for line in self.explanation if line.startswith("Replicas of stage")]
-        spares = [f"Spare: {', '.join(self.spares)}."] if self.spares else []
+        shown = self.spares if len(self.spares) <= MOST_SPARES else (*self.spares[:MOST_SPARES], self._more_spares())
+        spares = [f"Spare: {', '.join(shown)}."] if shown else []
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
         return [*lines, "", self.bottleneck, *reductions, *spares, exact]
+
+    def _more_spares(self) -> str:
+        return f"and {len(self.spares) - MOST_SPARES} more"
 
     def _simulated(self, simulation: SimulationPreview) -> list[str]:
         over = simulation.batch_seconds / self.predicted_batch_seconds - 1

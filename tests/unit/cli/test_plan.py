@@ -74,6 +74,17 @@ def test_a_job_that_does_not_fit_is_refused_with_the_arithmetic(headway: Headway
     assert "7.45 GiB" in err
 
 
+def test_many_spares_are_counted(headway: Headway, tmp_path: Path) -> None:
+    """A small job on forty nodes names some that it does not need, and says how many more there are."""
+    nodes = tmp_path / "n.toml"
+    nodes.write_text('[[nodes]]\nname = "a"\ncount = 40\n')
+    code, out, _ = headway("plan", str(DOCS / "jobs" / "small.toml"), "--nodes-file", str(nodes))
+    assert code == 0
+    spares = next(line for line in out.splitlines() if line.startswith("Spare: "))
+    assert spares.count(", ") == 8
+    assert spares.endswith(" more.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
