@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.daemon.command_line.options import AsJson, EtcdBinary, JobFile, OutDir, say
+from headway.daemon.command_line.options import AsJson, EtcdBinary, JobFile, LinkKind, OutDir, say
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,6 +47,7 @@ def run(
     job: JobFile,
     out: OutDir,
     nodes: NumNodes = 1,
+    link: LinkKind = None,
     state_dir: StateDir = None,
     etcd_binary: EtcdBinary = None,
     as_json: AsJson = False,
@@ -67,6 +68,7 @@ def run(
         await run_job(
             job,
             num_nodes=nodes,
+            link=link,
             out=out,
             state_dir=state_dir,
             display=open_display(as_json=as_json),

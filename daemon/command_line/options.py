@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -31,6 +31,10 @@ JobFile = Annotated[
     Path, typer.Argument(metavar="JOB.toml", help="A job file; docs/jobs/reference.toml has every key.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
+LinkKind = Annotated[
+    Literal["auto", "grpc", "collective"] | None,
+    typer.Option("--link", help="How its workers talk, whatever the job file says.", show_default=False),
+]
 OutDir = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")]
 EtcdBinary = Annotated[
     Path | None,

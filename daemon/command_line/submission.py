@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.daemon.command_line.options import AsJson, Certs, Cluster, Etcd, JobName, say, say_json, with_cluster
+from headway.daemon.command_line.options import (
+    AsJson,
+    Certs,
+    Cluster,
+    Etcd,
+    JobName,
+    LinkKind,
+    say,
+    say_json,
+    with_cluster,
+)
 
 if TYPE_CHECKING:
     from headway.daemon.client.checkpoint_folder import FoundCheckpoint
@@ -34,6 +44,7 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    link: LinkKind = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -61,6 +72,7 @@ def submit(
     else:
         assert manifest is not None
         spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{checkpoint_folder.MANIFEST}")
+    spec = spec.with_link(link)
     if manifest is not None:
         checkpoint_folder.check_fits(spec, manifest, str(source))
 

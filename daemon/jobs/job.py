@@ -1,6 +1,6 @@
 """The job: what a TOML file says, as one typed value. Reading and refusing live in job_file.py."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headway.optim.spec import OptimSpec
@@ -69,6 +69,10 @@ class JobSpec:
     optim: OptimSpec = field(default_factory=OptimSpec)
     fault: FaultSpec = field(default_factory=FaultSpec)
     placement: PlacementSpec = field(default_factory=PlacementSpec)
+
+    def with_link(self, link: Literal["auto", "grpc", "collective"] | None) -> "JobSpec":
+        """The same job over other links; None: as it is."""
+        return self if link is None else replace(self, train=replace(self.train, link=link))
 
     @property
     def layers(self) -> tuple[str, ...]:

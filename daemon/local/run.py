@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
@@ -63,6 +64,7 @@ async def run_job(
     job_file: Path,
     *,
     num_nodes: int,
+    link: Literal["auto", "grpc", "collective"] | None = None,
     out: Path,
     state_dir: Path | None = None,
     display: Display,
@@ -75,7 +77,7 @@ async def run_job(
     A run that was interrupted goes on where it stopped when it is started again with the same folder. Raises
     ConfigError, UnavailableError, and JobFailedError when the job did not finish.
     """
-    spec = read_job(job_file)
+    spec = read_job(job_file).with_link(link)
     spec = resolve_job(spec, job_file=job_file, device_kinds=local_device_kinds(), cache_dir=default_cache_dir())
     folder = RunFolder(out=out)
     try:

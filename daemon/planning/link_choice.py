@@ -13,7 +13,7 @@ UNNAMED_SITE: Final = "default"
 """What a node says that was told of no site: nothing is known about the network between two of them."""
 
 WORTH_A_GROUP_BYTES: Final = 16 << 20
-"""`auto` takes a collective link for frames from this size on: `bench/links.py` has it slower below 4 MiB."""
+"""`auto` takes a collective link for frames from this size on: `bench/links.py` has it slower at 1 MiB and below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

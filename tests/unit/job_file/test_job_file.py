@@ -3,7 +3,7 @@
 import dataclasses
 import tomllib
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import pytest
 
@@ -187,3 +187,13 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=line) as refused:
             read_job(path)
         assert refused.value.where == str(path)
+
+
+@pytest.mark.parametrize("link", ["grpc", "collective", "auto"])
+def test_the_command_line_may_choose_other_links(link: Literal["grpc", "collective", "auto"]) -> None:
+    """--link replaces what the file says, and nothing else; without it the file counts."""
+    spec = parse_job(NAMED + '[train]\nlink = "collective"')
+    assert spec.with_link(None) == spec
+    chosen = spec.with_link(link)
+    assert chosen.train.link == link
+    assert chosen.with_link("collective") == spec
