@@ -15,6 +15,7 @@ import json
 import random
 import sys
 import time
+from math import inf
 
 from measure import machine, progress, versions
 
@@ -26,6 +27,8 @@ from headway.daemon.records import Device, NodeRecord
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NUM_SEEDS = 20
+NUM_TIMES = 2
+"""Each cluster is planned, the faster time counts: the machine may have other work."""
 NUM_SITES = 20
 NUM_LAYERS = 200
 BARS = {64: (1.0, 0.05), 1000: (5.0, 0.15)}
@@ -45,13 +48,13 @@ JOB = JobSpec(
 )
 
 
-def cluster(num_nodes: int, seed: int) -> tuple[NodeRecord, ...]:
-    """So many nodes, sites and speeds by chance."""
+def cluster(num_nodes: int, seed: int, life: int = 1) -> tuple[NodeRecord, ...]:
+    """So many nodes, sites and speeds by chance. life: of the nodes' daemons; another one is no known cluster."""
     chance = random.Random(seed)
     return tuple(
         NodeRecord(
             name=f"node-{index}",
-            incarnation=f"node-{index}-1",
+            incarnation=f"node-{index}-{life}",
             address="",
             host=f"node-{index}",
             site=f"site-{chance.randrange(NUM_SITES)}",
@@ -93,10 +96,12 @@ def _layer_seconds(each: float, update: float, speeds: list[float], train: Train
 
 def measure(num_nodes: int, seed: int) -> tuple[float, float]:
     """(seconds to plan, over the bound)"""
-    nodes = cluster(num_nodes, seed)
-    began = time.perf_counter()
-    plan = make_plan(JOB, nodes, links=LINKS)
-    seconds = time.perf_counter() - began
+    seconds = inf
+    for life in range(NUM_TIMES):
+        nodes = cluster(num_nodes, seed, life)
+        began = time.perf_counter()
+        plan = make_plan(JOB, nodes, links=LINKS)
+        seconds = min(seconds, time.perf_counter() - began)
     assert isinstance(plan, ClusterPlan), plan
     over = plan.predicted_batch_seconds / bound(JOB, nodes) - 1
     progress(f"{num_nodes} nodes, seed {seed}: {seconds:.2f} s, {over:.2%} over the bound, {len(plan.stages)} workers")

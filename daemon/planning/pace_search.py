@@ -7,7 +7,6 @@ uneven groups) it takes for worse than it is; the plan's figures are computed fr
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
@@ -57,7 +56,7 @@ class PaceSearch:
         self._num_kept = max(1, NUM_WALKS // len(order)) if self._counts_stages() else 1
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
-        self._widest = self._widest_link()
+        self._widest = costs.widest_boundary_s(order)
         self._has_limits = any(seat.device.memory_bytes or seat.host_memory_bytes for seat in order)
         per_layer = self._each[:, costs.slice_of[np.arange(costs.num_layers), np.arange(1, costs.num_layers + 1)]]
         self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
@@ -114,18 +113,6 @@ class PaceSearch:
                 slowest.append(min(slowest[-1], nearest))
             found.append(np.array(slowest[:reach]))
         return found
-
-    def _widest_link(self) -> float:
-        """Seconds of a batch on the slowest link that any boundary could have; inf where it is to be looked at."""
-        costs, order = self._costs, self._order
-        if len(order) < 2:
-            return 0.0
-        if costs.links.has_measured:
-            return inf
-        ends = list({seat.site: seat for seat in order}.values())
-        pairs = [(one, other) for one in ends for other in ends if one is not other]
-        pairs += [(one, other) for one, other in pairwise(order) if one.site == other.site]
-        return max(costs.boundary_seconds([one], [other]) for one, other in pairs)
 
     def _walk(self, limit: float) -> _Walk | None:
         """A pipeline of all layers within a time, with the last devices of the order."""

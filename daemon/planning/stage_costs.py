@@ -51,28 +51,24 @@ class StageCosts:
         self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
         self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
         self._run_seconds: dict[object, Floats] = {}
+        self._widest: dict[frozenset[str], float] = {}
         self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
         self.is_limited = any(seat.device.memory_bytes for seat in seats)
         """Whether memory on a device counts, which depends on how many stages come after a stage."""
 
     def _count_slices(self) -> None:
         """All different slices, by how many layers they have of each kind."""
-        kinds = [self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers]
-        before = [[0] * len(self._kinds)]
-        for kind in kinds:
-            before.append([number + (index == kind) for index, number in enumerate(before[-1])])
-        known: dict[tuple[int, ...], int] = {}
+        kinds = np.array([self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers])
         size = self.num_layers + 1
-        table = np.full((size, size), -1, dtype=np.int64)
-        for first in range(self.num_layers):
-            for end in range(first + 1, size):
-                counts = tuple(after - early for after, early in zip(before[end], before[first], strict=True))
-                table[first, end] = known.setdefault(counts, len(known))
-        table[table < 0] = len(known)
-        self.slice_of: Counts = table
+        before = np.zeros((size, len(self._kinds)), dtype=np.int64)
+        before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(self._kinds)), axis=0)
+        firsts, ends = np.triu_indices(size, k=1)
+        counts, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
+        self.num_slices = len(counts)
+        self.slice_of: Counts = np.full((size, size), self.num_slices, dtype=np.int64)
         """[first, end] → slice; num_slices where there is none."""
-        self.num_slices = len(known)
-        self._counts = np.array(list(known), dtype=np.float64)
+        self.slice_of[firsts, ends] = slices.reshape(-1)
+        self._counts = counts.astype(np.float64)
         self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
         self.group_bytes = self._sum(lambda kind: self._by_kind[kind].group_bytes)
         self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
@@ -82,7 +78,8 @@ class StageCosts:
 
     def _sum(self, of_kind: Callable[[str], float]) -> Floats:
         """Over a slice's layers. [num slices]"""
-        return self._counts @ np.array([of_kind(kind) for kind in self._kinds], dtype=np.float64)
+        sums: Floats = self._counts @ np.array([of_kind(kind) for kind in self._kinds], dtype=np.float64)
+        return sums
 
     # --- Seconds ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +175,18 @@ class StageCosts:
         """To carry a batch from one stage to the next: the mean share of the side with fewer workers, slowest link."""
         carried = self.num_microbatches * self.hidden_bytes / min(len(uppers), len(lowers))
         return carried / self.links.slowest_bytes_per_s(uppers, lowers)
+
+    def widest_boundary_s(self, order: Sequence[Seat]) -> float:
+        """Seconds of a batch on the slowest link between any two of these seats; inf where each link is its own."""
+        if self.links.has_measured:
+            return inf
+        sites = frozenset(seat.site for seat in order)
+        if sites not in self._widest:
+            ends = list({seat.site: seat for seat in order}.values())
+            pairs = [(one, other) for one in ends for other in ends if one is not other]
+            pairs += [(one, other) for one, other in pairwise(order) if one.site == other.site]
+            self._widest[sites] = max((self.boundary_seconds([one], [other]) for one, other in pairs), default=0.0)
+        return self._widest[sites]
 
     # --- Memory -------------------------------------------------------------------------------------------------------
 
