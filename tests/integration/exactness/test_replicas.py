@@ -37,12 +37,18 @@ def shape_of(plan: PlanSeen) -> tuple[int, ...]:
 # --- Undisturbed ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 1, 2)], ids=lambda shape: "-".join(map(str, shape)))
+SHAPES_AND_LINKS = [
+    pytest.param(shape, link, id=f"{'-'.join(map(str, shape))}-{link}")
+    for shape, link in (((1,), "grpc"), ((2,), "grpc"), ((3,), "grpc"), ((2, 1, 2), "grpc"), ((2, 1, 2), "collective"))
+]
+
+
+@pytest.mark.parametrize(("shape", "link"), SHAPES_AND_LINKS)
 async def test_any_number_of_replicas_gives_the_same_bits(
-    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, shape: tuple[int, ...]
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, shape: tuple[int, ...], link: str
 ) -> None:
-    """Eight microbatches in four groups, on one worker of a stage, on two, on three, and on 2-1-2."""
-    spec = replicated_job(f"replicas-{'-'.join(map(str, shape))}", *shape)
+    """Eight microbatches in four groups, on one worker of a stage, on two, on three and on 2-1-2, linked either way."""
+    spec = replicated_job(f"replicas-{'-'.join(map(str, shape))}-{link}", *shape, link=link)
     async with ClusterSession(cluster.address) as session:
         await submit(session, spec)
         result = await finished(session, spec.job.name, tmp_path)

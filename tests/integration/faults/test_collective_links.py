@@ -1,0 +1,32 @@
+"""Fault matrix, collective links: a broken group is an unplanned change, and takes no living process with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.jobs.job import JobSpec
+from tests.integration.exactness.training import Oracle
+from tests.integration.faults.ground import Ground, at_operation, faulty_job
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def collective_job(name: str) -> JobSpec:
+    """Three stages linked by process groups."""
+    spec = faulty_job(name, batches=40)
+    return replace(spec, train=replace(spec.train, link="collective"))
+
+
+@pytest.mark.parametrize("do", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+async def test_worker_dies_under_collective_links(field: Ground, oracle: Oracle, do: str) -> None:
+    """The middle stage's worker is killed, or stopped and then killed by its daemon: back to a boundary, new groups."""
+    outcome = await field.train(collective_job(f"groups-{do}"), at_operation(1, 10, do=do))
+    outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
+    assert outcome.num_rollbacks == 1
+
+
+async def test_group_breaks_between_living_workers(field: Ground, oracle: Oracle) -> None:
+    """The groups of one worker are aborted: nothing is resumed, everybody goes back to a boundary in its process."""
+    outcome = await field.train(collective_job("groups-broken"), at_operation(1, 10, do="cut_links", seconds=0.5))
+    outcome.assert_exact(oracle)
+    assert outcome.num_rollbacks == 1
