@@ -33,8 +33,7 @@ from headway.daemon.node.agent_steps import (
 from headway.daemon.node.copy_duties import copy_steps, parts_of_worker
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import state_steps
-from headway.daemon.planning.layer_costs import hidden_bytes
-from headway.daemon.planning.link_choice import LinkEnd, choose_link
+from headway.daemon.planning.link_choice import LinkEnd, choose_link, largest_frame_bytes
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
@@ -279,7 +278,7 @@ def _neighbours(view: ClusterView, post: _Post) -> Neighbours | None:
                 other,
                 records[other].address,
                 records[other].incarnation,
-                _is_collective(view, post, plan.stages[other]),
+                _is_collective(view, post, other),
             )
             for other in positions
         )
@@ -288,15 +287,17 @@ def _neighbours(view: ClusterView, post: _Post) -> Neighbours | None:
     return Neighbours(upstream, downstream, beside)
 
 
-def _is_collective(view: ClusterView, post: _Post, other: StagePlan) -> bool:
+def _is_collective(view: ClusterView, post: _Post, position: int) -> bool:
     """By what both nodes' records say, so that the other end's daemon comes to the same answer."""
     assert post.job.spec is not None, "only jobs with a spec have posts"
+    other = post.plan.stages[position]
     own, peer = view.nodes.get(post.stage.node), view.nodes.get(other.node)
     if own is None or peer is None:
         return False  # a node is gone, and this plan with it
     ends = LinkEnd.of(own, post.stage.device_index), LinkEnd.of(peer, other.device_index)
     spec = post.job.spec
-    return choose_link(spec.train.link, *ends, frame_bytes=hidden_bytes(spec)).is_collective
+    frame_bytes = largest_frame_bytes(spec, post.plan, post.position, position)
+    return choose_link(spec.train.link, *ends, frame_bytes=frame_bytes).is_collective
 
 
 def _share_a_group(one: StagePlan, other: StagePlan) -> bool:

@@ -7,7 +7,9 @@ when it breaks; a gRPC link is both.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from headway.daemon.records import NodeRecord
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
+from headway.daemon.records import NodeRecord, PlanRecord
 
 UNNAMED_SITE: Final = "default"
 """What a node says that was told of no site: nothing is known about the network between two of them."""
@@ -60,3 +62,14 @@ def choose_link(
     if frame_bytes < WORTH_A_GROUP_BYTES:
         return LinkChoice(False, f"{size}: gRPC carries them as fast, and resumes what breaks")
     return LinkChoice(True, f"{size} inside site {one.site}: process groups carry them faster")
+
+
+def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
+    """Of what two workers of a plan, by position, exchange: hidden states, or between replicas their groups' sums of a
+    slice of the gradient. The same seen from either end."""
+    stage = plan.stage_index(one)
+    if stage != plan.stage_index(other):
+        return hidden_bytes(spec)
+    workers = [plan.stages[position] for position in (one, other)]
+    sums_bytes = sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in workers[0].layers)
+    return max(len(worker.groups) for worker in workers) * sums_bytes // len(plan.replicas[stage])

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.planning.link_choice import WORTH_A_GROUP_BYTES, LinkEnd, choose_link
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
+from headway.daemon.planning.link_choice import WORTH_A_GROUP_BYTES, LinkEnd, choose_link, largest_frame_bytes
+from headway.daemon.records import PlanRecord, StagePlan
+from headway.stages.spec import ModelSpec, TrainSpec
 
 HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu")
 THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu")
@@ -43,3 +47,25 @@ def test_what_differs_is_linked_by_grpc_whatever_the_job_asks_for(wanted: str, f
     choice = choose_link(wanted, HERE, replace(THERE, **{field: "other"}), frame_bytes=BIG)  # type: ignore[arg-type]
     assert not choice.is_collective
     assert why in choice.reason
+
+
+def test_the_largest_frame_is_the_same_from_either_end() -> None:
+    """Stages exchange hidden states; replicas with one and three of four groups three sums of half a stage."""
+    spec = JobSpec(
+        job=JobSection(name="j"),
+        model=ModelSpec(num_hidden_layers=2),
+        train=TrainSpec(microbatches=4, reduction_groups=4),
+    )
+    layers = spec.layers
+
+    def worker(node: str, held: tuple[str, ...], *groups: int) -> StagePlan:
+        return StagePlan(node=node, node_incarnation=node, device_index=0, layers=held, depth=1, groups=groups)
+
+    plan = PlanRecord(
+        generation=1,
+        timeline=1,
+        stages=(worker("a", layers[:1]), worker("b", layers[1:], 0), worker("c", layers[1:], 1, 2, 3)),
+    )
+    sums = sum(cost.group_bytes for cost in layer_costs(spec)[1:])
+    assert largest_frame_bytes(spec, plan, 0, 1) == largest_frame_bytes(spec, plan, 1, 0) == hidden_bytes(spec)
+    assert largest_frame_bytes(spec, plan, 1, 2) == largest_frame_bytes(spec, plan, 2, 1) == 3 * sums // 2
