@@ -97,6 +97,7 @@ class FrameHeader(_message.Message):
         SUMS: _ClassVar[FrameHeader.Kind]
         REDUCED: _ClassVar[FrameHeader.Kind]
         LOSSES: _ClassVar[FrameHeader.Kind]
+        STOP: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
@@ -107,6 +108,7 @@ class FrameHeader(_message.Message):
     SUMS: FrameHeader.Kind
     REDUCED: FrameHeader.Kind
     LOSSES: FrameHeader.Kind
+    STOP: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -5,7 +5,6 @@ something else of the stage puts that into the same inbox, and `handle` gets it 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -22,9 +21,10 @@ from headway.stages.history import Recorder
 from headway.stages.ids import Batch, Boundary, Microbatch
 from headway.stages.journal import Journal, JournalRow
 from headway.stages.journal_writer import BatchLosses, JournalWriter
-from headway.stages.layer_state import LayerState
+from headway.stages.layer_state import LayerState, split_by_layer
 from headway.stages.layer_times import LayerTimes
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
+from headway.stages.op_times import OpTimes
 from headway.stages.schedule import (
     WAIT,
     Awaited,
@@ -49,15 +49,7 @@ from headway.stages.stage_links import StageLinks, by_microbatch
 
 PATIENCE_S = 600.0
 
-_REDUCTION_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES})
-
-
-@dataclass(slots=True)
-class OpTimes:
-    """How often one kind of operation ran, and for how long. On CUDA: until it was launched, not until it was done."""
-
-    num_done: int = 0
-    seconds: float = 0.0
+_REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.STOP})
 
 
 class Executor:
@@ -157,7 +149,13 @@ class Executor:
 
     def choose_stop(self) -> Boundary:
         """First stage, its lead: stop as soon as the batch that has begun is done. Returns where."""
-        return Boundary(self._state.choose_stop())
+        before = self._state.stop
+        boundary = self._state.choose_stop()
+        if self._siblings is not None and boundary < before:
+            # Ahead of the sums that would let them begin the next batch; the coordinator's word may come after that.
+            stop = self._frame(FrameKind.STOP, self._state.backwards.batch, 0, (torch.tensor(boundary),))
+            self._siblings.send_to_all(stop)
+        return Boundary(boundary)
 
     def stop_at(self, boundary: Boundary) -> None:
         """Stop where the first stage has chosen. Raises ValueError when that is past."""
@@ -309,7 +307,7 @@ class Executor:
                 has_sender = not (self._schedule.is_first and self._schedule.is_lead)
                 self._require(frame, has_sender and state.expects_clip_total(batch))
                 self._learn_total(batch, frame.tensors[0].item())
-            case FrameKind.SUMS | FrameKind.REDUCED | FrameKind.LOSSES:
+            case FrameKind.SUMS | FrameKind.REDUCED | FrameKind.LOSSES | FrameKind.STOP:
                 self._accept_from_sibling(frame)
 
     def _accept_from_sibling(self, frame: Frame) -> None:
@@ -317,14 +315,19 @@ class Executor:
         assert siblings is not None
         newest_batch = self._state.backwards.batch + self._schedule.delay
         self._require(frame, siblings.expects(frame, newest_batch=newest_batch))
-        if frame.kind is FrameKind.LOSSES:
+        if frame.kind is FrameKind.STOP:
+            try:
+                self._state.stop_at(int(frame.tensors[0].item()))
+            except ValueError as error:
+                raise ProtocolError(self._sender(frame), str(error)) from error
+        elif frame.kind is FrameKind.LOSSES:
             assert self._rows is not None
             self._rows.add(frame.batch, siblings.received_losses(frame), frame.tensors[0])
         else:
             self._reduced_if_whole(frame.batch, siblings.received(frame, self._received(frame.tensors[0])))
 
     def _check_form(self, frame: Frame) -> None:
-        if self._siblings is not None and frame.kind in _REDUCTION_KINDS:
+        if self._siblings is not None and frame.kind in _REPLICA_KINDS:
             violation = self._siblings.violation(frame)
         else:
             violation = self._contract.violation(frame.kind, [(tensor.dtype, tensor.shape) for tensor in frame.tensors])
@@ -337,8 +340,7 @@ class Executor:
             raise ProtocolError(self._sender(frame), f"sent an unexpected {what}")
 
     def _sender(self, frame: Frame) -> str:
-        is_of_reduction = frame.kind in _REDUCTION_KINDS
-        if is_of_reduction or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
+        if frame.kind in _REPLICA_KINDS or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
             return (self._siblings and self._siblings.peer(frame)) or "an unknown peer"
         links = self._links.upstream if frame.kind in DOWNSTREAM_KINDS else self._links.downstream
         link = links.get(frame.microbatch % self._schedule.num_groups)
@@ -436,7 +438,7 @@ class Executor:
         assert len(self._reduced) <= 1 + self._schedule.delay, "too many gradient sets are waiting"
         self._state.groups_reduced(batch)
         if self._schedule.has_clip and self._schedule.is_lead:
-            by_layer = _split(self._layers, gradients)
+            by_layer = split_by_layer(self._layers, gradients)
             own = [layer_square(of_layer) for of_layer in reversed(by_layer)]
             self._pass_squares(batch, self._squares.add_own(batch, own))
 
@@ -477,7 +479,7 @@ class Executor:
         if self._links.downstream_lead is not None:
             self._links.downstream_lead.send(frame)
         if self._siblings is not None:
-            self._siblings.send_total(frame)
+            self._siblings.send_to_all(frame)
 
     def _check_empty(self) -> None:
         """At a boundary nothing is under way: what is left over would be lost or counted twice."""
@@ -494,9 +496,3 @@ class Executor:
         }
         assert not any(left.values()), f"left over at boundary {self.boundary}: {[k for k, v in left.items() if v]}"
         assert all(layer.boundary == self.boundary for layer in self._layers)
-
-
-def _split(layers: Sequence[LayerState], gradients: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-    """A stage's gradients, in backward's order, by layer and parameter name."""
-    numbered = iter(gradients)
-    return [{name: next(numbered) for name in layer.versions.sets[0]} for layer in layers]

@@ -42,6 +42,7 @@ WIRE_KINDS = {
     FrameKind.SUMS: FrameHeader.SUMS,
     FrameKind.REDUCED: FrameHeader.REDUCED,
     FrameKind.LOSSES: FrameHeader.LOSSES,
+    FrameKind.STOP: FrameHeader.STOP,
 }
 TORCH_DTYPES = {wire: dtype for dtype, wire in WIRE_DTYPES.items()}
 _PADDING = memoryview(bytes(aligned(1)))

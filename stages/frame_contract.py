@@ -19,7 +19,7 @@ from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.NORM_TOTAL})
 UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})
-SIBLING_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.NORM_TOTAL})
+SIBLING_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.NORM_TOTAL, FrameKind.STOP})
 _NORM_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL})
 
 ALIGNMENT_BYTES = 64
@@ -111,6 +111,8 @@ class FrameContract:
                 forms[FrameKind.LOSSES] = (TensorForm(torch.float32, (num_held,)),)
             if speaker == 0:
                 forms[FrameKind.NORM_TOTAL] = (TensorForm(torch.float64, ()),)
+            if speaker == 0 and layers[0] == layer_names(model)[0]:
+                forms[FrameKind.STOP] = (TensorForm(torch.int64, ()),)
             return forms
 
         return cls(

@@ -1,6 +1,6 @@
 """Everything that a layer is at a boundary: its live weight versions and its optimizer's state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -126,3 +126,9 @@ def _checked(
                 f"{slot}/{name} is {given[name].dtype} {list(given[name].shape)} instead of {dtype} {list(shape)}"
             )
     return {name: given[name].to(device, copy=True) for name in shapes}
+
+
+def split_by_layer(layers: Sequence[LayerState], gradients: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """A stage's gradients, in backward's order, by layer and parameter name."""
+    numbered = iter(gradients)
+    return [{name: next(numbered) for name in layer.versions.sets[0]} for layer in layers]

@@ -18,6 +18,7 @@ class FrameKind(IntEnum):
     NORM_TOTAL = 4  # downstream, and from the leading replica to the others: (float64 [] total of the squares,)
     SUMS = 7  # between replicas: (float32 [groups of the sender, slice of the receiver],)
     REDUCED = 8  # between replicas: (float32 [slice of the sender] of the mean gradient,)
+    STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
     LOSSES = 9  # to the leading replica of the last stage: (float32 [microbatches of the sender], in order,)
 
 
@@ -25,7 +26,7 @@ class FrameKind(IntEnum):
 class Frame:
     """One message of one generation.
 
-    The norm kinds speak of a whole batch, their `microbatch` is 0; that of SUMS, REDUCED and LOSSES is the first one of
+    The norm kinds and STOP speak of no microbatch, theirs is 0; that of SUMS, REDUCED and LOSSES is the first one of
     the replica that sends them, which says who it is.
     """
 

@@ -365,7 +365,8 @@ class ScheduleState:
     def choose_stop(self) -> int:
         """First stage: stop as soon as possible, with the batch that it has begun. Returns the boundary.
 
-        With replicas the leading one chooses for all: none can have begun a batch beyond those that need no sums of it.
+        With replicas the leading one chooses for all, and says so before it sends any more sums: until then none can
+        have begun a batch beyond those that need no more of them.
         """
         assert self.schedule.is_first, "only the first stage chooses where to stop"
         assert self.schedule.is_lead, "only the leading replica chooses where to stop"

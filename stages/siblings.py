@@ -78,6 +78,8 @@ class Siblings:
     def expects(self, frame: Frame, *, newest_batch: int) -> bool:
         """Whether a frame is its sender's next of its kind. newest_batch: the last that any replica may have done."""
         sibling, batch = self._sender(frame), frame.batch
+        if frame.kind is FrameKind.STOP:
+            return sibling == LEAD
         if sibling is None or batch > newest_batch:
             return False
         if frame.kind is FrameKind.LOSSES:
@@ -114,8 +116,8 @@ class Siblings:
         """Tell the lead the losses of a batch, float32 [microbatches of this replica], before its sums."""
         self._links[LEAD].send(self._frame(FrameKind.LOSSES, batch, losses))
 
-    def send_total(self, frame: Frame) -> None:
-        """The lead's: a clip total goes to all others."""
+    def send_to_all(self, frame: Frame) -> None:
+        """The lead's: a clip total or a stop goes to all others."""
         for link in self._links.values():
             link.send(frame)
 

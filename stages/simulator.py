@@ -347,6 +347,9 @@ class _Pipeline:
     def _choose_stop(self, stop: StopRequest) -> None:
         """The first stage answers between two operations, as the executor does."""
         boundary = self.states[0].choose_stop()
+        for sibling in self._siblings(0):
+            # Ahead of the sums that would let it begin the next batch.
+            self._send(0, sibling, lambda other=sibling: self.states[other].stop_at(boundary), is_heavy=False)  # type: ignore[misc]
         delays = (*stop.delays, *(0.0,) * len(self.states))
         for stage in range(1, len(self.states)):
             self._after(delays[stage], lambda stage=stage: self.states[stage].stop_at(boundary))  # type: ignore[misc]

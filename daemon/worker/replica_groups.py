@@ -16,11 +16,12 @@ def replica_groups(start: Start, num_groups: int) -> tuple[tuple[int, ...], ...]
 
     Raises OrderRefusedError unless every group is held exactly once.
     """
-    if not start.siblings:
-        return _admit(start, [groups_of(start.stage.groups, num_groups)], num_groups) and ()
-    return _admit(
-        start, [groups_of(worker.groups, num_groups) for worker in (start.stage, *start.siblings)], num_groups
-    )
+    own = groups_of(start.stage.groups, num_groups)
+    held = sorted([own, *(groups_of(sibling.groups, num_groups) for sibling in start.siblings)])
+    if sorted(group for groups in held for group in groups) != list(range(num_groups)):
+        stage = start.stage.index
+        raise OrderRefusedError(f"the workers of stage {stage} hold reduction groups {held} of {num_groups}")
+    return tuple(held) if start.siblings else ()
 
 
 def leads(start: Start) -> bool:
@@ -46,11 +47,3 @@ def by_group(peers: Iterable[Peer], own_groups: Sequence[int], num_groups: int, 
 def name_of(peer: Peer) -> str:
     """For people: its stage, and which worker of the plan where its stage has several."""
     return f"stage {peer.stage} worker {peer.worker}" if peer.groups else f"stage {peer.stage}"
-
-
-def _admit(start: Start, held: list[tuple[int, ...]], num_groups: int) -> tuple[tuple[int, ...], ...]:
-    if sorted(group for groups in held for group in groups) != list(range(num_groups)):
-        raise OrderRefusedError(
-            f"the workers of stage {start.stage.index} hold reduction groups {held} of {num_groups}"
-        )
-    return tuple(sorted(held))

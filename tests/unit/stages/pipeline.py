@@ -270,8 +270,9 @@ class Pipeline:
                 executor.abort("the test")
             elif item == "choose":
                 self.stop = executor.choose_stop()
-                for inbox in self.inboxes[1:]:
-                    inbox.put(self.stop)
+                for place, inbox in zip(self.places, self.inboxes, strict=True):
+                    if place.stage:  # the lead's own siblings must know it from the lead
+                        inbox.put(self.stop)
             else:
                 assert isinstance(item, int)
                 executor.stop_at(Boundary(item))

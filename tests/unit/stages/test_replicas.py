@@ -145,7 +145,7 @@ def test_each_replica_writes_the_same_snapshots_and_the_lead_alone_the_journal(t
         {layer: file.checksum for layer, file in item.files.items()} for item in pipeline.ended if item.boundary == 4
     ]
     with_journal, without = sorted(files, key=len, reverse=True)
-    assert with_journal.pop("journal")
+    assert with_journal.pop(LayerName("journal"))
     assert with_journal == without
     assert len(without) == len(job.layers)
 
