@@ -212,16 +212,26 @@ _ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _ev
 def _seated(
     order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...], kinds: Kinds
 ) -> tuple[Seat, ...]:
-    """Concrete seats for an order of kinds: those of the previous plan first and in its order, then by name."""
+    """Concrete seats for an order of kinds: those of the previous plan first and in its order, then by name.
+
+    In an order as long as the previous plan they keep their places, and whoever is new takes those that are vacant.
+    """
     rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
-    free: dict[Kind, list[Seat]] = {}
-    for seat in sorted(
+    by_rank = sorted(
         seats,
-        key=lambda seat: (
-            rank.get((seat.node, seat.incarnation, seat.device.index), len(previous)),
-            natural(seat.node),
-            seat.device.index,
-        ),
-    ):
-        free.setdefault(kinds.of(seat), []).append(seat)
-    return tuple(free[kind].pop(0) for kind in order)
+        key=lambda seat: (rank.get(_key(seat), len(previous)), natural(seat.node), seat.device.index),
+    )
+    staying: dict[int, Seat] = {}
+    if len(order) == len(previous):
+        staying = {rank[_key(seat)]: seat for seat in by_rank if _key(seat) in rank}
+        staying = {index: seat for index, seat in staying.items() if kinds.of(seat) == order[index]}
+    kept = set(map(_key, staying.values()))
+    free: dict[Kind, list[Seat]] = {}
+    for seat in by_rank:
+        if _key(seat) not in kept:
+            free.setdefault(kinds.of(seat), []).append(seat)
+    return tuple(staying.get(index) or free[kind].pop(0) for index, kind in enumerate(order))
+
+
+def _key(seat: Seat) -> tuple[str, str, int]:
+    return seat.node, seat.incarnation, seat.device.index

@@ -88,7 +88,10 @@ def test_a_replica_that_drains_is_replaced_by_a_planned_change(position: int) ->
     cluster.calm(until=lambda: plan(cluster).generation > before.generation)
     after = plan(cluster)
     assert (after.timeline, shape(after)) == (before.timeline, SHAPE)
-    assert before.stages[position].node not in {stage.node for stage in after.stages}
+    changed = [at for at, stage in enumerate(after.stages) if stage.node != before.stages[at].node]
+    assert changed == [position], "whoever stays keeps its place"
+    num_moved = len(after.stages[position].layers)
+    assert f"{num_moved} layer{'s' * (num_moved != 1)} moved" in events(cluster)[-1]
     finish(cluster)
     assert not any("goes back" in text for text in events(cluster))
 
