@@ -5,7 +5,6 @@ something else of the stage puts that into the same inbox, and `handle` gets it 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
@@ -34,11 +33,11 @@ from headway.stages.schedule import (
     ScheduleState,
     StageSchedule,
     Update,
+    Wait,
     awaited,
     next_op,
 )
 from headway.stages.siblings import Siblings
-from headway.stages.slowed_graph import SlowedGraph
 from headway.stages.snapshot_writer import SnapshotEnded
 from headway.stages.snapshots import PATIENCE_S as SNAPSHOT_PATIENCE_S
 from headway.stages.snapshots import Snapshots
@@ -73,13 +72,15 @@ class Executor:
         layer_times: LayerTimes | None = None,
         stops_at_non_finite: bool = True,
         patience_s: float = PATIENCE_S,
+        make_graph: Callable[..., StageGraph] = StageGraph,
+        choose: Callable[[ScheduleState], Op | Wait] = next_op,
     ) -> None:
         """layers: live, at the context's boundary; the stage is the only one to touch them until `run` returns.
 
         tokens: on the first stage only. journal: on the last only, and there on its lead; rows from the boundary on are
         cut off. handle: is called in the thread of `run` with everything in the inbox that no link put there. on_batch:
         where the journal is, once per batch. on_operation: after each operation, with its frames handed to the links.
-        patience_s: how long nothing at all may arrive while the stage waits.
+        patience_s: how long nothing at all may arrive while the stage waits. choose: what to do next.
         """
         is_first, is_last = context.stage_index == 0, context.stage_index == context.num_stages - 1
         assert (tokens is not None) == is_first == (not links.upstream)
@@ -115,12 +116,9 @@ class Executor:
         self._state = ScheduleState(self._schedule)
         self._contract = FrameContract.of(context.model, train)
         self.layer_times = layer_times or LayerTimes(context.layers, context.device, slowdown=context.slowdown)
-        make_graph: Callable[..., StageGraph] = StageGraph
-        if context.slowdown != 1.0:
-            make_graph = partial(SlowedGraph, slowdown=context.slowdown, device=context.device)
-        self._graph = make_graph(
-            layers, context.model, train, is_first=is_first, is_last=is_last, times=self.layer_times
-        )
+        times = self.layer_times
+        self._graph = make_graph(layers, context.model, train, is_first=is_first, is_last=is_last, times=times)
+        self._choose = choose
         self._sums = GradientSums(num_microbatches=num_microbatches, num_groups=num_groups)
         self._siblings: Siblings | None = None
         if context.has_replicas:
@@ -194,7 +192,7 @@ class Executor:
                 self._drain_inbox()
                 if state.is_done:
                     break
-                op = next_op(state)
+                op = self._choose(state)
                 if op is WAIT:
                     self._wait()
                 else:

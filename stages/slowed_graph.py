@@ -1,6 +1,7 @@
 """A stage that is slower than its device: the knob with which tests make a straggler."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
@@ -8,6 +9,11 @@ import torch
 from torch import Tensor
 
 from headway.stages.stage_graph import StageGraph
+
+
+def graph_maker(slowdown: float, device: torch.device) -> Callable[..., StageGraph]:
+    """What makes the graph of a stage that is so many times slower than its device; 1: as fast as that."""
+    return StageGraph if slowdown == 1.0 else partial(SlowedGraph, slowdown=slowdown, device=device)
 
 
 class SlowedGraph(StageGraph):

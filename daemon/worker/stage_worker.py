@@ -37,6 +37,7 @@ from headway.stages.journal import JournalRow
 from headway.stages.link import Frame, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.model import build_layer
+from headway.stages.slowed_graph import graph_maker
 from headway.stages.snapshot_interval import SnapshotInterval
 from headway.stages.snapshot_writer import SnapshotEnded, SnapshotWriter
 from headway.stages.snapshots import LETTING_GO_S, Snapshots
@@ -306,6 +307,7 @@ class StageWorker:
             goodput=self._goodput,
             on_operation=self._records.operated if is_armed() else None,
             stops_at_non_finite=spec.fault.non_finite == "stop",
+            make_graph=graph_maker(context.slowdown, context.device),
         )
         log.info(
             "stage_started",
