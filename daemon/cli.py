@@ -14,6 +14,7 @@ from headway.daemon.command_line import jobs as cli_jobs
 from headway.daemon.command_line import local as cli_local
 from headway.daemon.command_line import planning as cli_planning
 from headway.daemon.command_line import submission as cli_submission
+from headway.daemon.command_line import tracing as cli_tracing
 from headway.daemon.errors import (
     EXIT_CONFIG,
     EXIT_JOB_FAILED,
@@ -76,7 +77,7 @@ def _root(
     """
 
 
-for module in (cli_local, cli_submission, cli_jobs, cli_planning, cli_cluster, cli_chaos, cli_data):
+for module in (cli_local, cli_submission, cli_jobs, cli_tracing, cli_planning, cli_cluster, cli_chaos, cli_data):
     module.register(app)
 
 

@@ -6,6 +6,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TraceRequest(_message.Message):
+    __slots__ = ("job", "forwarded")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    forwarded: bool
+    def __init__(self, job: _Optional[str] = ..., forwarded: _Optional[bool] = ...) -> None: ...
+
+class WorkerTrace(_message.Message):
+    __slots__ = ("node", "worker", "trouble", "operations", "clock_ahead_s", "clock_error_s")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    worker: int
+    trouble: str
+    operations: RecentOperations
+    clock_ahead_s: float
+    clock_error_s: float
+    def __init__(self, node: _Optional[str] = ..., worker: _Optional[int] = ..., trouble: _Optional[str] = ..., operations: _Optional[_Union[RecentOperations, _Mapping]] = ..., clock_ahead_s: _Optional[float] = ..., clock_error_s: _Optional[float] = ...) -> None: ...
+
 class ProbeRequest(_message.Message):
     __slots__ = ("num_bytes",)
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -55,34 +79,38 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("node", "incarnation", "protocol", "etcd_reachable", "leader")
+    __slots__ = ("node", "incarnation", "protocol", "etcd_reachable", "leader", "clock_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ETCD_REACHABLE_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     protocol: int
     etcd_reachable: bool
     leader: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol: _Optional[int] = ..., etcd_reachable: _Optional[bool] = ..., leader: _Optional[str] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol: _Optional[int] = ..., etcd_reachable: _Optional[bool] = ..., leader: _Optional[str] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
-    __slots__ = ("job", "timeline", "boundary", "layer", "offset", "forward")
+    __slots__ = ("job", "timeline", "boundary", "layer", "offset", "forward", "unhurried")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
+    UNHURRIED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     boundary: int
     layer: str
     offset: int
     forward: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layer: _Optional[str] = ..., offset: _Optional[int] = ..., forward: _Optional[bool] = ...) -> None: ...
+    unhurried: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layer: _Optional[str] = ..., offset: _Optional[int] = ..., forward: _Optional[bool] = ..., unhurried: _Optional[bool] = ...) -> None: ...
 
 class FetchDataRequest(_message.Message):
     __slots__ = ("sha256", "offset")
@@ -139,7 +167,7 @@ class JournalEntry(_message.Message):
     def __init__(self, batch: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., generation: _Optional[int] = ..., microbatch_losses: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("hello", "prepared", "started", "stop_chosen", "at_boundary", "wrote", "released", "progress", "heartbeat", "refused", "snapshot_missed")
+    __slots__ = ("hello", "prepared", "started", "stop_chosen", "at_boundary", "wrote", "released", "progress", "heartbeat", "refused", "snapshot_missed", "recent_operations")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +179,7 @@ class Report(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_MISSED_FIELD_NUMBER: _ClassVar[int]
+    RECENT_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     prepared: Prepared
     started: Started
@@ -162,7 +191,8 @@ class Report(_message.Message):
     heartbeat: Heartbeat
     refused: Refused
     snapshot_missed: SnapshotMissed
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., stop_chosen: _Optional[_Union[StopChosen, _Mapping]] = ..., at_boundary: _Optional[_Union[AtBoundary, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., snapshot_missed: _Optional[_Union[SnapshotMissed, _Mapping]] = ...) -> None: ...
+    recent_operations: RecentOperations
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., stop_chosen: _Optional[_Union[StopChosen, _Mapping]] = ..., at_boundary: _Optional[_Union[AtBoundary, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., snapshot_missed: _Optional[_Union[SnapshotMissed, _Mapping]] = ..., recent_operations: _Optional[_Union[RecentOperations, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("protocol", "incarnation", "pid", "link_port", "device_index")
@@ -330,6 +360,32 @@ class LayerSeconds(_message.Message):
     update_s: float
     def __init__(self, forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ...) -> None: ...
 
+class RecentOperations(_message.Message):
+    __slots__ = ("request", "job", "generation", "worker", "launched", "kinds", "batches", "microbatches", "versions", "started_s", "ended_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHED_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    job: str
+    generation: int
+    worker: int
+    launched: bool
+    kinds: bytes
+    batches: _containers.RepeatedScalarFieldContainer[int]
+    microbatches: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    started_s: _containers.RepeatedScalarFieldContainer[float]
+    ended_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, request: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., worker: _Optional[int] = ..., launched: _Optional[bool] = ..., kinds: _Optional[bytes] = ..., batches: _Optional[_Iterable[int]] = ..., microbatches: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., started_s: _Optional[_Iterable[float]] = ..., ended_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class Refused(_message.Message):
     __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch")
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -349,7 +405,7 @@ class Refused(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., fault: _Optional[str] = ..., hopeless: _Optional[bool] = ..., damaged_path: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots")
+    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots", "tell_operations")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CHOOSE_STOP_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +414,7 @@ class Order(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     QUIT_FIELD_NUMBER: _ClassVar[int]
     SPACE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    TELL_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     prepare: Prepare
     start: Start
     choose_stop: ChooseStop
@@ -366,7 +423,8 @@ class Order(_message.Message):
     release: Release
     quit: Quit
     space_snapshots: SpaceSnapshots
-    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., space_snapshots: _Optional[_Union[SpaceSnapshots, _Mapping]] = ...) -> None: ...
+    tell_operations: TellOperations
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., space_snapshots: _Optional[_Union[SpaceSnapshots, _Mapping]] = ..., tell_operations: _Optional[_Union[TellOperations, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("job", "job_name", "generation", "stage", "data_path", "log_path", "device_index")
@@ -511,6 +569,12 @@ class Release(_message.Message):
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     def __init__(self, job_name: _Optional[str] = ...) -> None: ...
+
+class TellOperations(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    def __init__(self, request: _Optional[int] = ...) -> None: ...
 
 class Quit(_message.Message):
     __slots__ = ()

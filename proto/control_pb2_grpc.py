@@ -66,6 +66,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.ProbeReply.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/headway.control.Node/Trace',
+                request_serializer=headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.WorkerTrace.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -115,6 +120,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """What the workers of a job did last, one message per worker of the plan in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +159,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=headway_dot_proto_dot_control__pb2.ProbeRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.ProbeReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.TraceRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.WorkerTrace.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +330,33 @@ class Node:
             '/headway.control.Node/Probe',
             headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.control.Node/Trace',
+            headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.WorkerTrace.FromString,
             options,
             channel_credentials,
             insecure,

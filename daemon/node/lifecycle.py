@@ -160,7 +160,7 @@ class Daemon:
     async def _serve(self, house: House, desk: NodeDesk) -> tuple[Membership, "asyncio.Task[None]"]:
         """Be a member until a signal. Returns the membership that is to be ended; raises what ended it before."""
         membership = Membership(house)
-        desk.incarnation = membership.incarnation
+        desk.incarnation, desk.recent_operations = membership.incarnation, membership.recent_operations
         await membership.join()
         working = asyncio.create_task(membership.run(), name="membership")
         self._notifier.ready(f"node {self._config.name}, {len(house.record.devices)} worker(s)")

@@ -32,6 +32,8 @@ from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpo
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
+from headway.proto.control_pb2 import RecentOperations
+from headway.stages.errors import UnavailableError
 
 log = structlog.get_logger()
 
@@ -73,6 +75,7 @@ class Membership:
             ttl_s=config.lease_ttl_s,
             predecessor=house.memory.last_incarnation,
         )
+        self._supervisor: Supervisor | None = None
         self._leadership = Leadership(
             house.etcd,
             house.cluster,
@@ -115,7 +118,7 @@ class Membership:
                 checkpoint_root=house.config.checkpoint_root,
             )
         )
-        supervisor = Supervisor(
+        self._supervisor = supervisor = Supervisor(
             registration.record.devices,
             self._worker_settings(),
             agent,
@@ -150,6 +153,12 @@ class Membership:
             raise _first(errors) from errors
         finally:
             await asyncio.shield(supervisor.stop())
+
+    async def recent_operations(self, device_index: int) -> RecentOperations:
+        """What a device's worker did last. Raises UnavailableError."""
+        if self._supervisor is None:
+            raise UnavailableError(f"node {self._house.config.name}", "has no workers yet")
+        return await self._supervisor.recent_operations(device_index)
 
     async def drain(self) -> None:
         """Ask for plans without this node, and return when no plan names it, or needs a file that it alone has.

@@ -16,6 +16,7 @@ from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
 MessageT = TypeVar("MessageT")
 
 CALL_TIMEOUT_S = 10.0
+TRACE_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 16 << 20
 _OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -103,6 +104,11 @@ class NodeClient:
         """The newest written journal of a job."""
         request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
         return _read(address, self._stub(address).Journal(request, timeout=TRANSFER_TIMEOUT_S))
+
+    def trace(self, address: str, job: str, *, forwarded: bool = False) -> AsyncIterator[control_pb2.WorkerTrace]:
+        """What a job's workers did last; forwarded: those of the node there alone. RecoveryError: it has no plan."""
+        request = control_pb2.TraceRequest(job=job, forwarded=forwarded)
+        return _read(address, self._stub(address).Trace(request, timeout=TRACE_TIMEOUT_S))
 
     def _stub(self, address: str) -> Any:
         return control_pb2_grpc.NodeStub(self._channel(address))

@@ -1,7 +1,8 @@
 """The Node service: what a daemon gives to other daemons and to the command line. TCP, mTLS in both directions."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.log_files import read_log
 from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
 from headway.daemon.node.status_report import status_reply
+from headway.daemon.node.trace_source import TraceSource
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.state_key import StateKey, StoredFile
@@ -34,9 +36,14 @@ MAX_PROBE_BYTES = 16 << 20
 PROBE_CHUNK_BYTES = 1 << 20
 
 
+async def no_workers(device_index: int) -> control_pb2.RecentOperations:
+    """Before a daemon has started its workers. Raises UnavailableError."""
+    raise UnavailableError(f"worker {device_index}", "is not up yet")
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeDesk:
-    """What the service answers from. `incarnation` and `is_etcd_reachable` change in the life of a daemon."""
+    """What the service answers from. `incarnation` and `recent_operations` change in the life of a daemon."""
 
     node: str
     incarnation: str
@@ -49,6 +56,10 @@ class NodeDesk:
     is_etcd_reachable: Callable[[], bool]
     etcd_away_s: Callable[[], float | None] = lambda: None
     """How long etcd has been away; None: it is there."""
+    recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
+    """What the worker of a device did last; raises UnavailableError."""
+    clock: Callable[[], float] = time.perf_counter
+    """CLOCK_MONOTONIC, as the workers' times."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the daemon goes."""
 
@@ -65,6 +76,13 @@ class NodeService(control_pb2_grpc.NodeServicer):
             client=desk.client,
             checkpoint_root=desk.checkpoint_root,
         )
+        self._traces = TraceSource(
+            node=desk.node,
+            view=desk.view,
+            client=desk.client,
+            ask_worker=lambda device_index: desk.recent_operations(device_index),
+            clock=lambda: desk.clock(),
+        )
 
     async def Describe(self, request: control_pb2.DescribeRequest, context: Any) -> control_pb2.DescribeReply:  # noqa: ARG002, N802
         """Who answers, and whether it can still reach etcd."""
@@ -75,6 +93,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             protocol=PROTOCOL_VERSION,
             etcd_reachable=self._desk.is_etcd_reachable(),
             leader=leader.node if leader is not None else "",
+            clock_s=self._desk.clock(),
         )
 
     async def Status(self, request: control_pb2.StatusRequest, context: Any) -> control_pb2.StatusReply:  # noqa: ARG002, N802
@@ -134,6 +153,14 @@ class NodeService(control_pb2_grpc.NodeServicer):
             for entry in await self._journals.newest(request.job):
                 if entry.batch >= request.from_batch:
                     yield entry
+
+    async def Trace(  # noqa: N802
+        self, request: control_pb2.TraceRequest, context: Any
+    ) -> AsyncIterator[control_pb2.WorkerTrace]:
+        """What a job's workers did last: of this node's, or of all."""
+        async with _answering(context):
+            async for trace in self._traces.own(request.job) if request.forwarded else self._traces.all(request.job):
+                yield trace
 
     async def _state_pieces(self, key: StateKey, request: control_pb2.FetchStateRequest) -> AsyncIterator[bytes]:
         desk, offset = self._desk, request.offset

@@ -50,13 +50,17 @@ def forecast(
     *,
     links: LinkAssumptions | None = None,
     profiles: Profiles | None = None,
+    num_shown: int = 0,
 ) -> Forecast:
-    """Simulate some batches of a plan; stages: its workers, on nodes that are all there."""
+    """Simulate some batches of a plan; stages: its workers, on nodes that are all there.
+
+    num_shown: batches of the full pipe, as far as MOST_OPERATIONS allows it; 0: as many as give a step's time.
+    """
     profiles = profiles or Profiles()
     seats = _seats(stages, nodes)
     speeds = Links(links or LinkAssumptions(), profiles)
     by_stage = replicas_of(stages)
-    num_batches = _num_batches(spec, len(by_stage))
+    num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))
     train = replace(spec.train, batches=num_batches)
     schedules = [
         StageSchedule.of(
@@ -116,9 +120,9 @@ def _seats(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[Sea
     return found
 
 
-def _num_batches(spec: JobSpec, num_stages: int) -> int:
+def _num_batches(spec: JobSpec, num_stages: int, *, at_most: int) -> int:
     of_one_batch = 2 * spec.train.microbatches * num_stages
-    return max(LEAST_BATCHES, min(MOST_BATCHES, MOST_OPERATIONS // of_one_batch))
+    return max(LEAST_BATCHES, min(at_most, MOST_OPERATIONS // of_one_batch))
 
 
 def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:

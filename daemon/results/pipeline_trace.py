@@ -1,20 +1,35 @@
-"""A simulated pipeline as a trace that chrome://tracing and ui.perfetto.dev open. Pure.
+"""A pipeline, simulated or measured, as a trace that chrome://tracing and ui.perfetto.dev open. Pure.
 
 Source: "Trace Event Format" (Google, 2016): complete events `X` with microseconds, metadata events `M` for names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.stages.schedule import Backward, Forward
 from headway.stages.simulator import TimedOp
+
+TraceEvent = dict[str, object]
 
 _COLOURS = {"forward": "thread_state_running", "backward": "thread_state_iowait", "update": "thread_state_runnable"}
 
 
 def chrome_trace(timeline: Sequence[TimedOp], names: Sequence[str]) -> dict[str, object]:
     """A JSON document: one process per row of the timeline, under its name; one event per operation."""
-    events: list[dict[str, object]] = []
-    for row, name in enumerate(names):
+    return trace_document(trace_events(timeline, names))
+
+
+def trace_document(*parts: Sequence[TraceEvent], about: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Events of several timelines in one document, with what is to be known about them."""
+    document: dict[str, object] = {"displayTimeUnit": "ms", "traceEvents": [event for part in parts for event in part]}
+    return document | {"otherData": dict(about)} if about else document
+
+
+def trace_events(
+    timeline: Sequence[TimedOp], names: Sequence[str], *, first_row: int = 0, zero_s: float = 0.0
+) -> list[TraceEvent]:
+    """One process per row, the first of them with this number; zero_s: the timeline's moment that is to be time 0."""
+    events: list[TraceEvent] = []
+    for row, name in enumerate(names, start=first_row):
         events.append({"ph": "M", "name": "process_name", "pid": row, "tid": 0, "args": {"name": name}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": row, "tid": 0, "args": {"sort_index": row}})
     for done in timeline:
@@ -28,14 +43,14 @@ def chrome_trace(timeline: Sequence[TimedOp], names: Sequence[str]) -> dict[str,
                 "name": str(done.op),
                 "cat": kind,
                 "cname": _COLOURS[kind],
-                "pid": done.stage,
+                "pid": first_row + done.stage,
                 "tid": 0,
-                "ts": done.started * 1e6,
+                "ts": (done.started - zero_s) * 1e6,
                 "dur": (done.ended - done.started) * 1e6,
                 "args": about,
             }
         )
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    return events
 
 
 def kind_of(done: TimedOp) -> str:

@@ -11,11 +11,13 @@ import structlog
 
 from headway.daemon.records import Device
 from headway.daemon.supervision.liveness import TICK_S, Beat, StallWatch
+from headway.daemon.supervision.recent_operations import RecentOperationsDesk
 from headway.daemon.supervision.roster import Roster, WorkerHandle, WorkerSettings
 from headway.daemon.supervision.worker_process import WorkerProcess, last_lines
 from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 from headway.proto import control_pb2
+from headway.stages.errors import UnavailableError
 
 log = structlog.get_logger()
 
@@ -70,6 +72,7 @@ class Supervisor:
         self._listener = listener
         self._on_change = on_change
         self._roster = Roster(devices, settings, on_exit=self._exited)
+        self._recent = RecentOperationsDesk()
         self._server: grpc.aio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -152,6 +155,13 @@ class Supervisor:
         if handle.stream is not None:
             handle.stream.send(order)
 
+    async def recent_operations(self, device_index: int) -> control_pb2.RecentOperations:
+        """What a device's worker did last. Raises UnavailableError, naming it."""
+        handle = self._roster.workers[device_index]
+        if handle.stream is None:
+            raise UnavailableError(handle.name, "is not up")
+        return await self._recent.ask(handle.name, handle.stream.send)
+
     def fail(self, device_index: int, of: JobGeneration, reason: str) -> None:
         """Note that a worker cannot do its part of a generation, for a reason outside of it."""
         handle = self._roster.workers[device_index]
@@ -202,6 +212,8 @@ class Supervisor:
                 handle.liveness.felt(_beat(report.heartbeat), _now())
             case "snapshot_missed":
                 self._listener.worker_missed_snapshot(report.snapshot_missed)
+            case "recent_operations":
+                self._recent.answered(report.recent_operations)
             case _:
                 self._advance(handle, report)
                 self._listener.worker_changed()

@@ -120,11 +120,15 @@ def work(options: argparse.Namespace) -> None:
     register_action("cut_links", cut_links)
     register_action("deafen_links", lambda seconds: endpoint.deafen(timedelta(seconds=seconds)))
     output = WorkerOutput()
-    records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
+    records = StageRecords(
+        options.history_dir, node=options.node, incarnation=incarnation, are_launches=options.device == "cuda"
+    )
     worker = StageWorker(
         inbox=inbox, endpoint=endpoint, collective=collective, device=device, output=output, records=records
     )
-    control = WorkerControl(loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, on_end=end)
+    control = WorkerControl(
+        loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, recent=records.recent, on_end=end
+    )
     control.attach(
         WorkerHello(
             protocol=PROTOCOL_VERSION,

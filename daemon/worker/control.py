@@ -1,7 +1,8 @@
 """A worker's stream to its daemon: reports up, orders down, a heartbeat once a second.
 
 Everything here runs in the loop's thread, so that it goes on while the main thread computes; `report` and `progress`
-may be called from any. A worker without its daemon has no purpose: when the stream ends, `on_end` is called, once.
+may be called from any. What was done last is told from here too, whatever the main thread is doing. A worker without
+its daemon has no purpose: when the stream ends, `on_end` is called, once.
 """
 
 import asyncio
@@ -14,7 +15,15 @@ from typing import Any, Protocol
 import grpc
 
 from headway.daemon.supervision.worker_service import MAX_MESSAGE_BYTES
-from headway.proto.control_pb2 import Heartbeat, JournalEntry, Order, Progress, Report, WorkerHello
+from headway.proto.control_pb2 import (
+    Heartbeat,
+    JournalEntry,
+    Order,
+    Progress,
+    RecentOperations,
+    Report,
+    WorkerHello,
+)
 from headway.proto.control_pb2_grpc import WorkerStub
 from headway.stages.loop_thread import LoopThread
 
@@ -40,12 +49,14 @@ class WorkerControl:
         *,
         inbox: OrderInbox,
         heartbeat: Callable[[], Heartbeat],
+        recent: Callable[[int], RecentOperations],
         on_end: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._socket_path = socket_path
         self._inbox = inbox
         self._heartbeat = heartbeat
+        self._recent = recent
         self._on_end = on_end
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._progress: Progress | None = None
@@ -93,7 +104,11 @@ class WorkerControl:
         reason = "the daemon ended the stream"
         try:
             while isinstance(order := await call.read(), Order):
-                self._inbox.put(order)
+                if order.WhichOneof("order") == "tell_operations":
+                    told = await asyncio.to_thread(self._recent, order.tell_operations.request)
+                    self._reports.put_nowait(Report(recent_operations=told))
+                else:
+                    self._inbox.put(order)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         self._on_end(reason)

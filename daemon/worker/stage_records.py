@@ -1,26 +1,40 @@
-"""What a worker leaves for those who look on: its history's lines, and the places where a test may let it fail."""
+"""What a worker leaves for those who look on: last operations, its history's lines, places where tests let it fail."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import structlog
 
 from headway.daemon.fault_points import fault_point
-from headway.proto.control_pb2 import LayerSource, Start
-from headway.stages.history import HistoryFile
+from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
+from headway.stages.history import HistoryFile, Recorder
 from headway.stages.ids import LayerName
+from headway.stages.recent_ops import RecentOps
 from headway.stages.schedule import Op, Update
 from headway.stages.snapshot_writer import Snapshot, SnapshotEnded
 
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class _Recent:
+    """The last operations since a Start."""
+
+    job: str = ""
+    generation: int = 0
+    worker: int = 0
+    ops: RecentOps = field(default_factory=lambda: RecentOps(num_kept=0))
+
+
 class StageRecords:
     """One per process. Facts about the Start in force are added to everything."""
 
-    def __init__(self, history_dir: Path | None, *, node: str, incarnation: str) -> None:
-        """history_dir: None: no history is written."""
+    def __init__(self, history_dir: Path | None, *, node: str, incarnation: str, are_launches: bool = False) -> None:
+        """history_dir: None: no history is written. are_launches: a device works after the operations' times."""
         self.history: HistoryFile | None = None
+        self._recent = _Recent()
+        self._are_launches = are_launches
         self._history_dir = history_dir
         self._node = node
         self._incarnation = incarnation
@@ -44,6 +58,8 @@ class StageRecords:
                 stage=start.stage.index,
                 worker=start.stage.worker,
             )
+        recent = RecentOps(then=self.history)
+        self._recent = _Recent(start.job_name, start.generation, start.stage.worker, recent)
         self._job = start.job_name
         self._boundary, self._source_timeline = start.boundary, start.source_timeline
         self._facts = MappingProxyType(
@@ -62,6 +78,30 @@ class StageRecords:
         if self.history is not None:
             self.history.close()
         self.history, self._job = None, ""
+        self._recent = _Recent()
+
+    @property
+    def recorder(self) -> Recorder:
+        """For the executor of the Start in force."""
+        return self._recent.ops
+
+    def recent(self, request: int) -> RecentOperations:
+        """The answer to a TellOperations. May be called from any thread."""
+        recent = self._recent
+        done = recent.ops.newest
+        return RecentOperations(
+            request=request,
+            job=recent.job,
+            generation=recent.generation,
+            worker=recent.worker,
+            launched=self._are_launches,
+            kinds="".join(type(op).__name__[0] for op, _, _, _ in done).encode(),
+            batches=[op.batch for op, _, _, _ in done],
+            microbatches=[-1 if isinstance(op, Update) else op.microbatch for op, _, _, _ in done],
+            versions=[version for _, version, _, _ in done],
+            started_s=[started for _, _, started, _ in done],
+            ended_s=[ended for _, _, _, ended in done],
+        )
 
     def event(self, name: str, **fields: object) -> None:
         """A line of the history."""

@@ -302,7 +302,7 @@ class StageWorker:
             inbox=self._inbox,
             handle=self._take,
             on_batch=self._on_batch,
-            recorder=self._records.history,
+            recorder=self._records.recorder,
             snapshots=self._snapshots,
             goodput=self._goodput,
             on_operation=self._records.operated if is_armed() else None,

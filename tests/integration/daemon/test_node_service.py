@@ -2,6 +2,7 @@
 
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,17 @@ from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import measure
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.records import CheckpointFile, CheckpointRecord, NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.node.trace_source import measure_clock
+from headway.daemon.records import (
+    CheckpointFile,
+    CheckpointRecord,
+    NodeRecord,
+    PlanRecord,
+    SpecRecord,
+    StagePlan,
+    StateFile,
+    StateRecord,
+)
 from headway.daemon.storage import transfer
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
 from headway.daemon.storage.state_key import StateKey
@@ -73,6 +84,7 @@ class Network:
 
     a: Node
     b: Node
+    desks: dict[str, NodeDesk]
     view: ClusterView
     client: NodeClient
 
@@ -93,7 +105,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
     client = NodeClient(TlsIdentity.read(authority.issue("test")))
     job = JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
     view = ClusterView(jobs={"j": job})
-    nodes, servers = [], []
+    nodes, servers, desks = [], [], {}
     for name in "ab":
         folder = tmp_path / name
         store = StateStore(folder / "store", quota_bytes=len(DATA) + 1000)
@@ -104,7 +116,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
             return [record.address for record in view.nodes.values() if record.name != name]
 
         library = DataLibrary(folder / "data", client, others)
-        desk = NodeDesk(
+        desks[name] = desk = NodeDesk(
             node=name,
             incarnation=f"{name}-1",
             view=view,
@@ -130,7 +142,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
             arithmetic_class="",
         )
         nodes.append(Node(name, address, store, library, folder))
-    yield Network(nodes[0], nodes[1], view, client)
+    yield Network(nodes[0], nodes[1], desks, view, client)
     await client.close()
     for server in servers:
         await server.stop(None)
@@ -281,3 +293,75 @@ async def test_a_node_measures_the_way_to_another(network: Network) -> None:
     assert sum(len(chunk.data) for chunk in received) == 2_500_000
     with pytest.raises(ProtocolError, match="at most"):
         _ = [chunk async for chunk in network.client.probe(network.b.address, 1 << 30, timeout_s=10.0)]
+
+
+def plan_on(*nodes: str) -> PlanRecord:
+    """One stage per node."""
+    stages = [
+        StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=(f"block.{index}",), depth=1)
+        for index, node in enumerate(nodes)
+    ]
+    return PlanRecord(generation=3, timeline=1, stages=tuple(stages))
+
+
+def operations_at(clock_s: float, *, worker: int, generation: int = 3) -> control_pb2.RecentOperations:
+    """One forward that has just ended by some clock."""
+    return control_pb2.RecentOperations(
+        job="j",
+        generation=generation,
+        worker=worker,
+        kinds=b"F",
+        batches=[7],
+        microbatches=[0],
+        versions=[6],
+        started_s=[clock_s - 0.5],
+        ended_s=[clock_s],
+    )
+
+
+async def test_a_trace_tells_how_far_the_clocks_are_apart(network: Network) -> None:
+    """b's clock is a thousand seconds ahead: whichever node is asked says so, to within half a round trip."""
+    network.job.plan = plan_on("a", "b")
+    ahead_s = {"a": 0.0, "b": 1000.0}
+    for position, (name, desk) in enumerate(network.desks.items()):
+        desk.clock = lambda ahead_s=ahead_s[name]: time.perf_counter() + ahead_s  # type: ignore[misc]
+
+        async def told(device_index: int, desk: NodeDesk = desk, worker: int = position) -> Any:
+            assert device_index == 0
+            return operations_at(desk.clock(), worker=worker)
+
+        desk.recent_operations = told
+    for asked in (network.a, network.b):
+        traces = {trace.node: trace async for trace in network.client.trace(asked.address, "j")}
+        assert [traces[name].worker for name in "ab"] == [0, 1]
+        own, other = (traces[name] for name in (asked.name, "b" if asked is network.a else "a"))
+        assert (own.clock_ahead_s, own.clock_error_s) == (0.0, 0.0)
+        expected = ahead_s[other.node] - ahead_s[asked.name]
+        assert abs(other.clock_ahead_s - expected) <= other.clock_error_s < 1.0
+        assert other.operations.batches == [7]
+
+
+async def test_two_daemons_of_one_machine_have_one_clock(network: Network) -> None:
+    """No offset that could be told from none: none is applied."""
+    assert await measure_clock(network.client, network.b.address, clock=time.perf_counter) == (0.0, 0.0)
+
+
+async def test_a_trace_says_who_is_missing_from_it(network: Network) -> None:
+    """a has workers of a generation that is over, b none yet, c is gone: three sentences and no operation."""
+    network.job.plan = plan_on("a", "b", "c")
+
+    async def of_before(device_index: int) -> Any:
+        return operations_at(1.0, worker=device_index, generation=2)
+
+    network.desks["a"].recent_operations = of_before
+    traces = {trace.node: trace.trouble async for trace in network.client.trace(network.a.address, "j")}
+    assert traces == {
+        "a": "the worker on node a has not begun generation 3",
+        "b": "worker 0: is not up yet",
+        "c": "node c: is gone",
+    }
+    network.job.plan = None
+    with pytest.raises(RecoveryError, match="job j: is queued: nothing runs that could be traced"):
+        _ = [trace async for trace in network.client.trace(network.a.address, "j")]
+    with pytest.raises(RecoveryError, match="job k: there is no such job"):
+        _ = [trace async for trace in network.client.trace(network.a.address, "k")]

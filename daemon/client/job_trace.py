@@ -1,0 +1,212 @@
+"""The measured timeline of a job's last batches, collected through one daemon, and the predicted one beside it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.prospects import as_fast_as_their_like, measured
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.planning.plan_simulation import Forecast, forecast
+from headway.daemon.planning.preview import table, worker_labels
+from headway.daemon.records import PlanRecord
+from headway.daemon.results.measured_pipeline import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
+from headway.proto.control_pb2 import RecentOperations, WorkerTrace
+from headway.stages.errors import PeerError, UnavailableError
+from headway.stages.schedule import Backward, Forward, Op, Update
+from headway.stages.simulator import TimedOp
+
+MAX_ATTEMPTS: Final = 3
+"""While the plan changes between our look at it and the daemons'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """How one node's times were brought to the clock of the daemon that was asked."""
+
+    ahead_s: float
+    error_s: float
+    """0: it is the same clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimes:
+    """One worker, measured and predicted."""
+
+    name: str
+    """Its stage and its place."""
+    measured: WorkerFigures | None
+    """None: see the troubles."""
+    predicted: WorkerFigures | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTrace:
+    """What `headway trace` found."""
+
+    job: str
+    generation: int
+    names: tuple[str, ...]
+    """Of the rows, one per worker of the plan."""
+    pipeline: MeasuredPipeline
+    prediction: Forecast | None
+    """None: a node of the plan is gone."""
+    clocks: Mapping[str, Clock]
+    """By node."""
+    are_launches: bool
+    """Times on CUDA devices are those of launches."""
+    troubles: tuple[str, ...]
+
+    @property
+    def workers(self) -> tuple[WorkerTimes, ...]:
+        """All of the plan, in its order."""
+        have = {done.stage for done in self.pipeline.timeline}
+        run = self.prediction
+        return tuple(
+            WorkerTimes(
+                name=name,
+                measured=figures(self.pipeline.timeline, row, self.pipeline.window) if row in have else None,
+                predicted=figures(run.timeline, row, run.window) if run is not None else None,
+            )
+            for row, name in enumerate(self.names)
+        )
+
+    @property
+    def head(self) -> str:
+        """One line."""
+        found, run = self.pipeline, self.prediction
+        over = f", {run.step_seconds:.3g} predicted ({found.step_seconds / run.step_seconds - 1:+.0%})" if run else ""
+        return (
+            f"{self.job}: batches {found.first_batch} to {found.last_batch} of generation {self.generation}, "
+            f"{found.step_seconds:.3g} s a batch measured{over}"
+        )
+
+    @property
+    def clock_line(self) -> str:
+        """How times of several nodes were aligned; empty where they need not be."""
+        moved = [
+            f"{node} {-clock.ahead_s:+.6f} s ± {clock.error_s * 1e3:.2g} ms"
+            for node, clock in sorted(self.clocks.items())
+            if clock.error_s
+        ]
+        return f"Clocks aligned by the middles of short round trips: {', '.join(moved)}." if moved else ""
+
+    @property
+    def lines(self) -> list[str]:
+        """For people."""
+        rows = [
+            (*worker.name.split(maxsplit=1), *_cells(worker.measured), *_cells(worker.predicted))
+            for worker in self.workers
+        ]
+        lines = [self.head, "", *table(_TITLES, rows), ""]
+        if self.are_launches:
+            lines.append("Times on CUDA devices are those of launches; the device works later.")
+        return [*lines, *([self.clock_line] if self.clock_line else []), *self.troubles]
+
+
+_TITLES: Final = (
+    "stage", "worker",
+    "forward ms", "backward ms", "update ms", "idle",
+    "predicted: forward ms", "backward ms", "update ms", "idle",
+)  # fmt: skip
+
+
+def _cells(found: WorkerFigures | None) -> tuple[str, ...]:
+    if found is None:
+        return ("", "", "", "")
+    times = (found.forward_s, found.backward_s, found.update_s)
+    return (*("" if seconds is None else f"{seconds * 1e3:.3g}" for seconds in times), f"{found.idle:.1%}")
+
+
+async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> JobTrace:
+    """The newest batches that all workers remember.
+
+    Raises ConfigError for a job that is not there or does not run, RecoveryError when there is nothing to show,
+    UnavailableError when no daemon answers.
+    """
+    if session.identity is None:
+        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
+    client = NodeClient(session.identity)
+    try:
+        for _ in range(MAX_ATTEMPTS):
+            view = await session.view()
+            job = job_of(view, name)
+            if job.plan is None:
+                raise ConfigError(f"is {job.phase.phase}: nothing runs that could be traced", f"job {name}")
+            traces = await _collect(client, view, job.plan, name)
+            if all(trace.operations.generation == job.plan.generation for trace in traces if not trace.trouble):
+                return _put_together(view, job, job.plan, traces, num_batches=num_batches)
+    finally:
+        await client.close()
+    raise RecoveryError(f"job {name}", "its plan is just changing; ask again")
+
+
+async def _collect(client: NodeClient, view: ClusterView, plan: PlanRecord, job: str) -> list[WorkerTrace]:
+    """Through the first daemon that answers, those of the plan first."""
+    own = {worker.node for worker in plan.stages}
+    reasons: list[str] = []
+    for node in sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name)):
+        try:
+            return [trace async for trace in client.trace(node.address, job)]
+        except PeerError as error:
+            reasons.append(str(error))
+    raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could be asked")
+
+
+def _put_together(
+    view: ClusterView, job: JobView, plan: PlanRecord, traces: Sequence[WorkerTrace], *, num_batches: int
+) -> JobTrace:
+    names = worker_labels(plan.stages)
+    found = {trace.worker: trace for trace in traces if not trace.trouble}
+    troubles = tuple(f"{names[trace.worker]}: {trace.trouble}" for trace in traces if trace.trouble)
+    memories = {position: _timeline(trace) for position, trace in found.items()}
+    pipeline = measured_pipeline(memories, num_batches=num_batches) if memories else None
+    if pipeline is None:
+        raise RecoveryError(
+            f"job {job.name}", "; ".join(troubles) or "no batch has gone through all of its workers yet; ask again"
+        )
+    return JobTrace(
+        job=job.name,
+        generation=plan.generation,
+        names=names,
+        pipeline=pipeline,
+        prediction=_predicted(view, job, plan, num_batches=pipeline.last_batch - pipeline.first_batch + 1),
+        clocks={
+            trace.node: Clock(ahead_s=trace.clock_ahead_s, error_s=trace.clock_error_s) for trace in found.values()
+        },
+        are_launches=any(trace.operations.launched for trace in found.values()),
+        troubles=troubles,
+    )
+
+
+def _timeline(trace: WorkerTrace) -> list[TimedOp]:
+    """A worker's operations in the clock of the daemon that was asked."""
+    told, ahead_s = trace.operations, trace.clock_ahead_s
+    return [
+        TimedOp(trace.worker, op, version, started_s - ahead_s, ended_s - ahead_s)
+        for op, version, started_s, ended_s in zip(
+            _operations(told), told.versions, told.started_s, told.ended_s, strict=True
+        )
+    ]
+
+
+def _operations(told: RecentOperations) -> Iterator[Op]:
+    for kind, batch, microbatch in zip(told.kinds.decode(), told.batches, told.microbatches, strict=True):
+        match kind:
+            case "F":
+                yield Forward(batch, microbatch)
+            case "B":
+                yield Backward(batch, microbatch)
+            case _:
+                yield Update(batch)
+
+
+def _predicted(view: ClusterView, job: JobView, plan: PlanRecord, *, num_batches: int) -> Forecast | None:
+    """The simulator on the plan, with what has been measured so far."""
+    nodes = as_fast_as_their_like(view.nodes.values())
+    if job.spec is None or any(worker.node not in nodes for worker in plan.stages):
+        return None
+    return forecast(job.spec, plan.stages, nodes.values(), profiles=measured(job, view), num_shown=num_batches)
