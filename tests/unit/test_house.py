@@ -51,6 +51,7 @@ PURE = (
     "daemon/planning/profiles.py",
     "daemon/planning/replica_shares.py",
     "daemon/planning/stage_costs.py",
+    "daemon/results/measured_pipeline.py",
     "daemon/results/pipeline_trace.py",
     "daemon/worker/session.py",
     "stages/schedule.py",
