@@ -39,10 +39,11 @@ faults: setup
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
 
-# Benches import their neighbour measure.py, so they run with their own folder on the path.
+# Benches import these neighbours, so they run with their own folder on the path.
+BENCH_MODULES := measure emulated_stage pipeline_processes torch_pipeline
 bench: export PYTHONSAFEPATH :=
 bench: setup
-	for file in $(filter-out bench/measure.py,$(wildcard bench/*.py)); do $(BIN)/python $$file || exit 1; done
+	for file in $(filter-out $(BENCH_MODULES:%=bench/%.py),$(wildcard bench/*.py)); do $(BIN)/python $$file || exit 1; done
 
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iheadway/proto=proto --python_out=.typing --pyi_out=.typing \

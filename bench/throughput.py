@@ -1,0 +1,293 @@
+"""Throughput: our schedules against those of torch.distributed.pipelining, and against what no schedule can beat.
+
+vs_torch_1f1b_p2_m4, vs_torch_1f1b_p2_m2: tokens/s of 2bw over those of Schedule1F1B, two stages, 4 and 2 microbatches.
+vs_torch_best: the same over the best of torch's schedules that run on a CPU, at the m where that is least.
+emulated_min: the least share of the bound 1 / (slowest stage) that 2bw reaches with stages that only take time.
+
+Both sides compute the same blocks from the same weights on the same tokens, in the same two processes with one thread
+each, clip by the norm of the whole model and step the same AdamW; their losses are compared. They run in turns. What
+differs is what is measured: 2bw's gradients are one step old, so that its pipe never drains. Ours goes over gRPC with
+TLS unless `--link collective` says gloo; torch's goes over gloo without TLS.
+
+Emulated stages sleep: 30 ms a forward, 60 ms a backward, 15 ms an update, so that two cores carry 16 processes.
+Executor, schedule, links, frames, clipping and optimizer are the real ones, on tensors of a few bytes.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulated_stage import SleepTimes
+from measure import Figure, progress, report
+from pipeline_processes import ROUND_TRIP_S, Processes, StageRun, cut, seconds_per_batch
+from torch_pipeline import SCHEDULES, TorchRun
+
+from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.schedule import ScheduleName, StageSchedule, schedule_depth
+from headway.stages.simulator import LinkTimes, StageTimes, simulate
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+
+ADAMW = GroupSpec(name="adamw", lr=1e-3)
+OPTIM = OptimSpec(matrices=ADAMW, rest=ADAMW, error_feedback=0.0, lr_schedule="constant", warmup_batches=0)
+OURS: tuple[ScheduleName, ...] = ("2bw", "1f1b", "gpipe")
+REAL_BATCHES, REAL_SETTLING = 8, 2
+LOSS_TOLERANCE = 2e-3
+BARS = {"vs_torch_1f1b_p2_m4": 1.25, "vs_torch_1f1b_p2_m2": 1.4, "vs_torch_best": 1.0, "emulated_min": 0.97}
+
+SLEEPS = SleepTimes(forward_s=0.030, backward_s=0.060, update_s=0.015)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """One row of the emulated table."""
+
+    num_stages: int
+    num_microbatches: int
+    schedule: ScheduleName
+
+    @property
+    def model(self) -> ModelSpec:
+        """A layer a stage, of a few bytes."""
+        return ModelSpec(
+            num_hidden_layers=self.num_stages - 2,
+            hidden_size=8,
+            intermediate_size=8,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            vocab_size=8,
+        )
+
+    @property
+    def train(self) -> TrainSpec:
+        """So many batches that the middle ones are steady: 2bw's pipe is full after p microbatches."""
+        m = self.num_microbatches
+        measured = max(2, 48 // m) if self.schedule == "2bw" else 1
+        return TrainSpec(
+            schedule=self.schedule,
+            batches=self.num_settling + measured + 1,
+            microbatches=m,
+            microbatch_size=1,
+            sequence_length=8,
+        )
+
+    @property
+    def num_settling(self) -> int:
+        """Batches that are not counted."""
+        return 2 if self.num_microbatches == self.num_stages else 1
+
+    @property
+    def bound_s(self) -> float:
+        """What each stage works on one batch."""
+        return self.num_microbatches * (SLEEPS.forward_s + SLEEPS.backward_s) + SLEEPS.update_s
+
+    def measured(self, processes: Processes) -> float:
+        """Share of the bound."""
+        names = layer_names(self.model)
+        run = StageRun(
+            job=processes.new_name(),
+            model=self.model,
+            train=self.train,
+            optim=OPTIM,
+            cuts=[(name,) for name in names],
+            sleeps=SLEEPS,
+        )
+        ends = processes.run(run, number=self.num_stages)[-1].batch_ends()
+        return self.bound_s / seconds_per_batch(ends, num_settling=self.num_settling)
+
+    def simulated(self) -> float:
+        """The same, by the simulator that the planner asks, with half the planner's round trip each way."""
+        train, p, m = self.train, self.num_stages, self.num_microbatches
+        microbatch_s = SLEEPS.forward_s + SLEEPS.backward_s
+        depths = [schedule_depth(self.schedule, m, p, s, (p - 1 - s) * ROUND_TRIP_S / microbatch_s) for s in range(p)]
+        schedules = [StageSchedule.of(train, stage_index=s, num_stages=p, depth=depths[s]) for s in range(p)]
+        times = StageTimes(forward=SLEEPS.forward_s, backward=SLEEPS.backward_s, update=SLEEPS.update_s)
+        simulation = simulate(schedules, [times] * p, links=[LinkTimes(latency=ROUND_TRIP_S / 2)] * (p - 1))
+        ends = [0.0] * train.batches
+        for done in simulation.timeline:
+            if done.stage == p - 1 and str(done.op).startswith("B"):
+                ends[done.op.batch] = done.ended
+        return self.bound_s / seconds_per_batch(ends, num_settling=self.num_settling)
+
+
+class TwoProcesses:
+    """Real compute: the default model on two stages."""
+
+    def __init__(self, processes: Processes, *, link: str, optim: OptimSpec = OPTIM) -> None:
+        self._processes = processes
+        self._link = link
+        self._optim = optim
+        self._model = ModelSpec()
+        self.losses: dict[tuple[str, int], list[float]] = {}
+
+    def tokens_per_s(self, side: str, num_microbatches: int) -> float:
+        """Of one of our schedules, or of torch's. Raises RuntimeError when that does not run here."""
+        is_ours = side in OURS
+        train = TrainSpec(
+            schedule=side if is_ours else "1f1b",  # type: ignore[arg-type]
+            batches=REAL_BATCHES,
+            microbatches=num_microbatches,
+        )
+        if is_ours:
+            run = StageRun(
+                job=self._processes.new_name(),
+                model=self._model,
+                train=train,
+                optim=self._optim,
+                cuts=cut(layer_names(self._model), 2),
+                link=self._link,
+            )
+            reports = self._processes.run(run, number=2)
+            ends, losses = reports[-1].batch_ends(), reports[-1].losses
+        else:
+            theirs = TorchRun(
+                schedule=side,
+                model=self._model,
+                train=train,
+                optim=self._optim,
+                num_processes=2,
+                rendezvous=str(self._processes.folder / "rendezvous"),
+            )
+            reports = self._processes.run(theirs, number=2)
+            ends, losses = reports[-1].batch_ends, max(each.losses for each in reports)
+        self.losses[side, num_microbatches] = losses
+        return train.tokens_per_batch / seconds_per_batch(ends, num_settling=REAL_SETTLING)
+
+    def check_losses(self, num_microbatches: int) -> None:
+        """Whether all synchronous schedules train the same; raises RuntimeError otherwise."""
+        expected = self.losses["1f1b", num_microbatches]
+        for (side, m), losses in self.losses.items():
+            if m == num_microbatches and side != "2bw":
+                worst = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
+                if worst > LOSS_TOLERANCE:
+                    raise RuntimeError(f"{side} does not train what our 1f1b trains: losses differ by {worst:g}")
+
+
+def measure_real(
+    sides: Sequence[str], all_m: Iterable[int], num_rounds: int, *, link: str
+) -> tuple[dict[str, Figure], dict[str, object]]:
+    """All sides in turns, in either order."""
+    figures: dict[str, Figure] = {}
+    table: dict[str, object] = {}
+    worst: Figure | None = None
+    with Processes(2) as processes:
+        pair = TwoProcesses(processes, link=link)
+        for m in all_m:
+            speeds: dict[str, list[float]] = {side: [] for side in sides}
+            for number in range(num_rounds):
+                for side in sides if number % 2 == 0 else sides[::-1]:
+                    speeds[side].append(pair.tokens_per_s(side, m))
+                    progress(f"m = {m}, round {number + 1}: {side} {speeds[side][-1]:.0f} tokens/s")
+            pair.check_losses(m)
+            medians = {side: statistics.median(values) for side, values in speeds.items()}
+            ratios = {
+                side: Figure.of([ours / theirs for ours, theirs in zip(speeds["2bw"], values, strict=True)])
+                for side, values in speeds.items()
+            }
+            print(f"\np = 2, m = {m}: tokens/s, and 2bw over it")
+            for side in sides:
+                print(f"  {side:32} {medians[side]:8.0f}   {ratios[side]}")
+            table[f"tokens_per_s_m{m}"] = {side: round(value, 1) for side, value in medians.items()}
+            if m in (2, 4):
+                figures[f"vs_torch_1f1b_p2_m{m}"] = ratios["Schedule1F1B"]
+            best = max((side for side in sides if side in SCHEDULES), key=lambda side: medians[side])
+            table[f"torch_best_m{m}"] = best
+            if worst is None or ratios[best].median < worst.median:
+                worst = ratios[best]
+    if worst is not None:
+        figures["vs_torch_best"] = worst
+    return figures, table
+
+
+def measure_emulated(
+    rows: Sequence[Emulated], num_rounds: int
+) -> tuple[dict[str, Figure], dict[str, object], dict[Emulated, float]]:
+    """Each row by itself; 2bw as often as there are rounds."""
+    shares: dict[Emulated, list[float]] = {row: [] for row in rows}
+    with Processes(max(row.num_stages for row in rows)) as processes:
+        for number in range(num_rounds):
+            for row in rows:
+                if number == 0 or row.schedule == "2bw":
+                    shares[row].append(row.measured(processes))
+                    progress(f"p = {row.num_stages}, m = {row.num_microbatches}, {row.schedule}: {shares[row][-1]:.3f}")
+    medians = {row: statistics.median(values) for row, values in shares.items()}
+    print(f"\nemulated stages: share of the bound, and simulated\n{'p':>4}{'m':>5}", *(f"{name:>15}" for name in OURS))
+    for p, m in dict.fromkeys((row.num_stages, row.num_microbatches) for row in rows):
+        cells = [
+            f"{medians[row]:.3f} ({row.simulated():.3f})" if (row := Emulated(p, m, name)) in medians else ""
+            for name in OURS
+        ]
+        print(f"{p:4}{m:5}", *(f"{cell:>15}" for cell in cells))
+    least = min((row for row in rows if row.schedule == "2bw"), key=lambda row: medians[row])
+    table = {f"p{row.num_stages}_m{row.num_microbatches}_{row.schedule}": round(medians[row], 4) for row in rows}
+    return {"emulated_min": Figure.of(shares[least])}, {"emulated": table}, medians
+
+
+def plot(medians: dict[Emulated, float], file: Path) -> None:
+    """The shares against the number of stages."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    sizes = sorted({row.num_stages for row in medians})
+    for axis, factor in zip(axes, (1, 2, 4), strict=True):
+        for schedule, colour in zip(OURS, ("#1b6ca8", "#c8553d", "#6b8e23"), strict=True):
+            rows = [row for p in sizes if (row := Emulated(p, factor * p, schedule)) in medians]
+            stages = [row.num_stages for row in rows]
+            axis.plot(stages, [medians[row] for row in rows], "o", color=colour, label=f"{schedule}, measured")
+            axis.plot(stages, [row.simulated() for row in rows], "-", color=colour, label="simulated", alpha=0.5)
+        axis.set(title=f"m = {factor if factor > 1 else ''}p", xlabel="stages p", xticks=sizes, ylim=(0, 1.05))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("share of the bound 1 / (slowest stage)")
+    axes[0].legend(fontsize=7, loc="lower left")
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def emulated_rows(sizes: Iterable[int], factors: Iterable[int], schedules: Iterable[ScheduleName]) -> list[Emulated]:
+    """All of them."""
+    factors, schedules = tuple(factors), tuple(schedules)
+    return [Emulated(p, factor * p, schedule) for p in sizes for factor in factors for schedule in schedules]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="within a minute: one round, m = 2, four emulated stages")
+    parser.add_argument("--part", choices=("real", "emulated"), help="only this half")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4, 8], help="of real compute")
+    parser.add_argument("--link", choices=("grpc", "collective"), default="grpc", help="of ours, with real compute")
+    parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
+    options = parser.parse_args()
+    figures: dict[str, Figure] = {}
+    extra: dict[str, object] = {}
+    parts: list[Callable[[], None]] = []
+
+    def real() -> None:
+        sides = ["2bw", "1f1b", "Schedule1F1B"] if options.quick else [*OURS, *SCHEDULES]
+        all_m = [2] if options.quick else options.microbatches
+        found, table = measure_real(sides, all_m, 1 if options.quick else options.rounds, link=options.link)
+        figures.update(found)
+        extra.update(table, link=options.link)
+
+    def emulated() -> None:
+        rows = emulated_rows((4,), (1, 2), ("2bw",)) if options.quick else emulated_rows((4, 8, 16), (1, 2, 4), OURS)
+        found, table, medians = measure_emulated(rows, 1 if options.quick else options.rounds)
+        figures.update(found)
+        extra.update(table)
+        if options.plot:
+            plot(medians, options.plot)
+
+    parts = {"real": [real], "emulated": [emulated]}.get(options.part, [real, emulated])
+    for part in parts:
+        part()
+    bars = {} if options.quick else {name: bar for name, bar in BARS.items() if name in figures}
+    return report("Throughput of two processes, and of emulated stages", figures, bars=bars, extra=extra)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
