@@ -18,6 +18,7 @@ from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import NodeRecord
 from headway.daemon.results.model_folder import ModelFolderWriter
 from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.transfer import in_time
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.state_file import check_header, content_checksum, read_state
 from headway.stages.tokens import read_index
@@ -118,7 +119,8 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
     for node in nodes:
         try:
             with path.open("wb") as file:
-                async for piece in client.fetch_state(node.address, key, forward=True):
+                pieces = client.fetch_state(node.address, key, forward=True, unhurried=True)
+                async for piece in in_time(node.address, pieces):
                     file.write(piece)
             found = content_checksum(path)
         except (PeerError, RecoveryError, DamagedFileError) as error:

@@ -7,7 +7,7 @@ step that failed rests a little and is due again, and one that keeps failing is 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,7 @@ from headway.daemon.node.agent_steps import (
 )
 from headway.daemon.node.goodput import GoodputReports
 from headway.daemon.node.node_state import NodeState, Spacing
+from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
@@ -78,6 +79,7 @@ class Surroundings:
     library: DataLibrary
     client: NodeClient
     checkpoint_root: Path | None
+    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
 
 
 class Agent:
@@ -104,6 +106,7 @@ class Agent:
             store=around.store,
             client=around.client,
             checkpoint_root=around.checkpoint_root,
+            outgoing=around.outgoing,
         )
         around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)
@@ -181,7 +184,7 @@ class Agent:
             elif isinstance(step, GiveUp):
                 supervisor.fail(step.device_index, step.of, step.reason)
                 has_changed = True
-            elif self._may_begin(step):
+            elif self._may_begin(step) and not _stands_back(step, steps):
                 working = self._carry_out(step, supervisor, self._conditions(step))
                 task = group.create_task(working, name=type(step).__name__)
                 self._tasks[_name(step)] = (step, task)
@@ -196,14 +199,16 @@ class Agent:
     def _end_unwanted_fetches(self, steps: list[Step]) -> None:
         """End fetches of what is not due any more, whose file goes, and those from a holder that is gone meanwhile.
 
-        What has come in from such a holder stays: the step that follows goes on there at the others.
+        Copies too, which may come slowly, with a file that a worker waits for now. What has come in from such a holder,
+        or of such a copy, stays: the step that follows goes on there.
         """
         wanted: dict[StateKey, frozenset[str]] = {}
         for step in steps:
             for key, holders in _fetched_by(step).items():
                 wanted[key] = wanted.get(key, frozenset()) | holders
         for step, task in self._tasks.values():
-            if (fetched := _fetched_by(step)) and not _is_still_wanted(fetched, wanted):
+            fetched = _fetched_by(step)
+            if fetched and (not _is_still_wanted(fetched, wanted) or _stands_back(step, steps)):
                 task.cancel()
         fetching = {key for step, _ in self._tasks.values() for key in _fetched_by(step)}
         self._keeper.abandon(self._around.store.awaited - wanted.keys() - fetching)
@@ -377,6 +382,13 @@ def _is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping
     """Whether some file of a fetch under way is due, and every node that it may ask for one that is due is there."""
     due = fetched.keys() & wanted.keys()
     return bool(due) and all(fetched[key] <= wanted[key] for key in due)
+
+
+def _stands_back(step: Step, steps: list[Step]) -> bool:
+    """Whether a step makes copies of a file that a worker waits for: that goes without them, and faster."""
+    if not isinstance(step, FetchCopies):
+        return False
+    return any(isinstance(other, FetchState) and other.key in step.keys for other in steps)
 
 
 def _claims(step: Step, node: str) -> frozenset[object]:

@@ -42,6 +42,11 @@ class NodeConfig:
     """Layer files, wiped at start; in memory when unset and the machine allows it."""
     store_quota_bytes: int = 0
     """Most that the store may hold; 0: what the file system has."""
+    transfer_mbit_s: float = 0.0
+    """Most that it sends of copies, checkpoints and exports, Mbit/s together; 0: no limit.
+
+    What a worker waits for is never slowed down.
+    """
     cache_dir: Path | None = None
     """Token shards; below `state_dir` when unset."""
     history_dir: Path | None = None
@@ -177,6 +182,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("lease_ttl_s", "at least 1 second")
     if not 1.0 <= config.slowdown < inf:
         raise refuse("slowdown", "at least 1")
+    if config.transfer_mbit_s != 0.0 and not 1.0 <= config.transfer_mbit_s < inf:
+        raise refuse("transfer_mbit_s", "at least 1 Mbit/s, or 0 for no limit")
     for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):
         if getattr(config, key) < 0:
             raise refuse(key, "must not be negative")

@@ -32,6 +32,7 @@ from headway.daemon.node.logs import configure_logs
 from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
+from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import NodeRecord
@@ -128,6 +129,7 @@ class Daemon:
             memory_bytes=memory_bytes(),
             arithmetic_class=class_of(devices),
         )
+        outgoing = OutgoingTransfers(config.transfer_mbit_s)
         desk = NodeDesk(
             node=config.name,
             incarnation="",
@@ -137,6 +139,7 @@ class Daemon:
             client=client,
             logs_dir=config.logs_dir,
             checkpoint_root=config.checkpoint_root,
+            outgoing=outgoing,
             is_etcd_reachable=lambda: cluster.is_reachable,
             etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
@@ -153,6 +156,7 @@ class Daemon:
             store=store,
             library=library,
             client=client,
+            outgoing=outgoing,
             runtime_dir=self._runtime_dir,
         )
         return house, desk
@@ -205,7 +209,11 @@ class Daemon:
         from headway.daemon.node.metrics import MetricSource, serve_metrics
 
         source = MetricSource(
-            node=desk.node, view=desk.view, store=desk.store, is_etcd_reachable=desk.is_etcd_reachable
+            node=desk.node,
+            view=desk.view,
+            store=desk.store,
+            is_etcd_reachable=desk.is_etcd_reachable,
+            outgoing=desk.outgoing,
         )
         port, stop = serve_metrics(*split_address(self._config.metrics_listen, "metrics_listen"), source)
         stack.push_async_callback(asyncio.to_thread, stop)

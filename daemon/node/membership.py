@@ -24,6 +24,7 @@ from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.device_speeds import DeviceSpeeds
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.node_state import generations_seen
+from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import Probing
 from headway.daemon.node.registration import Registration
@@ -51,6 +52,7 @@ class House:
     store: StateStore
     library: DataLibrary
     client: NodeClient
+    outgoing: OutgoingTransfers
     runtime_dir: Path
 
 
@@ -116,6 +118,7 @@ class Membership:
                 library=house.library,
                 client=house.client,
                 checkpoint_root=house.config.checkpoint_root,
+                outgoing=house.outgoing,
             )
         )
         self._supervisor = supervisor = Supervisor(

@@ -6,7 +6,7 @@ daemons are right. HTTP runs in a thread of its own; values are gathered in the 
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -17,6 +17,7 @@ from headway.daemon.client.goodput_report import WAITING
 from headway.daemon.client.job_report import JobReport, report_job
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
+from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.storage.state_store import StateStore
 
 Metric = CounterMetricFamily | GaugeMetricFamily
@@ -32,6 +33,7 @@ class MetricSource:
     view: ClusterView
     store: StateStore
     is_etcd_reachable: Callable[[], bool]
+    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
 
 
 class NodeMetrics(Collector):
@@ -109,6 +111,20 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
             replayed.add_metric(whose, record.num_replayed)
             resumed.add_metric(whose, record.num_resumed)
     yield from (seconds, replayed, resumed)
+    yield from _transfers(source.outgoing)
+
+
+def _transfers(outgoing: OutgoingTransfers) -> Iterator[Metric]:
+    num_bytes = CounterMetricFamily("headway_transfer_bytes", "What this node sent of files.", labels=("kind",))
+    seconds = CounterMetricFamily("headway_transfer_seconds", "How long these transfers took.", labels=("kind",))
+    held = CounterMetricFamily(
+        "headway_transfer_held_seconds", "How long of that transfer_mbit_s held them.", labels=("kind",)
+    )
+    for kind, sent in outgoing.sent.items():
+        num_bytes.add_metric((kind,), sent.num_bytes)
+        seconds.add_metric((kind,), sent.seconds)
+        held.add_metric((kind,), sent.held_s)
+    yield from (num_bytes, seconds, held)
 
 
 _OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]] = (

@@ -75,9 +75,13 @@ class NodeClient:
         return _read(address, self._stub(address).Accompany(control_pb2.AccompanyRequest(node=node)))
 
     def fetch_state(
-        self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False
+        self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
     ) -> AsyncIterator[bytes]:
-        """One layer's file from an offset on, in pieces. RecoveryError: the node has it not; PeerError otherwise."""
+        """One layer's file from an offset on, in pieces. RecoveryError: the node has it not; PeerError otherwise.
+
+        unhurried: no worker waits for it, so it may come slowly, and has no deadline as a whole: who asks limits how
+        long he waits for each piece.
+        """
         request = control_pb2.FetchStateRequest(
             job=key.job,
             timeline=key.timeline,
@@ -85,9 +89,10 @@ class NodeClient:
             layer=key.layer,
             offset=offset,
             forward=forward,
+            unhurried=unhurried,
         )
         call = byte_stream(self._channel(address), "FetchState")
-        return _read(address, call(request, timeout=TRANSFER_TIMEOUT_S))
+        return _read(address, call(request, timeout=None if unhurried else TRANSFER_TIMEOUT_S))
 
     def fetch_data(self, address: str, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`."""

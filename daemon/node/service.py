@@ -18,6 +18,7 @@ from headway.daemon.fault_points import fault_point
 from headway.daemon.node.byte_streams import add_byte_streams
 from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.log_files import read_log
+from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
 from headway.daemon.node.status_report import status_reply
 from headway.daemon.node.trace_source import TraceSource
@@ -58,6 +59,7 @@ class NodeDesk:
     """How long etcd has been away; None: it is there."""
     recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
     """What the worker of a device did last; raises UnavailableError."""
+    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     clock: Callable[[], float] = time.perf_counter
     """CLOCK_MONOTONIC, as the workers' times."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,8 +122,9 @@ class NodeService(control_pb2_grpc.NodeServicer):
     async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
         """One layer's file: from the store, or, when asked to forward, from a holder or the checkpoint."""
         key = StateKey(request.job, request.timeline, request.boundary, request.layer)
+        kind = TransferKind.COPY if request.unhurried else TransferKind.RECOVERY
         async with _answering(context):
-            async for piece in self._state_pieces(key, request):
+            async for piece in self._desk.outgoing.send(kind, self._state_pieces(key, request)):
                 yield piece
 
     async def fetch_data(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[bytes]:
@@ -130,7 +133,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
             path = self._desk.library.find(request.sha256)
             if path is None:
                 raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._desk.node}")
-            async for piece in _in_thread(read_chunks(path, offset=request.offset)):
+            chunks = _in_thread(read_chunks(path, offset=request.offset))
+            async for piece in self._desk.outgoing.send(TransferKind.DATA, chunks):
                 yield piece
 
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
@@ -182,7 +186,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
             if holder not in desk.view.nodes or holder == desk.node:
                 continue
             try:
-                async for piece in desk.client.fetch_state(desk.view.nodes[holder].address, key, offset=offset):
+                address, unhurried = desk.view.nodes[holder].address, request.unhurried
+                async for piece in desk.client.fetch_state(address, key, offset=offset, unhurried=unhurried):
                     yield piece
                     offset += len(piece)
             except (PeerError, RecoveryError) as error:

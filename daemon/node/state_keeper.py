@@ -12,9 +12,10 @@ import structlog
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
+from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.state_duties import is_welcome
-from headway.daemon.records import CheckpointFile
+from headway.daemon.records import CheckpointFile, Save
 from headway.daemon.storage.checkpoint import copy_to_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.storage.state_key import StateKey
@@ -37,13 +38,21 @@ class StateKeeper:
     """What an agent does with files, and what it knows of them beside the store."""
 
     def __init__(
-        self, *, node: str, view: ClusterView, store: StateStore, client: NodeClient, checkpoint_root: Path | None
+        self,
+        *,
+        node: str,
+        view: ClusterView,
+        store: StateStore,
+        client: NodeClient,
+        checkpoint_root: Path | None,
+        outgoing: OutgoingTransfers,
     ) -> None:
         self._node = node
         self._view = view
         self._store = store
         self._client = client
         self._checkpoint_root = checkpoint_root
+        self._outgoing = outgoing
         self._copies = asyncio.Semaphore(2)
         self.durable: set[StateKey] = set()
         """Held files that are in the checkpoint folder too."""
@@ -123,7 +132,7 @@ class StateKeeper:
         async def one(key: StateKey, holders: tuple[str, ...], expected: CheckpointFile) -> None:
             async with at_once:
                 try:
-                    await self._fetch_from(holders, key, expected, generation=step.generation)
+                    await self._fetch_from(holders, key, expected, generation=step.generation, unhurried=True)
                 except RecoveryError as error:
                     errors.append(error)
 
@@ -135,7 +144,13 @@ class StateKeeper:
             raise errors[0]
 
     async def _fetch_from(
-        self, holders: tuple[str, ...], key: StateKey, expected: CheckpointFile, *, generation: int
+        self,
+        holders: tuple[str, ...],
+        key: StateKey,
+        expected: CheckpointFile,
+        *,
+        generation: int,
+        unhurried: bool = False,
     ) -> None:
         job = self._job(key.job)
         addresses = [self._view.nodes[name].address for name in holders if name in self._view.nodes]
@@ -147,6 +162,7 @@ class StateKeeper:
             expected=expected,
             generation=generation,
             uid=_uid(job),
+            unhurried=unhurried,
         )
 
     async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
@@ -164,7 +180,8 @@ class StateKeeper:
             try:
                 folder = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
                 url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
-                await asyncio.to_thread(copy_to_checkpoint, file.path, url, key.layer)
+                with self._outgoing.checkpointing(lambda: self._is_stopping(key.job)) as before:
+                    await asyncio.to_thread(copy_to_checkpoint, file.path, url, key.layer, before=before)
             except Exception as error:
                 self.troubles[key] = str(error)
                 raise
@@ -196,6 +213,11 @@ class StateKeeper:
             num_bytes += await asyncio.to_thread(sweep, known, older_than=now - STRAY_AFTER_S)
             if num_bytes:
                 log.warning("stray_files_deleted", size_bytes=num_bytes)
+
+    def _is_stopping(self, name: str) -> bool:
+        """Whether a stop waits for a job's checkpoint, or nothing of it runs any more."""
+        job = self._view.jobs.get(name)
+        return job is None or job.plan is None or (job.stop is not None and job.stop.save is Save.CHECKPOINT)
 
     def _written(self) -> frozenset[Path]:
         """The folders of the timelines on which workers may write."""

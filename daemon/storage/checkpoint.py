@@ -6,10 +6,10 @@ manifest too, appears by an atomic rename. All functions block: call them in a t
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 
@@ -44,11 +44,21 @@ def file_name(layer: str) -> str:
     return f"{layer}.safetensors"
 
 
-def copy_to_checkpoint(path: Path, url: str, layer: str) -> None:
-    """Copy one layer's file into the folder of a boundary. Raises RecoveryError, naming the URL."""
+def copy_to_checkpoint(path: Path, url: str, layer: str, *, before: Callable[[int], None] | None = None) -> None:
+    """Copy one layer's file into the folder of a boundary. Raises RecoveryError, naming the URL.
+
+    before: is called with the length of each chunk before it is written, and may block.
+    """
+
+    def chunks(source: IO[bytes]) -> Iterator[bytes]:
+        while chunk := source.read(CHUNK_BYTES):
+            if before is not None:
+                before(len(chunk))
+            yield chunk
+
     target = f"{url}/{file_name(layer)}"
     with path.open("rb") as source:
-        _write(target, iter(lambda: source.read(CHUNK_BYTES), b""))
+        _write(target, chunks(source))
 
 
 def write_manifest(url: str, manifest: bytes) -> None:

@@ -33,8 +33,11 @@ async def fetch_from_nodes(
     expected: CheckpointFile,
     generation: int = 0,
     uid: str = "",
+    unhurried: bool = False,
 ) -> None:
     """Fetch a file from the first holder that gives it, going on at the next where one failed.
+
+    unhurried: no worker waits for it, so holders may send it slowly.
 
     Raises RecoveryError with every holder's reason when none does, or when the checksum is another. What has come in
     stays for the next attempt, until it is abandoned.
@@ -43,7 +46,7 @@ async def fetch_from_nodes(
     reasons = []
     for address in addresses:
         try:
-            await download(client, address, key, incoming, expected)
+            await download(client, address, key, incoming, expected, unhurried=unhurried)
             store.adopt(
                 key,
                 incoming.path,
@@ -73,11 +76,17 @@ async def fetch_checkpointed(
 
 
 async def download(
-    client: NodeClient, address: str, key: StateKey, incoming: IncomingFile, expected: CheckpointFile
+    client: NodeClient,
+    address: str,
+    key: StateKey,
+    incoming: IncomingFile,
+    expected: CheckpointFile,
+    *,
+    unhurried: bool = False,
 ) -> None:
     """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
     offset = incoming.offset
-    async for piece in _in_time(address, client.fetch_state(address, key, offset=offset)):
+    async for piece in in_time(address, client.fetch_state(address, key, offset=offset, unhurried=unhurried)):
         incoming.append(piece, offset=offset)
         offset += len(piece)
     try:
@@ -90,13 +99,13 @@ async def download(
 
 async def _let_it_check(client: NodeClient, address: str, key: StateKey, expected: CheckpointFile) -> None:
     try:
-        async for _ in _in_time(address, client.fetch_state(address, key, offset=expected.size_bytes)):
+        async for _ in in_time(address, client.fetch_state(address, key, offset=expected.size_bytes)):
             pass
     except (PeerError, RecoveryError) as error:
         log.warning("holder_checked_its_file", key=str(key), peer=address, error=str(error))
 
 
-async def _in_time(address: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def in_time(address: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The pieces as they come. Raises UnavailableError when the next one does not."""
     while True:
         try:

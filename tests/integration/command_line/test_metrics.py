@@ -10,6 +10,7 @@ import pytest
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.metrics import MetricSource, serve_metrics
+from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.records import GoodputRecord, Keys, NodeFailureRecord, encode
 from headway.daemon.storage.state_store import StateStore
 from tests.unit.cli.fake_cluster import cluster_view
@@ -35,11 +36,14 @@ def view_with_goodput() -> ClusterView:
 
 async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     """A scrape of the leader's daemon has its worker's seconds by class and the job's progress; others' only theirs."""
-    reachable = [True]
+    reachable, outgoing = [True], OutgoingTransfers()
+    outgoing.sent[TransferKind.COPY].num_bytes, outgoing.sent[TransferKind.COPY].held_s = 7, 1.5
     view, store = view_with_goodput(), StateStore(tmp_path / "store", quota_bytes=0)
     found = {}
     for node in ("a", "b"):
-        source = MetricSource(node=node, view=view, store=store, is_etcd_reachable=lambda: reachable[0])
+        source = MetricSource(
+            node=node, view=view, store=store, is_etcd_reachable=lambda: reachable[0], outgoing=outgoing
+        )
         port, stop = serve_metrics("127.0.0.1", 0, source)
         try:
             found[node] = await asyncio.to_thread(scrape, port)
@@ -56,6 +60,9 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     assert leader['headway_link_resumes_total{job="demo",stage="1",worker="1"}'] == 2
     assert leader['headway_replayed_batches_total{job="demo",stage="1",worker="1"}'] == 4
     assert (leader["headway_leader"], leader["headway_node_failures"], leader["headway_store_bytes"]) == (1, 1, 0)
+    assert leader['headway_transfer_bytes_total{kind="copy"}'] == 7
+    assert leader['headway_transfer_held_seconds_total{kind="copy"}'] == 1.5
+    assert leader['headway_transfer_seconds_total{kind="recovery"}'] == 0
     assert leader['headway_job_batch{job="demo"}'] == 49
     assert leader['headway_job_loss{job="demo"}'] == 2.5
     assert leader['headway_job_tokens_per_second{job="demo"}'] == 4096

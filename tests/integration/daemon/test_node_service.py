@@ -17,6 +17,7 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import measure
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
@@ -234,6 +235,35 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
         await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=large)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
         await fetch_checkpointed(network.a.store, KEY, url=str(tmp_path), expected=large)
+
+
+async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:
+    """b may send 16 Mbit/s of copies: 2.5 MB of one take over a second, those that a worker waits for are not held."""
+    outgoing = network.desks["b"].outgoing = OutgoingTransfers(16.0)
+    network.b.hold()
+    began = time.monotonic()
+    for unhurried in (True, False):
+        addresses = [network.b.address]
+        await fetch_from_nodes(
+            network.a.store, network.client, KEY, addresses=addresses, expected=FILE, unhurried=unhurried
+        )
+        assert b"".join(network.a.store.read(KEY)) == DATA
+        network.a.store.delete(KEY)
+    assert time.monotonic() - began > 8 * len(DATA) / 16e6 - 0.2
+    assert outgoing.sent[TransferKind.COPY].num_bytes == outgoing.sent[TransferKind.RECOVERY].num_bytes == len(DATA)
+    assert outgoing.sent[TransferKind.COPY].held_s > 0.9
+    assert outgoing.sent[TransferKind.RECOVERY].held_s == 0
+
+
+async def test_a_forwarded_copy_is_slowed_down_too(network: Network) -> None:
+    """a hands on what b holds, for an export: b is told that nobody waits for it."""
+    outgoing = network.desks["b"].outgoing = OutgoingTransfers(1000.0)
+    network.b.hold()
+    network.job.state[1, 5] = {"b": HELD_BY_B}
+    pieces = network.client.fetch_state(network.a.address, KEY, forward=True, unhurried=True)
+    assert b"".join([piece async for piece in pieces]) == DATA
+    assert outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
+    assert network.desks["a"].outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
 
 
 async def test_data_comes_from_a_node_that_has_it(network: Network, tmp_path: Path) -> None:

@@ -306,3 +306,44 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
     finally:
         working.cancel()
         await asyncio.wait({working})
+
+
+async def test_a_slow_copy_stands_back_for_a_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a copies b's layer at leisure; then a's own worker is to load it: the copy ends, and it is fetched in a hurry."""
+    asked: list[tuple[str, bool]] = []
+    ended: list[str] = []
+
+    async def fetch(*about: object, unhurried: bool, **__: object) -> None:
+        key = about[2]
+        assert isinstance(key, StateKey)
+        asked.append((key.layer, unhurried))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(key.layer)
+            raise
+
+    monkeypatch.setattr("headway.daemon.node.state_keeper.fetch_from_nodes", fetch)
+    scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
+    own = scene.job.plan = replace(
+        PLAN,
+        stages=(
+            replace(PLAN.stages[0], node="b", node_incarnation="b-1", layers=("embed",)),
+            replace(PLAN.stages[0], layers=("block.0", "head")),
+        ),
+    )
+    files = {"embed": StateFile(size_bytes=5, checksum="sha-embed")}
+    scene.job.state[1, 20] = {"b": StateRecord(incarnation="b-1", generation=1, files=files)}
+    supervisor = QuietSupervisor()
+    working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
+    try:
+        await scene.until(lambda: asked == [("embed", True)])
+        back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
+        scene.job.plan = replace(own, stages=PLAN.stages, **back, source_timeline=1)  # type: ignore[arg-type]
+        supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+        scene.agent.cluster_changed()
+        await scene.until(lambda: ("embed", False) in asked)
+        assert ended == ["embed"]
+    finally:
+        working.cancel()
+        await asyncio.wait({working})

@@ -46,6 +46,7 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
         ("lease_ttl_s = 0", r"lease_ttl_s = 0: at least 1 second"),
         ('lease_ttl_s = "soon"', r"lease_ttl_s = 'soon': Expected `int`"),
         ('devices = "tpu"', r"devices = 'tpu': Invalid enum value 'tpu'"),
+        ("transfer_mbit_s = 0.5", r"transfer_mbit_s = 0\.5: at least 1 Mbit/s, or 0 for no limit"),
         ("num_spares = -1", r"num_spares = -1: must not be negative"),
         ("quarantine_after = -1", r"quarantine_after = -1: must not be negative"),
         ("stop_timeout_s = -1.0", r"stop_timeout_s = -1\.0: must not be negative"),
