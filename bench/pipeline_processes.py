@@ -62,6 +62,8 @@ PRELOADED = [
 """Imported before the fork."""
 ROUND_TRIP_S = 1e-3
 """What a planner takes the round trip of a link inside a site to be; from it and the microbatch's time comes depth."""
+REAL_MICROBATCH_S = 0.1
+"""What a stage takes that computes, about: one round trip is much less."""
 
 
 class RandomTokens:
@@ -191,8 +193,6 @@ class StageRun:
     """In place of computing."""
     orders: Sequence[Sequence[Op]] = ()
     """Of each stage: its operations in a fixed order; none: what is ready."""
-    depth_slack: int = 0
-    """Microbatches in flight beyond what the schedule needs."""
     seed: int = 1
 
     def run(self, host: Host) -> StageReport:
@@ -233,23 +233,25 @@ class StageRun:
         executor.run()
         return StageReport(operations.all, [] if journal is None else [row.loss for row in journal.rows])
 
+    def depth(self, stage: int) -> int:
+        """What a planner would give a stage."""
+        train, num_stages, sleeps = self.train, len(self.cuts), self.sleeps
+        microbatch_s = REAL_MICROBATCH_S if sleeps is None else sleeps.forward_s + sleeps.backward_s
+        trips = (num_stages - 1 - stage) * ROUND_TRIP_S / microbatch_s
+        return schedule_depth(train.schedule, train.microbatches, num_stages, stage, trips)
+
     def _context(self, stage: int) -> StageContext:
-        train, num_stages = self.train, len(self.cuts)
-        trips = 0.0
-        if self.sleeps is not None:
-            trips = (num_stages - 1 - stage) * ROUND_TRIP_S / (self.sleeps.forward_s + self.sleeps.backward_s)
-        depth = schedule_depth(train.schedule, train.microbatches, num_stages, stage, trips) + self.depth_slack
         return StageContext(
             model=self.model,
-            train=train,
+            train=self.train,
             seed=self.seed,
             job=self.job,
             generation=GENERATION,
             timeline=Timeline(1),
             stage_index=StageIndex(stage),
-            num_stages=num_stages,
+            num_stages=len(self.cuts),
             layers=tuple(LayerName(name) for name in self.cuts[stage]),
-            depth=min(depth, 2 * train.microbatches),
+            depth=self.depth(stage),
             boundary=Boundary(0),
             device=torch.device("cpu"),
         )

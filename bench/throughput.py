@@ -26,7 +26,7 @@ from pipeline_processes import ROUND_TRIP_S, Processes, StageRun, cut, seconds_p
 from torch_pipeline import SCHEDULES, TorchRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.schedule import ScheduleName, StageSchedule, schedule_depth
+from headway.stages.schedule import ScheduleName, StageSchedule
 from headway.stages.simulator import LinkTimes, StageTimes, simulate
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
@@ -83,26 +83,20 @@ class Emulated:
         """What each stage works on one batch."""
         return self.num_microbatches * (SLEEPS.forward_s + SLEEPS.backward_s) + SLEEPS.update_s
 
+    def run(self, job: str) -> StageRun:
+        """Of all stages."""
+        cuts = [(name,) for name in layer_names(self.model)]
+        return StageRun(job=job, model=self.model, train=self.train, optim=OPTIM, cuts=cuts, sleeps=SLEEPS)
+
     def measured(self, processes: Processes) -> float:
         """Share of the bound."""
-        names = layer_names(self.model)
-        run = StageRun(
-            job=processes.new_name(),
-            model=self.model,
-            train=self.train,
-            optim=OPTIM,
-            cuts=[(name,) for name in names],
-            sleeps=SLEEPS,
-        )
-        ends = processes.run(run, number=self.num_stages)[-1].batch_ends()
+        ends = processes.run(self.run(processes.new_name()), number=self.num_stages)[-1].batch_ends()
         return self.bound_s / seconds_per_batch(ends, num_settling=self.num_settling)
 
     def simulated(self) -> float:
         """The same, by the simulator that the planner asks, with half the planner's round trip each way."""
-        train, p, m = self.train, self.num_stages, self.num_microbatches
-        microbatch_s = SLEEPS.forward_s + SLEEPS.backward_s
-        depths = [schedule_depth(self.schedule, m, p, s, (p - 1 - s) * ROUND_TRIP_S / microbatch_s) for s in range(p)]
-        schedules = [StageSchedule.of(train, stage_index=s, num_stages=p, depth=depths[s]) for s in range(p)]
+        train, p, run = self.train, self.num_stages, self.run("simulated")
+        schedules = [StageSchedule.of(train, stage_index=s, num_stages=p, depth=run.depth(s)) for s in range(p)]
         times = StageTimes(forward=SLEEPS.forward_s, backward=SLEEPS.backward_s, update=SLEEPS.update_s)
         simulation = simulate(schedules, [times] * p, links=[LinkTimes(latency=ROUND_TRIP_S / 2)] * (p - 1))
         ends = [0.0] * train.batches
