@@ -15,6 +15,7 @@ from headway.daemon.planning.rebalance import (
     WINDOW_S,
     MoveCost,
     Outlook,
+    is_depth_alone,
     is_same,
     moving_bytes,
     probation_s,
@@ -101,15 +102,16 @@ def outlook(
         if progress.tokens_per_second > 0:
             # How much faster is predicted; how long a batch takes is known.
             present_s = spec.train.tokens_per_batch / progress.tokens_per_second
+    is_unmoved = is_same(plan.stages, best.stages)
     own = {(stage.node, stage.device_index) for stage in plan.stages}
     rates = [speed.bytes_per_s for _, speed in profiles.links]
     pauses = [job.profiles[device].replan_s for device in own if device in job.profiles]
     return Outlook(
         present_s=present_s,
         best_s=present_s * best.predicted_batch_seconds / max(predicted_s, 1e-12),
-        is_other=not is_same(plan.stages, best.stages),
+        is_other=not is_unmoved or is_depth_alone(plan.stages, best.stages),
         brings_workers=not own >= {(stage.node, stage.device_index) for stage in best.stages},
-        goes_back=job.left is not None and is_same(job.left.stages, best.stages),
+        goes_back=not is_unmoved and job.left is not None and is_same(job.left.stages, best.stages),
         batches_left=max(0, spec.train.batches - done),
         cost=MoveCost(
             num_bytes=moving_bytes(layer_costs(spec), plan.stages, best.stages),

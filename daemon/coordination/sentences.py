@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from headway.daemon.coordination.case import Case, Loss
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
+from headway.daemon.planning.rebalance import is_depth_alone
 from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, WorkerState
 
 
@@ -16,7 +17,7 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
         causes.append(_leaving(draining))
     if joined := sorted(new - old):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
-    cause = " and ".join(causes) or ("Measured times ask for another cut" if case.profiles.layers else "A better cut")
+    cause = " and ".join(causes) or _better(case, before, after)
     form, former = shape(after.stages), shape(before.stages)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
@@ -26,6 +27,14 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
     saved = f", {case.verdict.reason}" if not draining and case.verdict is not None and case.verdict.is_worth_it else ""
     return f"{cause}: {form}, predicted {speed}{saved}"
+
+
+def _better(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
+    """Why the plan changes when nobody comes or goes."""
+    if is_depth_alone(before.stages, after.stages):
+        deeper = sum(stage.depth for stage in after.stages) > sum(stage.depth for stage in before.stages)
+        return f"Measured links ask for {'more' if deeper else 'fewer'} microbatches in flight"
+    return "Measured times ask for another cut" if case.profiles.layers else "A better cut"
 
 
 def why_dropped(case: Case) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headway.daemon.planning.connections import ConnectionEstimate, ReductionEstimate
+from headway.daemon.planning.distance import Distance
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.records import StagePlan
 
@@ -43,6 +44,9 @@ class ClusterPlan:
     """One for each stage that has several workers."""
     spares: tuple[str, ...] = ()
     """Nodes that could work but do not: the plan would not be faster with them."""
+    distance: Distance | None = None
+    """Whether the microbatches in flight hide the links."""
+    schedule: str = ""
 
     @property
     def bottleneck(self) -> int:
@@ -56,9 +60,15 @@ class ClusterPlan:
             *(self._about_worker(position) for position in range(len(self.stages))),
             *map(_about_connection, self.connections),
             *map(_about_reduction, self.reductions),
+            *self.about_distance,
             *([f"Spare: {', '.join(self.spares)}."] if self.spares else []),
             f"Exact: {'yes' if self.is_exact else 'no'}, because {self.exact_reason}.",
         )
+
+    @property
+    def about_distance(self) -> tuple[str, ...]:
+        """The sentence on m and the links, where links are long."""
+        return self.distance.sentences(self.schedule) if self.distance is not None else ()
 
     def _what_sets_the_pace(self) -> str:
         slowest = self.estimates[self.bottleneck].batch_seconds

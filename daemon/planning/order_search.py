@@ -105,6 +105,11 @@ class OrderSearch:
             self._placement.max_nodes and used > self._placement.max_nodes
         )
 
+    def _seconds(self, cut: Cut) -> float:
+        """Of a batch, with what distance costs where there are too few microbatches to hide it."""
+        times = PredictedTime(self._costs, place(self._costs, cut))
+        return times.distance([times.depth(stage) for stage in range(len(cut.runs))]).batch_s
+
     # --- Few devices --------------------------------------------------------------------------------------------------
 
     def _best_of(self, candidates: Iterator[tuple[Seat, ...]]) -> Cut | None:
@@ -118,9 +123,11 @@ class OrderSearch:
             found = search.best(inf if before is None else before[0])
             if found is None:
                 continue
-            seconds, cut = found
+            cut = found[1]
+            seconds = self._seconds(cut)
             rank = self._at_home.rank(cut)
-            if before is None or seconds < before[0] * (1 - TIE) or rank < before[1]:
+            is_tie = before is not None and seconds <= before[0] * (1 + TIE)
+            if before is None or seconds < before[0] * (1 - TIE) or (is_tie and rank < before[1]):
                 best_by_length[len(order)] = (seconds, rank, cut)
         if not best_by_length:
             return None
@@ -155,7 +162,7 @@ class OrderSearch:
                 if found is None:
                     continue
                 cut = found[1]
-                seconds = PredictedTime(self._costs, place(self._costs, cut)).batch_seconds
+                seconds = self._seconds(cut)
                 if seconds <= (at_most if best is None else best[0] * (1 - TIE)):
                     best = seconds, cut
                     if seconds <= enough:

@@ -9,7 +9,6 @@ from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
 from headway.daemon.planning.stage_costs import StageCosts, replica_depth
 from headway.daemon.records import StagePlan
-from headway.stages.schedule import schedule_depth
 
 
 def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...]) -> ClusterPlan:
@@ -23,13 +22,16 @@ def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[
         for position in range(len(stage.workers))
     )
     order = [seat for run in cut.runs for seat in run]
+    distance = times.distance(depths)
     classes = tuple(sorted({*history, *(seat.arithmetic_class for seat in order)}))
     used = {seat.node for seat in order}
     return ClusterPlan(
         stages=tuple(estimate.stage for estimate in estimates),
-        predicted_batch_seconds=times.batch_seconds,
+        predicted_batch_seconds=distance.batch_s,
         estimates=estimates,
         connections=times.connections(),
+        distance=distance,
+        schedule=costs.spec.train.schedule,
         reductions=times.reductions(),
         spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
         is_exact=len(classes) == 1,
@@ -56,13 +58,11 @@ def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
 
 
 def _depths(costs: StageCosts, placed: Sequence[PlacedStage], times: PredictedTime) -> list[int]:
-    """Per stage, what the schedule needs with the round trips below it, as far as every worker's memory allows."""
-    train, depths = costs.spec.train, []
+    """Per stage, what the schedule needs with the distance below it, as far as every worker's memory allows."""
+    depths = []
     for index, stage in enumerate(placed):
-        latency = sum(times.round_trips_s[index:])
-        num_stages = len(placed) - index
-        depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0, latency / times.pace_s)
-        least = costs.least_depth(num_stages)
+        least = costs.least_depth(len(placed) - index)
+        depth = times.depth(index)
         while depth > least and not all(_fits(costs, stage, worker, depth) for worker in stage.workers):
             depth -= 1
         depths.append(depth)

@@ -1,7 +1,8 @@
 """What a batch takes under a placement: each worker, each link, each reduction, and what of it counts. Pure.
 
 Stages work side by side, so the slowest stage or link sets the pace. Without delay the pipe also fills and drains with
-every batch, and waits for each link once there and once back.
+every batch, and waits for each link once there and once back. With delay distance costs nothing while there are enough
+microbatches: `distance` says what it costs where there are not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +12,10 @@ from itertools import pairwise
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
 from headway.daemon.planning.device_order import Seat
+from headway.daemon.planning.distance import Distance, microbatches_on_the_way
 from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.planning.profiles import Profiles
-from headway.daemon.planning.stage_costs import StageCosts
+from headway.daemon.planning.stage_costs import StageCosts, replica_depth
 from headway.daemon.records import NodeRecord, StagePlan, replicas_of
 
 
@@ -67,10 +69,61 @@ class PredictedTime:
             / costs.num_microbatches
         )
         """Between two microbatches on the slowest worker, without its update."""
+        self.microbatch_seconds = [
+            sum(
+                self.num_microbatches(worker.groups) * self._per_microbatch(index, worker) for worker in stage.workers
+            )
+            / costs.num_microbatches
+            for index, stage in zip(self._slices, stages, strict=True)
+        ]
+        """Per stage: forward and backward of one microbatch, the mean over those of a batch."""
+        self.link_seconds = [
+            round_trip_s + 2 * costs.hidden_bytes / costs.links.slowest_bytes_per_s(upper.seats, lower.seats)
+            for round_trip_s, (upper, lower) in zip(self.round_trips_s, pairwise(stages), strict=True)
+        ]
+        """Per pair of neighbouring stages: a microbatch's frames there and back."""
         train = costs.spec.train
         self.batch_seconds = slowest * fill_factor(len(stages), train.microbatches, train.delay)
         if not train.delay:
             self.batch_seconds += sum(self.round_trips_s)
+
+    def depth(self, stage: int) -> int:
+        """Of a stage, as `replica_depth` takes it: the schedule's own, or with delay what hides the distance below."""
+        if not self._costs.spec.train.delay:
+            return self._costs.least_depth(len(self._stages) - stage)
+        needed = microbatches_on_the_way(self.microbatch_seconds[stage:], self.link_seconds[stage:], self._pace_s)
+        return min(2 * self._costs.num_microbatches, needed)
+
+    def distance(self, depths: Sequence[int]) -> Distance:
+        """What distance makes of the batches. depths: per stage, as `replica_depth` takes them."""
+        together = [
+            sum(replica_depth(depth, len(worker.groups), self._costs.num_groups) for worker in stage.workers)
+            for stage, depth in zip(self._stages, depths, strict=True)
+        ]
+        is_cut_short = any(depth < self.depth(stage) for stage, depth in enumerate(depths))
+        return self._distance(together, is_cut_short=is_cut_short and bool(self._costs.spec.train.delay))
+
+    def seconds_with(self, depths: Sequence[int]) -> float:
+        """Of a batch. depths: per stage, of all its workers together."""
+        return self._distance(depths, is_cut_short=False).batch_s
+
+    def _distance(self, together: Sequence[int], *, is_cut_short: bool) -> Distance:
+        train = self._costs.spec.train
+        return Distance(
+            stage_seconds=tuple(self.microbatch_seconds),
+            link_seconds=tuple(self.link_seconds),
+            pace_s=self._pace_s,
+            hidden_batch_s=self.batch_seconds,
+            num_microbatches=train.microbatches,
+            delay=train.delay,
+            depths=tuple(together),
+            is_cut_short=is_cut_short,
+        )
+
+    @property
+    def _pace_s(self) -> float:
+        """Between two microbatches: on the slowest worker, or on the slowest link."""
+        return max([self.pace_s, *(seconds / self._costs.num_microbatches for seconds in self.boundary_seconds)])
 
     def num_microbatches(self, groups: Iterable[int]) -> int:
         """Of a batch, those of some groups."""
@@ -156,8 +209,9 @@ def predict(
     profiles = profiles or Profiles()
     costs = StageCosts(spec, seats, profiles, Links(links or LinkAssumptions(), profiles))
     names, all_groups = spec.layers, tuple(range(spec.train.reduction_groups))
-    placed = []
+    placed, depths = [], []
     for positions in replicas_of(stages):
+        depths.append(sum(stages[position].depth for position in positions))
         first = names.index(stages[positions[0]].layers[0])
         placed.append(
             PlacedStage(
@@ -167,4 +221,4 @@ def predict(
                 ),
             )
         )
-    return PredictedTime(costs, placed).batch_seconds
+    return PredictedTime(costs, placed).seconds_with(depths)

@@ -62,6 +62,23 @@ class LinkPreview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DistancePreview:
+    """Whether the microbatches in flight hide the links."""
+
+    microbatches: int
+    """m, as the job has it."""
+    least_microbatches: int
+    """m that would hide all links under 2bw."""
+    on_links_s: float
+    """One microbatch's time on all links, there and back."""
+    on_links_microbatches: float
+    """The same in microbatches' time."""
+    hidden: bool
+    hidden_batch_seconds: float
+    """A batch if distance cost nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPreview:
     """What the schedule simulator makes of the plan."""
 
@@ -91,6 +108,9 @@ class PlanPreview:
     exact: bool
     exact_reason: str
     explanation: tuple[str, ...]
+    distance: DistancePreview | None = None
+    about_distance: tuple[str, ...] = ()
+    """The sentence on m, where links are long."""
     simulation: SimulationPreview | None = None
 
     @property
@@ -111,7 +131,7 @@ class PlanPreview:
         shown = self.spares if len(self.spares) <= MOST_SPARES else (*self.spares[:MOST_SPARES], self._more_spares())
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
-        return [*lines, "", self.bottleneck, *reductions, *spares, exact]
+        return [*lines, "", self.bottleneck, *reductions, *self.about_distance, *spares, exact]
 
     def _more_spares(self) -> str:
         return f"and {len(self.spares) - MOST_SPARES} more"
@@ -179,6 +199,8 @@ def preview(
         exact=plan.is_exact,
         exact_reason=plan.exact_reason,
         explanation=explanation,
+        distance=_distance(plan),
+        about_distance=plan.about_distance,
         simulation=None if run is None else _simulation(run),
     )
     return found, run
@@ -282,6 +304,20 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
             round_trip_s=connection.round_trip_s,
         )
         for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
+    )
+
+
+def _distance(plan: ClusterPlan) -> DistancePreview | None:
+    found = plan.distance
+    if found is None:
+        return None
+    return DistancePreview(
+        microbatches=found.num_microbatches,
+        least_microbatches=found.least_microbatches,
+        on_links_s=found.on_links_s,
+        on_links_microbatches=found.on_links,
+        hidden=found.is_hidden or not found.is_far,
+        hidden_batch_seconds=found.hidden_batch_s,
     )
 
 

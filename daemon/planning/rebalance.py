@@ -62,7 +62,7 @@ class Outlook:
     best_s: float
     """A batch of the best plan, by the same."""
     is_other: bool
-    """Whether the best plan gives any worker other layers or groups."""
+    """Whether the best plan gives any worker other layers, groups or depth."""
     brings_workers: bool = False
     """Whether the best plan has a worker that the plan in force has not."""
     goes_back: bool = False
@@ -150,6 +150,11 @@ def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after:
 def is_same(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
     """Whether two plans give the same workers the same layers and groups; depths may differ."""
     return [_part(worker) for worker in one] == [_part(worker) for worker in other]
+
+
+def is_depth_alone(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
+    """Whether two plans differ in nothing but how many microbatches may be in flight: the links have changed."""
+    return is_same(one, other) and [worker.depth for worker in one] != [worker.depth for worker in other]
 
 
 def _part(worker: StagePlan) -> tuple[object, ...]:

@@ -37,6 +37,7 @@ PURE = (
     "daemon/planning/cluster_plan.py",
     "daemon/planning/connections.py",
     "daemon/planning/device_order.py",
+    "daemon/planning/distance.py",
     "daemon/planning/layer_costs.py",
     "daemon/planning/link_choice.py",
     "daemon/planning/nodes_file.py",

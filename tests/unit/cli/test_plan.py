@@ -85,6 +85,27 @@ def test_many_spares_are_counted(headway: Headway, tmp_path: Path) -> None:
     assert spares.endswith(" more.")
 
 
+def test_the_dry_run_has_the_advice_as_numbers(headway: Headway, tmp_path: Path) -> None:
+    """`plan --json` → m, the m that would do, and whether distance is hidden; the table for people has the sentence."""
+    cluster = tmp_path / "nodes.toml"
+    cluster.write_text(
+        '[[nodes]]\nname = "a"\nsite = "x"\n[[nodes]]\nname = "b"\nsite = "y"\n'
+        '[[links]]\nsites = ["x", "y"]\nmbit_s = 1000.0\nround_trip_ms = 60000.0\n'
+    )
+    demo = tmp_path / "job.toml"
+    demo.write_text("[job]\nname = 'demo'\n[placement]\nmin_nodes = 2\n")
+    code, out, err = headway("plan", str(demo), "--nodes-file", str(cluster), "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    distance = told["distance"]
+    assert distance["microbatches"] == 8
+    assert distance["least_microbatches"] > 8
+    assert distance["hidden"] is False
+    assert distance["hidden_batch_seconds"] < told["predicted_batch_seconds"]
+    _, out, _ = headway("plan", str(demo), "--nodes-file", str(cluster))
+    assert f"m ≥ {distance['least_microbatches']} would" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

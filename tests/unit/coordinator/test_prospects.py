@@ -94,6 +94,10 @@ class Scene:
         record = ProfileRecord(generation=1, layers={"block": times}, num_samples=num_samples)
         self.put(Keys.profile("demo", node, 0), record)
 
+    def probe(self, node: str, peer: str, *, round_trip_s: float) -> None:
+        probe = LinkProbe(round_trip_s=round_trip_s, bytes_per_s=1e9)
+        self.put(Keys.probes(node), ProbeRecord(incarnation=f"{node}-1", peers={peer: probe}))
+
     def progress(self, batch: int) -> None:
         record = ProgressRecord(
             generation=1, batch=batch, loss=1.0, tokens_per_second=SPEC.train.tokens_per_batch / 0.5
@@ -121,6 +125,30 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
     assert isinstance(command, Transaction)
     assert "Measured times ask for another cut" in command.reason
     assert "saves" in command.reason
+
+
+def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
+    """Four microbatches' time of round trip where there was none: the same cut with more in flight, by a planned
+    change; a round trip that hardly matters moves nothing."""
+    scene = Scene()
+    scene.profile("a", slower=1.0)
+    scene.profile("b", slower=1.0)
+    scene.probe("b", "a", round_trip_s=1e-3)
+    shallow = scene.case().best_plan
+    assert isinstance(shallow, ClusterPlan)
+    scene.enforce(1, shallow, now=0.0)
+    scene.probe("b", "a", round_trip_s=20e-3)
+    assert not a_better_plan_exists(scene.case())
+    scene.probe("b", "a", round_trip_s=4 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
+    case = scene.case()
+    assert a_better_plan_exists(case)
+    deep = case.best_plan
+    assert isinstance(deep, ClusterPlan)
+    assert [stage.layers for stage in deep.stages] == [stage.layers for stage in shallow.stages]
+    assert deep.stages[0].depth >= shallow.stages[0].depth + 3
+    (command,) = decide(scene.view, now=30.0).commands
+    assert isinstance(command, Transaction)
+    assert "Measured links ask for more microbatches in flight" in command.reason
 
 
 def test_too_few_samples_say_nothing() -> None:

@@ -120,10 +120,11 @@ def test_memory_moves_the_cut() -> None:
 def test_memory_cuts_the_extra_depth_but_not_the_pipeline() -> None:
     """Latency asks for more in flight than memory allows: what the schedule needs stays."""
     links = LinkAssumptions(site_round_trip_s=10.0)
-    free = planned(job(), [node("a"), node("b")], links=links)
+    both = job(placement=PlacementSpec(min_nodes=2))
+    free = planned(both, [node("a"), node("b")], links=links)
     assert free.stages[0].depth == 16
     limit = free.estimates[0].device_bytes - 10 * sum(cost.activation_bytes for cost in layer_costs(job())[:5])
-    tight = planned(job(), [node("a", memory_bytes=limit), node("b", memory_bytes=limit)], links=links)
+    tight = planned(both, [node("a", memory_bytes=limit), node("b", memory_bytes=limit)], links=links)
     assert 2 <= tight.stages[0].depth < 16
 
 
@@ -157,11 +158,12 @@ def test_depths_of_flushing_schedules(schedule: str, depths: list[int]) -> None:
 def test_depth_of_2bw_hides_the_round_trips() -> None:
     """Without latency p − s; with it, one more for each microbatch that fits into the round trips downstream."""
     nodes = [node("a"), node("b"), node("c")]
-    still = planned(job(), nodes, links=LinkAssumptions(site_round_trip_s=0.0))
+    still = planned(job(), nodes, links=LinkAssumptions(site_round_trip_s=0.0, site_bytes_per_s=1e15))
     assert [stage.depth for stage in still.stages] == [3, 2, 1]
     near = planned(job(), nodes)
     assert [stage.depth for stage in near.stages] == [4, 3, 1]
-    far = planned(job(), nodes, links=LinkAssumptions(site_round_trip_s=100.0))
+    three = job(placement=PlacementSpec(min_nodes=3))
+    far = planned(three, nodes, links=LinkAssumptions(site_round_trip_s=100.0))
     assert [stage.depth for stage in far.stages] == [16, 16, 1]
 
 

@@ -1,0 +1,110 @@
+"""What distance costs a pipeline, and how many microbatches in flight hide it. Pure.
+
+A microbatch that leaves stage s is back, as a gradient, after
+
+    way(s) = Σ stages from s on: forward and backward + Σ links from s on: round trip + 2 × frame bytes / bandwidth
+
+A stage that may have D in flight therefore begins at most D microbatches in way(s). With delay 1 the first microbatch
+of a batch also waits for the update of the batch before the last, whose last microbatch is under way for way(0): two
+batches take at least one batch of work and way(0). Both vanish behind computation while D and m are at least
+way(s) / (seconds between two microbatches).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+ROUNDING: Final = 1e-3
+"""Microbatches: no one more in flight for so little."""
+FAR: Final = 0.1
+"""Links are worth a word when frames are under way for more than this part of the seconds between two microbatches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """A pipeline's ways, and what they make of its batches."""
+
+    stage_seconds: tuple[float, ...]
+    """Per stage: forward and backward of one microbatch, the mean over its workers' shares."""
+    link_seconds: tuple[float, ...]
+    """Per pair of neighbouring stages: one microbatch's activation there and its gradient back."""
+    pace_s: float
+    """Between two microbatches: on the slowest stage, or on the slowest link."""
+    hidden_batch_s: float
+    """A batch's seconds if distance costs nothing."""
+    num_microbatches: int
+    delay: int
+    depths: tuple[int, ...]
+    """Per stage: microbatches that all its workers together may have in flight."""
+    is_cut_short: bool = False
+    """Whether memory allows less depth than the ways need."""
+
+    @property
+    def on_links_s(self) -> float:
+        """One microbatch's seconds on all links, there and back."""
+        return sum(self.link_seconds)
+
+    @property
+    def on_links(self) -> float:
+        """The same in microbatches' time."""
+        return self.on_links_s / self.pace_s
+
+    @property
+    def is_far(self) -> bool:
+        """Whether frames are under way for a time that counts."""
+        return self.on_links > FAR
+
+    @property
+    def least_microbatches(self) -> int:
+        """m that hides all ways under 2bw."""
+        return microbatches_on_the_way(self.stage_seconds, self.link_seconds, self.pace_s)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether a batch takes no longer than on one site."""
+        return bool(self.delay) and self.num_microbatches >= self.least_microbatches and not self.is_cut_short
+
+    @property
+    def batch_s(self) -> float:
+        """A batch's seconds with these depths and this m."""
+        seconds = self.hidden_batch_s
+        for stage, depth in enumerate(self.depths):
+            seconds = max(seconds, self.num_microbatches * self._way_s(stage) / depth)
+        return max(seconds, (self.hidden_batch_s + self._way_s(0)) / 2) if self.delay else seconds
+
+    def sentences(self, schedule: str) -> tuple[str, ...]:
+        """For people; none where nothing is far."""
+        if not self.is_far:
+            return ()
+        away = (
+            f"Distance: a microbatch is on the links for {_milliseconds(self.on_links_s)} there and back, "
+            f"{self.on_links:.3g} microbatches' time"
+        )
+        least, m = self.least_microbatches, self.num_microbatches
+        if not self.delay:
+            return (f"{away}: {schedule} waits for it in every batch, 2bw would not with m ≥ {least}.",)
+        cost = f"{self.batch_s:.3g} s a batch instead of {self.hidden_batch_s:.3g} s"
+        if m < least:
+            return (f"{away}: m = {m} is too small to hide it, {cost}; m ≥ {least} would.",)
+        if self.is_cut_short:
+            return (f"{away}: memory allows depth {self.depths[0]} where {least} would hide it, {cost}.",)
+        return (f"{away}: hidden, m = {m} where {least} would do.",)
+
+    def _way_s(self, stage: int) -> float:
+        return sum(self.stage_seconds[stage:]) + sum(self.link_seconds[stage:])
+
+
+def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequence[float], pace_s: float) -> int:
+    """How many microbatches a stage must have in flight to be never short of one, and none is to wait for long.
+
+    stage_seconds: of this stage and of each after it; link_seconds: of the links between. This stage counts as one:
+    its replicas may each have one more than their share. A later one that is faster than the slowest counts as one all
+    the same, for its microbatches come at the slowest one's pace.
+    """
+    of_later_stages = sum(max(1.0, seconds / pace_s) for seconds in stage_seconds[1:])
+    return ceil(1 + of_later_stages + sum(link_seconds) / pace_s - ROUNDING)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
