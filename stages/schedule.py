@@ -227,6 +227,7 @@ class ScheduleState:
         "gradients",
         "in_flight",
         "inputs",
+        "is_forwards_turn",
         "reduced_below",
         "schedule",
         "stop",
@@ -244,6 +245,8 @@ class ScheduleState:
         self.backwards = Cursor(schedule)
         self.in_flight = 0
         """Forwards done minus backwards done."""
+        self.is_forwards_turn = False
+        """The last of the two was a backward."""
         self.version = schedule.first_batch
         """k of the newest W_k that is applied."""
         self.stop = schedule.num_batches
@@ -327,6 +330,7 @@ class ScheduleState:
             self.inputs.remove((batch, microbatch))
         self.forwards.pass_over(batch, microbatch)
         self.in_flight += 1
+        self.is_forwards_turn = False
         if self.schedule.is_last:
             self.gradients.add((batch, microbatch))
 
@@ -335,6 +339,7 @@ class ScheduleState:
         self.gradients.remove((batch, microbatch))
         self.backwards.pass_over(batch, microbatch)
         self.in_flight -= 1
+        self.is_forwards_turn = True
         return self.backwards.batch > batch
 
     def groups_reduced(self, batch: int) -> None:
@@ -388,27 +393,40 @@ class ScheduleState:
 def next_op(state: ScheduleState) -> Op | Wait:
     """The operation to run now.
 
-    Backward first, if its gradient has arrived; else forward, if its input has arrived, its weight version is applied
-    and depth allows; an update when it is ready and nothing else is. An update comes last because the other stages wait
-    for forwards and backwards, not for it; nothing runs dry, as the forwards that need it wait too.
+    A backward if its gradient has arrived; a forward if its input has arrived, its weight version is applied and depth
+    allows; where both could run they take turns, so that the stages below starve as little as those above; an update
+    when it is ready and nothing else is. An update comes last because the other stages wait for forwards and backwards,
+    not for it; nothing runs dry, as the forwards that need it wait too.
     """
-    schedule = state.schedule
-    cursor = state.backwards
-    gradients = state.gradients
+    if state.is_forwards_turn:
+        op = _forward(state) or _backward(state)
+    else:
+        op = _backward(state) or _forward(state)
+    if op is not None:
+        return op
+    return Update(state.version) if state.is_update_ready and not state.updates_held else WAIT
+
+
+def _backward(state: ScheduleState) -> Backward | None:
+    """The backward that could run now."""
+    cursor, forwards = state.backwards, state.forwards
     batch = cursor.batch
-    if gradients and (cursor.num_done or state.forwards.batch > batch or state.forwards.num_done >= state.warmup):
-        microbatch = _first_of(cursor, gradients)
+    if state.gradients and (cursor.num_done or forwards.batch > batch or forwards.num_done >= state.warmup):
+        microbatch = _first_of(cursor, state.gradients)
         if microbatch >= 0:
             return Backward(batch, microbatch)
-    cursor = state.forwards
+    return None
+
+
+def _forward(state: ScheduleState) -> Forward | None:
+    """The forward that could run now."""
+    schedule, cursor = state.schedule, state.forwards
     batch = cursor.batch
     if state.in_flight < schedule.depth and batch < state.stop and batch - schedule.delay <= state.version:
         microbatch = min(cursor.next_of_group) if schedule.is_first else _first_of(cursor, state.inputs)
         if microbatch >= 0:
             return Forward(batch, microbatch)
-    if state.is_update_ready and not state.updates_held:
-        return Update(state.version)
-    return WAIT
+    return None
 
 
 def awaited(state: ScheduleState) -> Awaited:

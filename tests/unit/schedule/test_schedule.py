@@ -88,14 +88,28 @@ def test_one_stage_alone_runs_in_the_order_of_its_schedule(schedule: ScheduleNam
     assert state.is_empty
 
 
-def test_a_backward_goes_before_a_forward() -> None:
-    """A gradient and an activation are both there → the backward is taken."""
+def test_after_a_forward_it_is_a_backwards_turn() -> None:
+    """A gradient and an activation are both there, and the last operation was a forward → the backward."""
     state = ScheduleState(MIDDLE)
     state.input_arrived(0, 0)
     do(state, Forward(0, 0))
     state.input_arrived(0, 1)
     state.gradient_arrived(0, 0)
     assert next_op(state) == Backward(0, 0)
+
+
+def test_after_a_backward_it_is_a_forwards_turn() -> None:
+    """Both are there, and the last operation was a backward → the forward, so that the stage below does not starve."""
+    state = ScheduleState(replace(MIDDLE, depth=4, num_microbatches=4))
+    for microbatch in (0, 1, 2):
+        state.input_arrived(0, microbatch)
+    do(state, Forward(0, 0))
+    do(state, Forward(0, 1))
+    state.gradient_arrived(0, 0)
+    state.gradient_arrived(0, 1)
+    do(state, Backward(0, 0))
+    do(state, Forward(0, 2))
+    do(state, Backward(0, 1))
 
 
 def test_what_arrives_early_waits_for_its_turn() -> None:
