@@ -10,7 +10,7 @@ import queue
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -191,15 +191,19 @@ class StageRun:
     link: str = "grpc"
     sleeps: SleepTimes | None = None
     """In place of computing."""
+    is_alone: bool = False
+    """Every process computes the only stage of a pipeline of its own."""
     orders: Sequence[Sequence[Op]] = ()
     """Of each stage: its operations in a fixed order; none: what is ready."""
+    further_depth: int = 0
+    """Microbatches in flight beyond what a planner would give every stage but the last."""
     seed: int = 1
 
     def run(self, host: Host) -> StageReport:
         """The stage of the host's rank."""
         host.close_links()
         configure(self.train, torch.device("cpu"))
-        stage, num_stages = host.rank, len(self.cuts)
+        stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
         context = self._context(stage)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         contract = FrameContract.of(self.model, self.train)
@@ -238,7 +242,8 @@ class StageRun:
         train, num_stages, sleeps = self.train, len(self.cuts), self.sleeps
         microbatch_s = REAL_MICROBATCH_S if sleeps is None else sleeps.forward_s + sleeps.backward_s
         trips = (num_stages - 1 - stage) * ROUND_TRIP_S / microbatch_s
-        return schedule_depth(train.schedule, train.microbatches, num_stages, stage, trips)
+        depth = schedule_depth(train.schedule, train.microbatches, num_stages, stage, trips)
+        return depth if stage == num_stages - 1 else min(depth + self.further_depth, 2 * train.microbatches)
 
     def _context(self, stage: int) -> StageContext:
         return StageContext(
@@ -292,7 +297,7 @@ class Processes:
         context.set_forkserver_preload(PRELOADED)
         for rank in range(self._number):
             own, other = context.Pipe()
-            process = context.Process(target=_serve, args=(other, rank, certificates), daemon=True)
+            process = context.Process(target=self.target(rank), args=(other, rank, certificates), daemon=True)
             process.start()
             self._processes.append(process)
             self._connections.append(own)
@@ -309,6 +314,11 @@ class Processes:
         for process in self._processes:
             process.join()
         self._folder.cleanup()
+
+    def target(self, rank: int) -> Callable[[Connection, int, Path], None]:
+        """What a process does from its start."""
+        del rank
+        return serve
 
     def new_name(self) -> str:
         """For a job."""
@@ -340,7 +350,8 @@ class Processes:
         return results
 
 
-def _serve(connection: Connection, rank: int, certificates: Path) -> None:
+def serve(connection: Connection, rank: int, certificates: Path) -> None:
+    """A process's life: whatever it is told to do."""
     torch.set_num_threads(1)
     host = Host(rank, certificates)
     connection.send(host.address)

@@ -9,6 +9,9 @@ each, clip by the norm of the whole model and step the same AdamW; their losses 
 differs is what is measured: 2bw's gradients are one step old, so that its pipe never drains. Ours goes over gRPC with
 TLS unless `--link collective` says gloo; torch's goes over gloo without TLS.
 
+Beside them one process with the whole model, and two of them at once without a word between them: what the machine
+itself gives a second process is the most that any pipeline of two can bring.
+
 Emulated stages sleep: 30 ms a forward, 60 ms a backward, 15 ms an update, so that two cores carry 16 processes.
 Executor, schedule, links, frames, clipping and optimizer are the real ones, on tensors of a few bytes.
 """
@@ -32,9 +35,13 @@ from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 ADAMW = GroupSpec(name="adamw", lr=1e-3)
 OPTIM = OptimSpec(matrices=ADAMW, rest=ADAMW, error_feedback=0.0, lr_schedule="constant", warmup_batches=0)
+ONE, TWO = "one process alone", "two processes alone"
+"""The whole model without a pipeline, in one process and in two at once: what the machine gives a second process."""
 OURS: tuple[ScheduleName, ...] = ("2bw", "1f1b", "gpipe")
 REAL_BATCHES, REAL_SETTLING = 8, 2
 LOSS_TOLERANCE = 2e-3
+NEEDS_FOUR = "ScheduleDualPipeV"
+"""It wants as many microbatches as there are stages, two a process."""
 BARS = {"vs_torch_1f1b_p2_m4": 1.25, "vs_torch_1f1b_p2_m2": 1.4, "vs_torch_best": 1.0, "emulated_min": 0.97}
 
 SLEEPS = SleepTimes(forward_s=0.030, backward_s=0.060, update_s=0.015)
@@ -118,6 +125,8 @@ class TwoProcesses:
 
     def tokens_per_s(self, side: str, num_microbatches: int) -> float:
         """Of one of our schedules, or of torch's. Raises RuntimeError when that does not run here."""
+        if side in (ONE, TWO):
+            return self._alone(1 if side == ONE else 2, num_microbatches)
         is_ours = side in OURS
         train = TrainSpec(
             schedule=side if is_ours else "1f1b",  # type: ignore[arg-type]
@@ -149,6 +158,22 @@ class TwoProcesses:
         self.losses[side, num_microbatches] = losses
         return train.tokens_per_batch / seconds_per_batch(ends, num_settling=REAL_SETTLING)
 
+    def _alone(self, number: int, num_microbatches: int) -> float:
+        """Of all processes together."""
+        train = TrainSpec(schedule="2bw", batches=REAL_BATCHES // 2 + 1, microbatches=num_microbatches)
+        run = StageRun(
+            job=self._processes.new_name(),
+            model=self._model,
+            train=train,
+            optim=self._optim,
+            cuts=[layer_names(self._model)],
+            is_alone=True,
+        )
+        reports = self._processes.run(run, number=number)
+        return sum(
+            train.tokens_per_batch / seconds_per_batch(report.batch_ends(), num_settling=1) for report in reports
+        )
+
     def check_losses(self, num_microbatches: int) -> None:
         """Whether all synchronous schedules train the same; raises RuntimeError otherwise."""
         expected = self.losses["1f1b", num_microbatches]
@@ -169,9 +194,10 @@ def measure_real(
     with Processes(2) as processes:
         pair = TwoProcesses(processes, link=link)
         for m in all_m:
-            speeds: dict[str, list[float]] = {side: [] for side in sides}
+            able = [side for side in (*sides, ONE, TWO) if m >= 4 or side != NEEDS_FOUR]
+            speeds: dict[str, list[float]] = {side: [] for side in able}
             for number in range(num_rounds):
-                for side in sides if number % 2 == 0 else sides[::-1]:
+                for side in able if number % 2 == 0 else able[::-1]:
                     speeds[side].append(pair.tokens_per_s(side, m))
                     progress(f"m = {m}, round {number + 1}: {side} {speeds[side][-1]:.0f} tokens/s")
             pair.check_losses(m)
@@ -181,13 +207,16 @@ def measure_real(
                 for side, values in speeds.items()
             }
             print(f"\np = 2, m = {m}: tokens/s, and 2bw over it")
-            for side in sides:
+            for side in able:
                 print(f"  {side:32} {medians[side]:8.0f}   {ratios[side]}")
             table[f"tokens_per_s_m{m}"] = {side: round(value, 1) for side, value in medians.items()}
             if m in (2, 4):
                 figures[f"vs_torch_1f1b_p2_m{m}"] = ratios["Schedule1F1B"]
-            best = max((side for side in sides if side in SCHEDULES), key=lambda side: medians[side])
+            best = max((side for side in able if side in SCHEDULES), key=lambda side: medians[side])
             table[f"torch_best_m{m}"] = best
+            gains = [two / one for one, two in zip(speeds[ONE], speeds[TWO], strict=True)]
+            table[f"second_process_brings_m{m}"] = round(statistics.median(gains), 3)
+            table[f"2bw_vs_two_alone_m{m}"] = round(ratios[TWO].median, 3)
             if worst is None or ratios[best].median < worst.median:
                 worst = ratios[best]
     if worst is not None:
