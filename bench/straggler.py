@@ -41,7 +41,7 @@ TIMEOUT_S = 600.0
 SETTLING = 2
 """Batches at the beginning of a plan that are not counted: the pipe fills."""
 MODEL = ModelSpec(
-    num_hidden_layers=16, hidden_size=128, intermediate_size=344, num_attention_heads=4, num_key_value_heads=4
+    num_hidden_layers=24, hidden_size=96, intermediate_size=256, num_attention_heads=4, num_key_value_heads=4
 )
 SETTINGS: dict[str, object] = {"quarantine_after": 0, "num_spares": 0}
 
