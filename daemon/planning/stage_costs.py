@@ -205,21 +205,23 @@ class StageCosts:
         held = self.depth_of(depth, self.num_held(groups))
         return int(self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index])
 
-    def _device_bytes(self, num_sets: float | Floats, held: int | Counts) -> Floats:
+    def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
         """With so many sets of the groups' sums, and microbatches in flight. [num slices]"""
         needed: Floats = self.resident_bytes + self.recomputed_bytes
         return needed + self.group_bytes * num_sets + self.activation_bytes * held
 
-    def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> float | Floats:
+    def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
         """Of a slice's parameters: the sums of the worker's own groups, and what it needs to reduce them with others.
 
         While the next batch is added up, the last one's sums are cut up and on their way; those of the others, of the
         own part of the slice, may be there of a batch that is to come as well; and the own part is added up.
         """
+        own = np.asarray(num_groups, dtype=np.float64)
         if num_replicas == 1:
-            return 1.0 * num_groups
-        others = (1 + self.spec.train.delay) * (self.num_groups - num_groups)
-        return 2 * num_groups + (others + 1) / num_replicas
+            return own
+        others = (1 + self.spec.train.delay) * (self.num_groups - own)
+        sets: Floats = 2 * own + (others + 1) / num_replicas
+        return sets
 
     def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
         """How many groups a worker's memory has room for; 0: not even one. [num slices]"""
