@@ -20,7 +20,7 @@ from headway.daemon.records import StagePlan
 
 WORTH_A_CHANGE: Final = 1.05
 """A plan with another worker must be predicted to be at least this many times faster."""
-WORTH_A_CUT: Final = 1.06
+WORTH_A_CUT: Final = 1.1
 """The same for a plan that only cuts anew what the same workers do: that rests on measurements alone."""
 WORTH_GOING_BACK: Final = 1.15
 """The same for the plan that was left last, within `WINDOW_S`."""

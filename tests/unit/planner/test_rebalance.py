@@ -62,7 +62,7 @@ def test_bytes_cost_as_much_as_they_take() -> None:
 
 @pytest.mark.parametrize(
     ("present_s", "joins", "moves"),
-    [(1.04, True, False), (1.06, True, True), (1.055, False, False), (1.07, False, True)],
+    [(1.04, True, False), (1.06, True, True), (1.09, False, False), (1.11, False, True)],
 )
 def test_noise_is_no_gain(present_s: float, joins: bool, moves: bool) -> None:
     outlook = replace(HALF_AGAIN, present_s=present_s, batches_left=10_000, brings_workers=joins)
