@@ -2,7 +2,7 @@
 
 Before each payload a header of fixed size says what follows; its tensors are received into new buffers of the shapes
 that the contract knows. Nothing is resumed: what breaks is lost. A peer that says nothing for the silence, or takes
-nothing, is lost too; a side without frames says so with a heartbeat.
+nothing, is lost too, a large payload having its time; a side without frames says so with a heartbeat.
 
 Neither thread can be made to end from Python while it waits inside the group. It ends by the goodbyes of both sides,
 or when the group is aborted; where even that does not end it, `on_stuck` is told, whose business is the process.
@@ -38,6 +38,9 @@ ABORT_GRACE = timedelta(seconds=5)
 
 FORM_GRACE = timedelta(seconds=90)
 """How long the forming of a group may take in all; each of its steps has its own, shorter, deadline."""
+
+LEAST_BYTES_PER_S = 10e6
+"""A payload may take as long as at this rate beyond the silence: a large frame on a slow network is no silence."""
 
 MAX_UNDER_WAY = 4
 """Frames that are handed to the group at the same time: the next header then waits for nobody."""
@@ -234,8 +237,9 @@ class CollectiveLink:
             tensor, transfer = group.receive(dtype, shape, is_on_device=announcement.is_on_device)
             tensors.append(tensor)
             transfers.append(transfer)
+        patience = payload_patience(self._silence, sum(tensor.nbytes for tensor in tensors))
         for transfer in transfers:
-            transfer.wait(self._silence)
+            transfer.wait(patience)
         return tuple(tensors)
 
     def _deliver(self, frame: Frame) -> None:
@@ -288,8 +292,9 @@ class CollectiveLink:
         return _UnderWay(tuple(transfers), (header, *tensors), _num_bytes(frame))
 
     def _finish(self, sent: _UnderWay) -> None:
+        patience = payload_patience(self._silence, sent.num_bytes)
         for transfer in sent.transfers:
-            transfer.wait(self._silence)
+            transfer.wait(patience)
         with self._changed:
             self._num_bytes -= sent.num_bytes
 
@@ -299,6 +304,11 @@ class CollectiveLink:
             self._num_inside -= 1
             if not self._num_inside:
                 self._group = None
+
+
+def payload_patience(silence: timedelta, num_bytes: int) -> timedelta:
+    """How long a transfer of so many bytes may take."""
+    return silence + timedelta(seconds=num_bytes / LEAST_BYTES_PER_S)
 
 
 def _num_bytes(frame: Frame) -> int:

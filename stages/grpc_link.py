@@ -125,7 +125,6 @@ class GrpcLink:
         self._num_violations = 0
         self._num_streams = 0
         self._broken_at: float | None = None
-        self._outage_s = 0.0
 
     @property
     def peer(self) -> str:
@@ -142,12 +141,6 @@ class GrpcLink:
     def num_resumed(self) -> int:
         """How often a new stream has taken up where an old one broke."""
         return max(0, self._num_streams - 1)
-
-    @property
-    def outage_s(self) -> float:
-        """How long this link has been without a stream since its first one, in seconds."""
-        broken_at = self._broken_at
-        return self._outage_s + (0.0 if broken_at is None else time.monotonic() - broken_at)
 
     def send(self, frame: Frame) -> None:
         """See `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is dropped."""
@@ -258,9 +251,7 @@ class GrpcLink:
         self._assembler.restart(acknowledged=acknowledged)
         self._acknowledged_to_peer = self._assembler.next_sequence
         self._num_streams += 1
-        if self._broken_at is not None:
-            self._outage_s += self._loop.loop.time() - self._broken_at
-            self._broken_at = None
+        self._broken_at = None
 
     async def _read(self, stream: MessageStream) -> None:
         while (message := await stream.read()) is not None:

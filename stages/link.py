@@ -18,8 +18,8 @@ class FrameKind(IntEnum):
     NORM_TOTAL = 4  # downstream, and from the leading replica to the others: (float64 [] total of the squares,)
     SUMS = 7  # between replicas: (float32 [groups of the sender, slice of the receiver],)
     REDUCED = 8  # between replicas: (float32 [slice of the sender] of the mean gradient,)
-    STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
     LOSSES = 9  # to the leading replica of the last stage: (float32 [microbatches of the sender], in order,)
+    STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
+from headway.daemon.planning.rebalance import is_news
 from headway.daemon.records import Desired, Phase, Save, WorkerState
 
 
@@ -130,8 +131,8 @@ def a_better_plan_exists(case: Case) -> bool:
 
 
 def why_no_better_plan_is_taken_is_another(case: Case) -> bool:
-    """What is said of a plan that is clearly faster and yet not worth a change."""
-    return _may_change(case) and case.job.phase.outlook != outlook_text(case)
+    """What is said of a plan that is clearly faster and yet not worth a change: other words, or quite other numbers."""
+    return _may_change(case) and is_news(case.job.phase.outlook, outlook_text(case))
 
 
 def outlook_text(case: Case) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.cluster_view import ClusterView, DeviceKey, JobView
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.predicted_time import predict
@@ -88,7 +88,10 @@ def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> d
 def outlook(
     job: JobView, nodes: Iterable[NodeRecord], best: ClusterPlan, profiles: Profiles, *, now: float
 ) -> Outlook | None:
-    """What the best plan would change; None: there is no plan in force, or a worker of it is gone."""
+    """What the best plan would change; None: there is no plan in force, or a worker of it is gone or not measured yet.
+
+    Half a measurement would cut by the half that is known, only to cut again.
+    """
     plan, spec = job.plan, job.spec
     if plan is None or spec is None:
         return None
@@ -104,13 +107,16 @@ def outlook(
             present_s = spec.train.tokens_per_batch / progress.tokens_per_second
     is_unmoved = is_same(plan.stages, best.stages)
     own = {(stage.node, stage.device_index) for stage in plan.stages}
+    brings_workers = not own >= {(stage.node, stage.device_index) for stage in best.stages}
+    if job.profiles and not brings_workers and not all(_is_measured(job, plan, device) for device in own):
+        return None
     rates = [speed.bytes_per_s for _, speed in profiles.links]
     pauses = [job.profiles[device].replan_s for device in own if device in job.profiles]
     return Outlook(
         present_s=present_s,
         best_s=present_s * best.predicted_batch_seconds / max(predicted_s, 1e-12),
         is_other=not is_unmoved or is_depth_alone(plan.stages, best.stages),
-        brings_workers=not own >= {(stage.node, stage.device_index) for stage in best.stages},
+        brings_workers=brings_workers,
         goes_back=not is_unmoved and job.left is not None and is_same(job.left.stages, best.stages),
         batches_left=max(0, spec.train.batches - done),
         cost=MoveCost(
@@ -120,3 +126,9 @@ def outlook(
         ),
         since_changes=tuple(now - at for at in job.changed_at),
     )
+
+
+def _is_measured(job: JobView, plan: PlanRecord, device: DeviceKey) -> bool:
+    """Whether a worker has measured its layers under the plan in force."""
+    profile = job.profiles.get(device)
+    return profile is not None and profile.generation == plan.generation and profile.num_samples >= LEAST_SAMPLES

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.prospects import LEAST_SAMPLES
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
@@ -44,8 +45,10 @@ def profile_of(beat: control_pb2.Heartbeat) -> ProfileRecord:
 
 
 def has_moved(before: ProfileRecord | None, after: ProfileRecord) -> bool:
-    """Whether a profile says something that the one before did not."""
+    """Whether a profile says something that the one before did not: plans ask under which of them it was measured."""
     if before is None or before.layers.keys() != after.layers.keys() or before.replan_s != after.replan_s:
+        return True
+    if before.generation != after.generation or before.num_samples < LEAST_SAMPLES <= after.num_samples:
         return True
     whole_s = sum(times.forward_s + times.backward_s for times in after.layers.values())
     for kind, times in after.layers.items():

@@ -25,8 +25,9 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
 def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[tuple[str, ...], ...]:
     """Per stage, the nodes beside its lead's own that keep its layers; draining ones only where there is nobody else.
 
-    The nodes of its other replicas come first: they have the layers anyway, and lack no more than the journal. A stage
-    whose lead's node is gone has one more: what is left of it is copied again before the next failure.
+    On another machine, the nodes of its other replicas come first: they have the layers anyway, and lack no more than
+    the journal. A stage whose lead's node is gone has one more: what is left of it is copied again before the next
+    failure.
     """
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
@@ -69,8 +70,8 @@ def _best(
         candidates,
         key=lambda node: (
             node.is_draining,
-            node.name not in siblings,
             node.host in hosts,
+            node.name not in siblings,
             node.name in neighbours,
             own is not None and node.site != own.site,
             load[node.name],

@@ -42,6 +42,8 @@ class LayerCost:
     """On the device for each reduction group whose gradient is summed there."""
     activation_bytes: int
     """On the device for each microbatch in flight."""
+    recomputed_bytes: int = 0
+    """Beside that, while a graph that was not kept is there again: of one microbatch, in one layer at a time."""
 
 
 def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
@@ -120,7 +122,7 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
     # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix, the residual; three of the MLP's width;
     # the scores before and after the softmax.
     width = 8 * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
-    kept = tokens * size * (width + 2 * scores)
+    whole = kept = tokens * size * (width + 2 * scores)
     if train.recompute == "block":
         kept = tokens * size * model.hidden_size
     update_flops = 0.0
@@ -133,6 +135,7 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
         activation_bytes=kept,
+        recomputed_bytes=whole - kept,
     )
 
 
@@ -172,6 +175,7 @@ def _cost(
     forward_flops: float,
     update_flops: float,
     activation_bytes: int,
+    recomputed_bytes: int = 0,
 ) -> LayerCost:
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
@@ -197,4 +201,5 @@ def _cost(
         resident_bytes=master_bytes + 2 * set_bytes + FP32_BYTES * (slots + gradient_sets * num_parameters),
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
+        recomputed_bytes=recomputed_bytes,
     )

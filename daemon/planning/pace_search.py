@@ -160,10 +160,10 @@ class PaceSearch:
             most_bytes = costs.sums_bytes[slices] * (costs.num_groups / 4 + 1)
             shared_limit = limit - most_bytes / self._slowest_sibling[place][-1]
         room = np.floor((shared_limit - update) / each * (1 + 1e-12) + 1e-9) // self._group
-        most = self._room_in_memory(walk, place, reach, slices)
-        room = np.minimum(room, most if most is not None else costs.num_groups)
+        most, fits_alone = self._room_in_memory(walk, place, reach, slices)
+        room = np.minimum(room, most)
         enough = np.logical_and.accumulate(room >= 1, axis=0) & (np.cumsum(room, axis=0) >= costs.num_groups)
-        enough[0] = alone if most is None else alone & (most[0] >= costs.num_groups)
+        enough[0] = alone & fits_alone
         if costs.spec.train.delay and reach > 1:
             number = np.arange(1, reach + 1)
             share = (costs.num_groups / number + 1) * (number - 1) / number / self._slowest_sibling[place]
@@ -177,14 +177,19 @@ class PaceSearch:
                 best = first
         return found
 
-    def _room_in_memory(self, walk: _Walk, place: int, reach: int, slices: Counts) -> NDArray[np.int64] | None:
-        """Groups that each device before a place has memory for; None: all. [reach, num candidates]"""
+    def _room_in_memory(
+        self, walk: _Walk, place: int, reach: int, slices: Counts
+    ) -> tuple[Counts | int, NDArray[np.bool_] | bool]:
+        """Groups that each device before a place has memory for as one of several, [reach, num candidates], and whether
+        the nearest has it for the stage alone, [num candidates]."""
         costs = self._costs
         if not self._has_limits:
-            return None
+            return costs.num_groups, True
         depth = costs.least_depth(walk.num_stages + 1)
         seats = [self._order[place - 1 - index] for index in range(reach)]
-        return np.array([costs.most_groups(seat, depth, 2)[slices] for seat in seats])
+        # Of two replicas each has most to add up.
+        most = np.array([costs.most_groups(seat, depth, 2)[slices] for seat in seats])
+        return most, costs.most_groups(seats[0], depth, 1)[slices] >= costs.num_groups
 
     def _link_keeps(self, walk: _Walk, place: int, number: int, limit: float) -> bool:
         """Whether the boundary to the stage behind carries a batch in time."""

@@ -7,7 +7,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
 from headway.daemon.planning.device_order import Seat, natural
 from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
-from headway.daemon.planning.stage_costs import StageCosts, replica_depth
+from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import StagePlan
 
 
@@ -75,7 +75,7 @@ def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> 
 
 
 def _device_bytes(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> int:
-    return costs.device_bytes(int(costs.slice_of[stage.span]), depth, len(worker.groups), len(stage.workers))
+    return costs.device_bytes(int(costs.slice_of[stage.span]), depth, worker.groups, len(stage.workers))
 
 
 def _estimate(
@@ -94,7 +94,7 @@ def _estimate(
             node_incarnation=worker.seat.incarnation,
             device_index=worker.seat.device.index,
             layers=costs.names[stage.span[0] : stage.span[1]],
-            depth=replica_depth(depths[index], len(worker.groups), costs.num_groups),
+            depth=costs.depth_of(depths[index], costs.num_held(worker.groups)),
             groups=() if is_alone else worker.groups,
         ),
         batch_seconds=times.worker_seconds[index][position],

@@ -191,7 +191,7 @@ class _Planner:
 
     def _alone(self, first: int, end: int) -> int:
         """Bytes of layers on one device, at one microbatch in flight."""
-        return self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, self._costs.num_groups)
+        return self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
 
 
 def _waits_for_nodes(spec: JobSpec, seats: tuple[Seat, ...]) -> str:

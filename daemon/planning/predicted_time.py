@@ -127,8 +127,7 @@ class PredictedTime:
 
     def num_microbatches(self, groups: Iterable[int]) -> int:
         """Of a batch, those of some groups."""
-        ends = self._costs.ends
-        return sum(int(ends[group + 1] - ends[group]) for group in groups)
+        return self._costs.num_held(groups)
 
     def connections(self) -> tuple[ConnectionEstimate, ...]:
         """Each link between workers that share microbatches."""

@@ -10,6 +10,7 @@ left takes a clear one. After a change comes a rest that grows with the number o
 node that keeps going is used again only when it has stayed for a while: a node that flaps costs itself, not the job.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,10 @@ DEFAULT_PAUSE_S: Final = 0.5
 """From the last operation before a planned change to the first one after it, until one was measured."""
 DEFAULT_BYTES_PER_S: Final = 100e6
 """Of a transfer of state between two nodes, writing and reading included, until one was measured."""
+WORTH_SAYING: Final = 1.5
+"""A number of a reason must be another by this factor before the reason is told again."""
+
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,15 @@ def judge(outlook: Outlook) -> Verdict:
         is_worth_it=True,
         reason=f"saves {_seconds(saved_s)} for {_seconds(cost_s)} of moving",
     )
+
+
+def is_news(before: str, after: str) -> bool:
+    """Whether a verdict's reason is worth telling after another: what a measurement's noise or one more batch makes of
+    it is not."""
+    if _NUMBER.sub("", before) != _NUMBER.sub("", after):
+        return True
+    pairs = zip(map(float, _NUMBER.findall(before)), map(float, _NUMBER.findall(after)), strict=True)
+    return any(max(pair) >= WORTH_SAYING * min(pair) for pair in pairs)
 
 
 def rest_s(cost_s: float, num_changes: int) -> float:

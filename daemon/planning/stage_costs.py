@@ -4,9 +4,9 @@ Layers of one kind cost the same, so a slice is known by how many it has of each
 slices serves every place in the pipeline.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -17,16 +17,11 @@ from headway.daemon.planning.device_order import Seat
 from headway.daemon.planning.layer_costs import FP32_BYTES, hidden_bytes, kind_of_layer, layer_costs
 from headway.daemon.planning.profiles import DeviceClock, Profiles
 from headway.daemon.planning.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
-from headway.stages.schedule import schedule_depth
+from headway.stages.schedule import replica_depth, schedule_depth
 
 HOST_STATES: Final = 2
 """Boundary states that a node's memory must have room for: one being written, one being sent."""
 HOST_STATES_WITH_SNAPSHOTS: Final = 6
-
-
-def replica_depth(stage_depth: int, num_groups: int, all_groups: int) -> int:
-    """How many microbatches a replica with some of the groups may have in flight."""
-    return min(stage_depth, ceil(stage_depth * num_groups / all_groups) + 1)
 
 
 class StageCosts:
@@ -72,6 +67,8 @@ class StageCosts:
         self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
         self.group_bytes = self._sum(lambda kind: self._by_kind[kind].group_bytes)
         self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
+        again = np.array([self._by_kind[kind].recomputed_bytes for kind in self._kinds], dtype=np.float64)
+        self.recomputed_bytes: Floats = np.max(np.where(counts > 0, again, 0.0), axis=1)
         copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
         self.host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
@@ -195,11 +192,36 @@ class StageCosts:
         train = self.spec.train
         return schedule_depth(train.schedule, train.microbatches, num_stages, 0)
 
-    def device_bytes(self, index: int, depth: int, num_groups: int, num_replicas: int = 1) -> int:
+    def num_held(self, groups: Iterable[int]) -> int:
+        """Microbatches of a batch in some reduction groups."""
+        return sum(int(self.ends[group + 1] - self.ends[group]) for group in groups)
+
+    def depth_of(self, depth: int, num_held: int) -> int:
+        """What a worker may have in flight that computes some microbatches of a stage of this depth."""
+        return replica_depth(depth, num_held=num_held, num_microbatches=self.num_microbatches)
+
+    def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
         """On the device of a worker: a slice's tensors, sums, and activations at the depth of its stage."""
-        held = replica_depth(depth, num_groups, self.num_groups)
-        sums = num_groups + (self.num_groups - num_groups) / num_replicas
-        return int(self.resident_bytes[index] + self.group_bytes[index] * sums + self.activation_bytes[index] * held)
+        held = self.depth_of(depth, self.num_held(groups))
+        return int(self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index])
+
+    def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
+        """With so many sets of the groups' sums, and microbatches in flight. [num slices]"""
+        needed: Floats = self.resident_bytes + self.recomputed_bytes
+        return needed + self.group_bytes * num_sets + self.activation_bytes * held
+
+    def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
+        """Of a slice's parameters: the sums of the worker's own groups, and what it needs to reduce them with others.
+
+        While the next batch is added up, the last one's sums are cut up and on their way; those of the others, of the
+        own part of the slice, may be there of a batch that is to come as well; and the own part is added up.
+        """
+        own = np.asarray(num_groups, dtype=np.float64)
+        if num_replicas == 1:
+            return own
+        others = (1 + self.spec.train.delay) * (self.num_groups - own)
+        sets: Floats = 2 * own + (others + 1) / num_replicas
+        return sets
 
     def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
         """How many groups a worker's memory has room for; 0: not even one. [num slices]"""
@@ -210,11 +232,11 @@ class StageCosts:
         most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
         if limit:
             below, above = np.zeros_like(most), most
+            # The first groups have the most microbatches.
+            depths = np.array([self.depth_of(depth, int(end)) for end in self.ends], dtype=np.int64)
             while np.any(below < above):
                 middle = (below + above + 1) // 2
-                held = np.minimum(depth, np.ceil(depth * middle / self.num_groups) + 1)
-                sums = middle + (self.num_groups - middle) / num_replicas
-                needed = self.resident_bytes + self.group_bytes * sums + self.activation_bytes * held
+                needed = self._device_bytes(self._gradient_sets(middle, num_replicas), depths[middle])
                 fits = np.floor(needed) <= limit
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
             most = below

@@ -43,10 +43,15 @@ class WorkerDevice:
         return self._device
 
     def measure(self) -> None:
-        """Take a fraction of a second to see how fast it is, once."""
+        """Take a fraction of a second to see how fast it is, once. Where that does not go, the speed stays unknown."""
         self.is_to_be_measured = False
-        self.speed = measure_speed(self._device)
-        self.release_memory()
+        try:
+            self.speed = measure_speed(self._device)
+        except RuntimeError as error:  # no memory left on a shared device, above all
+            log.warning("device_not_measured", device=str(self._device), reason=str(error).partition("\n")[0])
+            return
+        finally:
+            self.release_memory()
         log.info("device_measured", device=str(self._device), speed=round(self.speed, 3))
 
     def release_memory(self) -> None:

@@ -49,6 +49,7 @@ def test_a_history_that_has_no_place_is_named(program: Any) -> None:
     assert program.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_killed_worker_does_not_fail_the_job(program: Any) -> None:
     """SIGKILL of one of two workers in the middle of a run: it goes on by itself, and each batch is told once."""
     job = program.job(batches=400, min_nodes=1)

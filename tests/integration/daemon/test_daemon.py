@@ -86,6 +86,7 @@ async def test_sigterm_of_one_of_two_is_a_planned_change(playground: Any) -> Non
     assert {entry.generation for entry in entries} == {running.plan.generation, job.phase.generation}
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_sends_its_job_back_and_on(playground: Any) -> None:
     """SIGKILL of the only worker, before a checkpoint: the job begins again by itself; the journal has it all once."""
     await playground.started("a")

@@ -36,7 +36,7 @@ async def test_every_microbatch_is_computed_once_on_the_version_before(
         await wait_for_phase(session, "trace", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
         await resume(session, "trace")
         result = await finished(session, "trace", tmp_path / "out")
-    assert len(set(result.generations)) == 2
+    assert len(set(result.generations)) >= 2
 
     texts = [text for path in history.glob("trace-*.jsonl") for text in path.read_text().splitlines()]
     lines = [line for line in map(json.loads, texts) if "op" in line]

@@ -24,9 +24,11 @@ from headway.stages.collective_group import GroupOfTwo, RendezvousStore, find_st
 from headway.stages.collective_header import Signal, announce
 from headway.stages.collective_header import signal as make_signal
 from headway.stages.errors import LinkOverflowError
-from headway.stages.ids import Generation, StageIndex
-from headway.stages.link import Frame, LinkLost
+from headway.stages.frame_contract import SIBLING_KINDS, FrameContract
+from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.loop_thread import LoopThread
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.tls_identity import TlsIdentity
 from tests.integration.links.collective_peer import CONTRACT, EXIT_STUCK, JOB, gradient, total
 from tests.integration.links.collective_terms import GENERATION, lower_terms, upper_terms
@@ -89,6 +91,35 @@ def test_a_dial_that_is_too_early_is_repeated(ends: Ends) -> None:
     assert isinstance(ends.lower.get(timeout=DEADLINE_S), Frame)
     link.close()
     accepted.close()
+
+
+def test_two_replicas_say_all_that_replicas_say(ends: Ends) -> None:
+    """Both compute a whole model: sums, slices and losses one way, the lead's stop and totals the other, to the bit."""
+    model, train = ModelSpec(num_hidden_layers=1), TrainSpec(microbatches=3, reduction_groups=2)
+    contracts = [
+        FrameContract.between_replicas(
+            model, train, layers=layer_names(model), replica_groups=((0,), (1,)), own=own, sibling=1 - own
+        )
+        for own in (0, 1)
+    ]
+    stage = {"stage": StageIndex(0), "peer_stage": StageIndex(0), "receives": SIBLING_KINDS}
+    workers, port = ends.workers.collective, ends.workers.grpc[2].port
+    lead = workers[0].dial(upper_terms("replicas", port, inbox=ends.upper, contract=contracts[0], **stage))
+    follower = workers[1].accept(lower_terms("replicas", inbox=ends.lower, contract=contracts[1], **stage))
+    said = [{FrameKind.SUMS, FrameKind.REDUCED, FrameKind.NORM_TOTAL, FrameKind.STOP}]
+    said.append({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES})
+    for link, inbox, contract, kinds in zip((lead, follower), (ends.lower, ends.upper), contracts, said, strict=True):
+        assert contract.sent_forms.keys() == kinds
+        for kind, [form] in contract.sent_forms.items():
+            tensor = (torch.rand(form.shape, dtype=torch.float64) * 1e6).to(form.dtype)
+            link.send(Frame(kind, GENERATION, Batch(5), Microbatch(0), (tensor,)))
+            arrived = inbox.get(timeout=DEADLINE_S)
+            assert isinstance(arrived, Frame), arrived
+            assert arrived.kind is kind
+            assert arrived.tensors[0].dtype == form.dtype
+            assert torch.equal(arrived.tensors[0], tensor)
+    lead.close()
+    follower.close()
 
 
 @pytest.mark.parametrize(

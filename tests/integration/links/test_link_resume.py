@@ -147,7 +147,6 @@ def test_frames_under_way_survive_an_outage(make_pair: Pairs, proxy: TcpProxy, f
     healer.join()
     assert pair.upper.num_resumed >= 1
     assert pair.lower.num_resumed >= 1
-    assert 0.5 < pair.upper.outage_s < seconds + 6
     assert pair.above.num_resumed + pair.below.num_resumed >= num_resumed + 2
 
 
@@ -213,11 +212,12 @@ def test_a_quiet_link_stays(make_pair: Pairs) -> None:
 def test_an_endpoint_can_be_cut_off(make_pair: Pairs, sides: dict[str, bool]) -> None:
     """The streams of one kind of link are dropped and refused for half a second; then the link goes on."""
     pair = make_pair()
+    began = time.monotonic()
     for endpoint in (pair.above, pair.below):
         endpoint.cut(timedelta(seconds=0.5), **sides)
     pair.exchange(random_sizes(2))
     assert pair.upper.num_resumed >= 1
-    assert pair.upper.outage_s >= 0.4
+    assert time.monotonic() - began >= 0.4
 
 
 def test_an_endpoint_can_be_deaf(make_pair: Pairs) -> None:

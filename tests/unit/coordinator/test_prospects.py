@@ -91,7 +91,9 @@ class Scene:
         times = LayerTime(
             forward_s=BLOCK.forward_s * slower, backward_s=BLOCK.backward_s * slower, update_s=BLOCK.update_s * slower
         )
-        record = ProfileRecord(generation=1, layers={"block": times}, num_samples=num_samples)
+        plan = self.view.jobs["demo"].plan
+        assert plan is not None
+        record = ProfileRecord(generation=plan.generation, layers={"block": times}, num_samples=num_samples)
         self.put(Keys.profile("demo", node, 0), record)
 
     def probe(self, node: str, peer: str, *, round_trip_s: float) -> None:
@@ -159,6 +161,20 @@ def test_too_few_samples_say_nothing() -> None:
     assert [device for device, _ in measured(scene.view.jobs["demo"], scene.view).layers] == [("a", 0)]
 
 
+def test_half_a_measurement_cuts_nothing() -> None:
+    """One of two workers is measured, or both but under an earlier plan: the cut stays until both are."""
+    scene = Scene()
+    scene.profile("b", slower=3.0)
+    assert not a_better_plan_exists(scene.case())
+    scene.profile("a", slower=1.0)
+    assert a_better_plan_exists(scene.case())
+    plan = make_plan(SPEC, scene.view.nodes.values())
+    assert isinstance(plan, ClusterPlan)
+    scene.enforce(2, plan, now=1.0)
+    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
+    assert not a_better_plan_exists(scene.case())
+
+
 def test_a_node_that_is_gone_says_nothing() -> None:
     scene = Scene()
     scene.profile("b", slower=3.0)
@@ -224,7 +240,7 @@ def test_changes_of_plan_are_remembered_and_the_job_rests() -> None:
 
 
 def test_a_layer_moved_by_nothing_but_noise_stays() -> None:
-    """Within the tenth that a cut takes: a few percent either way change nothing."""
+    """A few percent either way are less than a cut takes."""
     for slower in (0.95, 1.0, 1.05):
         scene = Scene()
         scene.profile("a", slower=1.0)

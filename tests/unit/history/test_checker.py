@@ -99,7 +99,10 @@ BREACHES = {
     "a microbatch not counted": (_lost(4, 0, "backward", 4, 1), "counts 0 times"),
     "an update that is missing": (_lost(3, 1, "update", 3, None), "stage 1, update of batch 3: counts 0 times"),
     "an input from nowhere": (_operation(4, 1, "forward", 4, 0, started=43.9), "before stage 0 of its own"),
-    "a gradient from nowhere": (_operation(4, 0, "backward", 4, 0, started=44.021), "before stage 1 (replica 1 of 2) of its own"),
+    "a gradient from nowhere": (
+        _operation(4, 0, "backward", 4, 0, started=44.021),
+        "before stage 1 (replica 1 of 2) of its own",
+    ),
     "a microbatch on a replica that does not hold its group": (
         _repeated_by(4, 1, "forward", 4, 0, worker=2),
         "stage 1 (replica 2 of 2), forward of batch 4, microbatch 0: counts 1 times",

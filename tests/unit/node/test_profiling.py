@@ -1,5 +1,6 @@
 """When a worker's measurements are worth a record."""
 
+from headway.daemon.coordination.prospects import LEAST_SAMPLES
 from headway.daemon.node.profiling import has_moved, profile_of
 from headway.proto.control_pb2 import Heartbeat, LayerSeconds
 
@@ -33,3 +34,15 @@ def test_five_percent_of_what_counts_is_a_move() -> None:
     grown = beat()
     grown.peak_bytes = 1100
     assert has_moved(before, profile_of(grown))
+
+
+def test_the_same_times_under_another_plan_are_told() -> None:
+    """Only what was measured under the plan in force counts, and only with enough samples: both must be seen."""
+    before = profile_of(beat())
+    later = beat()
+    later.generation += 1
+    assert has_moved(before, profile_of(later))
+    few, enough = beat(), beat()
+    few.num_samples, enough.num_samples = LEAST_SAMPLES - 1, LEAST_SAMPLES
+    assert has_moved(profile_of(few), profile_of(enough))
+    assert not has_moved(profile_of(enough), before)

@@ -85,7 +85,7 @@ def _stage_seconds(instance: Instance, first_node: int, end_node: int, first: in
         ends = list(itertools.accumulate(counts, initial=0))
         slowest = 0.0
         for node, (group, group_end) in zip(run, itertools.pairwise(ends), strict=True):
-            if not _fits(spec, node, first, end, group_end - group, len(run), num_stages):
+            if not _fits(spec, node, first, end, range(group, group_end), len(run), num_stages):
                 break
             held = [i for i in range(train.microbatches) if group <= i % num_groups < group_end]
             slowest = max(slowest, _worker_seconds(instance, node, first, end, len(held)))
@@ -112,13 +112,19 @@ def _worker_seconds(instance: Instance, node: NodeRecord, first: int, end: int, 
 
 
 def _fits(
-    spec: JobSpec, node: NodeRecord, first: int, end: int, num_groups: int, num_replicas: int, num_stages: int
+    spec: JobSpec, node: NodeRecord, first: int, end: int, groups: range, num_replicas: int, num_stages: int
 ) -> bool:
     train, costs = spec.train, layer_costs(spec)[first:end]
     depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
-    held = min(depth, ceil(depth * num_groups / train.reduction_groups) + 1)
-    sums = num_groups + (train.reduction_groups - num_groups) / num_replicas
+    # Of as many groups: those that have most microbatches.
+    num_held = sum(i % train.reduction_groups < len(groups) for i in range(train.microbatches))
+    held = min(depth, ceil(depth * num_held / train.microbatches) + 1)
+    sums = float(len(groups))
+    if num_replicas > 1:
+        others = (train.reduction_groups - len(groups)) * (2 if train.delay else 1)
+        sums += len(groups) + others / num_replicas + 1 / num_replicas
     needed = sum(cost.resident_bytes + sums * cost.group_bytes + held * cost.activation_bytes for cost in costs)
+    needed += max(cost.recomputed_bytes for cost in costs)
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].memory_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)

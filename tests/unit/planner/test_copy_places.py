@@ -117,6 +117,13 @@ def test_replicas_of_a_stage_are_its_first_copies() -> None:
     assert replicated(SPEC, *nodes, stages=("ab", "c")) == (("b",), ("d",))
 
 
+def test_a_replica_on_the_leads_machine_is_no_copy_while_there_is_another_machine() -> None:
+    """a and b share a machine, which would take both with it: c on another one; b where there is none."""
+    nodes = [node("a", host="m"), node("b", host="m")]
+    assert replicated(SPEC, *nodes, node("c"), stages=("ab",)) == (("c",),)
+    assert replicated(SPEC, *nodes, node("c", host="m"), stages=("ab",)) == (("b",),)
+
+
 def test_replicas_count_as_holders_up_to_the_copies_that_are_wanted() -> None:
     """Three copies of a stage of two replicas need one node more, of three replicas none; two copies need one place."""
     nodes, three = [node(name) for name in "abcd"], replace(SPEC, fault=FaultSpec(copies=3))

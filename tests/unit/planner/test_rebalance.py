@@ -12,6 +12,7 @@ from headway.daemon.planning.rebalance import (
     WINDOW_S,
     MoveCost,
     Outlook,
+    is_news,
     is_same,
     judge,
     moving_bytes,
@@ -145,3 +146,16 @@ def test_a_flapping_node_does_not_thrash_the_job(flapping_s: float) -> None:
     assert len(outcome.moves) < 12, f"{len(outcome.moves)} moves at {len(outcome.events)} comings and goings"
     without = 3600 * hour.rate_of("n0", "n1")
     assert outcome.batches > 0.97 * without
+
+
+def test_a_reason_is_told_again_when_it_says_something_else() -> None:
+    """Between 40 and 50 seconds it would come and go with every measurement; other words, or half as much, are news."""
+    reason = "a plan predicted 1.2× faster would save {} over the batches left, and moving costs 30 s"
+    before = reason.format("40 s")
+    assert not is_news(before, before)
+    assert not is_news(before, reason.format("50 s"))
+    assert is_news(before, reason.format("20 s"))
+    assert is_news(before, reason.format("1e+03 s"))
+    assert is_news(before, "")
+    assert is_news("", before)
+    assert is_news(before, before.replace("over the batches left", "until plans change again"))

@@ -10,8 +10,8 @@ from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.planning.replica_shares import best_shares, group_ends, least_seconds
-from headway.daemon.planning.stage_costs import replica_depth
 from headway.daemon.records import replicas_of
+from headway.stages.schedule import replica_depth
 from tests.unit.planner.clusters import job, node, planned, refused
 
 
@@ -115,19 +115,28 @@ def test_a_slow_node_that_would_hurt_is_a_spare() -> None:
 
 def test_the_depth_of_a_replica_goes_with_its_share() -> None:
     """Half of a depth of 8, and one more; never more than the stage's."""
-    assert [replica_depth(8, groups, 4) for groups in (1, 2, 4)] == [3, 5, 8]
-    assert replica_depth(1, 1, 4) == 1
+    assert [replica_depth(8, num_held=held, num_microbatches=16) for held in (4, 8, 16)] == [3, 5, 8]
+    assert replica_depth(1, num_held=1, num_microbatches=4) == 1
     plan = replicated((2, 1), speeds=(1.0, 1.0, 1.0), reduction_groups=2, schedule="gpipe")
     assert [stage.depth for stage in plan.stages] == [5, 5, 8]
 
 
+def test_the_depth_of_a_replica_counts_its_microbatches() -> None:
+    """Five microbatches in four groups: the first two groups are three of them, not half."""
+    plan = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=5, schedule="gpipe")
+    assert [stage.groups for stage in plan.stages] == [(0, 1), (2, 3)]
+    assert [stage.depth for stage in plan.stages] == [4, 3]
+
+
 def test_gradient_sums_are_counted_by_groups_held() -> None:
-    """Four groups on one worker are four gradient sets; shared by two, each has two, and slices of the other two."""
+    """Four groups on one worker are four gradient sets. Shared by two, each has two and two on their way to the other,
+    and of its half of the parameters two batches of the other's two groups, and their sum."""
     spec = job(num_blocks=4, microbatches=8, reduction_groups=4)
     alone = planned(spec, [node("a")]).estimates[0]
     shared = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=8).estimates[0]
     parameters = sum(cost.num_parameters for cost in layer_costs(spec))
-    assert alone.device_bytes - shared.device_bytes == pytest.approx(4 * parameters, rel=1e-6)
+    sets = 2 + 2 + 0.5 * (2 * 2 + 1)
+    assert shared.device_bytes - alone.device_bytes == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
 
 
 def test_a_reduction_that_does_not_hide_counts() -> None:
@@ -160,6 +169,18 @@ def test_recomputing_a_block_costs_a_forward_and_saves_memory() -> None:
     assert again.activation_bytes < kept.activation_bytes / 10
     slow, fast = (planned(job(recompute=name), [node("a")]).predicted_batch_seconds for name in ("block", "none"))
     assert 1.2 < slow / fast < 4 / 3
+
+
+def test_one_block_that_is_computed_again_is_counted_whole() -> None:
+    """However many blocks: nothing is saved at one microbatch in flight and one block, and only the inputs of more."""
+    kept, again = (layer_costs(job(recompute=name))[1] for name in ("none", "block"))
+    assert again.activation_bytes + again.recomputed_bytes == kept.activation_bytes
+    plans = [planned(job(num_blocks=number, recompute="block"), [node("a")]).estimates[0] for number in (1, 5)]
+    each = again.resident_bytes + again.group_bytes + again.activation_bytes
+    assert plans[1].device_bytes - plans[0].device_bytes == 4 * each
+    ends = [cost for cost in layer_costs(job(recompute="block")) if cost.name in ("embed", "head")]
+    needed = each + sum(cost.resident_bytes + cost.group_bytes + cost.activation_bytes for cost in ends)
+    assert plans[0].device_bytes == needed + again.recomputed_bytes
 
 
 def test_explanation_tells_of_replicas_links_and_reduction() -> None:
