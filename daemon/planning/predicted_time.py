@@ -15,7 +15,7 @@ from headway.daemon.planning.device_order import Seat
 from headway.daemon.planning.distance import Distance, microbatches_on_the_way
 from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.planning.profiles import Profiles
-from headway.daemon.planning.stage_costs import StageCosts, replica_depth
+from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import NodeRecord, StagePlan, replicas_of
 
 
@@ -70,9 +70,7 @@ class PredictedTime:
         )
         """Between two microbatches on the slowest worker, without its update."""
         self.microbatch_seconds = [
-            sum(
-                self.num_microbatches(worker.groups) * self._per_microbatch(index, worker) for worker in stage.workers
-            )
+            sum(self.num_microbatches(worker.groups) * self._per_microbatch(index, worker) for worker in stage.workers)
             / costs.num_microbatches
             for index, stage in zip(self._slices, stages, strict=True)
         ]
@@ -97,7 +95,7 @@ class PredictedTime:
     def distance(self, depths: Sequence[int]) -> Distance:
         """What distance makes of the batches. depths: per stage, as `replica_depth` takes them."""
         together = [
-            sum(replica_depth(depth, len(worker.groups), self._costs.num_groups) for worker in stage.workers)
+            sum(self._costs.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
             for stage, depth in zip(self._stages, depths, strict=True)
         ]
         is_cut_short = any(depth < self.depth(stage) for stage, depth in enumerate(depths))
