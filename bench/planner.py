@@ -6,8 +6,9 @@ anywhere; and the costliest single layer, shared in whole reduction groups by at
 has m = 256 microbatches and G = 64 groups, so that of a layer on five nodes each has about 13 groups; links are wide
 enough not to count, as the bound knows of none. `--quick`: three seeds.
 
-plan_64_s, plan_1000_s: seconds to plan, the slowest of the seeds. over_64, over_1000: predicted seconds of a batch over
-the bound, minus 1, the worst of the seeds.
+plan_64_s, plan_1000_s: seconds to plan, the slowest of the seeds. over_64, over_1000: seconds of a batch on the busiest
+stage over the bound, minus 1, the worst of the seeds. What the way through the pipe costs beyond that with so few
+microbatches is no part of the bound; with_way_64, with_way_1000 count it, as the plan's own prediction does.
 """
 
 import argparse
@@ -94,8 +95,8 @@ def _layer_seconds(each: float, update: float, speeds: list[float], train: Train
     return above
 
 
-def measure(num_nodes: int, seed: int) -> tuple[float, float]:
-    """(seconds to plan, over the bound)"""
+def measure(num_nodes: int, seed: int) -> tuple[float, float, float]:
+    """(seconds to plan, over the bound, over the bound with the way through the pipe)"""
     seconds = inf
     for life in range(NUM_TIMES):
         nodes = cluster(num_nodes, seed, life)
@@ -103,9 +104,11 @@ def measure(num_nodes: int, seed: int) -> tuple[float, float]:
         plan = make_plan(JOB, nodes, links=LINKS)
         seconds = min(seconds, time.perf_counter() - began)
     assert isinstance(plan, ClusterPlan), plan
-    over = plan.predicted_batch_seconds / bound(JOB, nodes) - 1
+    assert plan.distance is not None
+    least_s = bound(JOB, nodes)
+    over, with_way = plan.distance.hidden_batch_s / least_s - 1, plan.predicted_batch_seconds / least_s - 1
     progress(f"{num_nodes} nodes, seed {seed}: {seconds:.2f} s, {over:.2%} over the bound, {len(plan.stages)} workers")
-    return seconds, over
+    return seconds, over, with_way
 
 
 def main() -> int:
@@ -118,8 +121,9 @@ def main() -> int:
     rows, is_missed = [], False
     for num_nodes, (most_s, most_over) in BARS.items():
         samples = [measure(num_nodes, seed) for seed in seeds]
-        seconds, over = max(each for each, _ in samples), max(each for _, each in samples)
+        seconds, over, with_way = (max(column) for column in zip(*samples, strict=True))
         body |= {f"plan_{num_nodes}_s": round(seconds, 3), f"over_{num_nodes}": round(over, 4)}
+        body[f"with_way_{num_nodes}"] = round(with_way, 4)
         holds = seconds <= most_s and over <= most_over
         is_missed |= not holds
         rows.append(
