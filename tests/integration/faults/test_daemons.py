@@ -29,17 +29,18 @@ async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None
 
 
 async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
-    """Whoever decides is the one that dies."""
+    """Whoever decides is the one that dies, in the plan or beside it: another one leads."""
     leader = (await field.session.view()).leader
     assert leader is not None
-    spec = faulty_job("leader", num_nodes=4)
-    strikes = [
-        {"at": "operation", "when": {"node": leader.node, "batch": 10, "op": "backward", "microbatch": 3, "stage": s},
-         "do": "kill_parent"}
-        for s in range(4)
-    ]  # fmt: skip
-    outcome = await field.train(spec, *strikes)
-    outcome.assert_exact(oracle, hit=frozenset({leader.node}))
+    spec = faulty_job("leader", num_nodes=4, batches=150)
+
+    async def strike() -> None:
+        await field.until_batch("leader", 5)
+        field.cluster.kill_node(leader.node, signal.SIGKILL)
+        await field.until(lambda view, _: view.leader is not None and view.leader != leader, "leader")
+
+    outcome = await field.train(spec, during=strike)
+    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
