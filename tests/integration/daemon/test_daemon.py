@@ -67,6 +67,7 @@ async def test_a_client_without_a_certificate_is_refused(playground: Any) -> Non
         await channel.close()
 
 
+@pytest.mark.slow
 async def test_sigterm_of_one_of_two_is_a_planned_change(playground: Any) -> None:
     """Node b leaves in the middle: its layers move to a, it exits with 0, and every batch is counted once."""
     await playground.started("a", "b")

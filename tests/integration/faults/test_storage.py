@@ -31,6 +31,7 @@ async def test_holder_serves_a_damaged_file(field: Ground, oracle: Oracle) -> No
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
+@pytest.mark.slow
 async def test_state_store_full(tmp_path: Path, oracle: Oracle) -> None:
     """No room for snapshots: training goes on without, status says so, and a death goes back to the checkpoint."""
     spec = faulty_job("full", num_nodes=2)

@@ -177,6 +177,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_counts_like_any_other(
     case.release(worker)
 
 
+@pytest.mark.slow
 def test_each_way_to_lose_a_worker(mortal_daemon: FakeDaemon, make_case: CaseMaker) -> None:
     """A raising layer leaves its traceback, a killed neighbour is named, and no worker outlives its daemon's socket.
 
