@@ -22,6 +22,9 @@ WORTH_A_CHANGE: Final = 1.05
 """A plan with another worker must be predicted to be at least this many times faster."""
 WORTH_A_CUT: Final = 1.1
 """The same for a plan that only cuts anew what the same workers do: that rests on measurements alone."""
+WORTH_A_CUT_MORE: Final = 0.1
+"""Added to that for each change within `UNREST_S`: where measurements are noisy, every cut looks better for a while."""
+UNREST_S: Final = 60.0
 WORTH_GOING_BACK: Final = 1.15
 """The same for the plan that was left last, within `WINDOW_S`."""
 MARGIN: Final = 1.5
@@ -99,8 +102,12 @@ def judge(outlook: Outlook) -> Verdict:
     factor = outlook.present_s / max(outlook.best_s, 1e-12)
     faster = f"a plan predicted {_factor(factor)}× faster"
     forgets_in = WINDOW_S - recent[-1] if recent else 0.0
-    if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else WORTH_A_CUT):
-        return Verdict(is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster")
+    worth_a_cut = WORTH_A_CUT + WORTH_A_CUT_MORE * sum(since < UNREST_S for since in recent)
+    if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else worth_a_cut):
+        calm_in_s = UNREST_S - recent[0] if recent and factor >= WORTH_A_CUT else 0.0
+        return Verdict(
+            is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster", wait_s=max(calm_in_s, 0.0)
+        )
     if outlook.goes_back and recent and factor < WORTH_GOING_BACK:
         left_for_s = WINDOW_S - recent[0]
         return _no(f"{faster} is the one that was left last, which takes {WORTH_GOING_BACK:g}×", left_for_s)

@@ -69,6 +69,17 @@ def test_noise_is_no_gain(present_s: float, joins: bool, moves: bool) -> None:
     assert judge(outlook).is_worth_it is moves
 
 
+def test_cuts_in_a_row_take_more_and_more() -> None:
+    """After two changes within a minute 1.25 is noise; when the older is a minute ago, it is a gain."""
+    restless = replace(
+        HALF_AGAIN, present_s=1.25, batches_left=10_000, cost=MoveCost(pause_s=1.0), since_changes=(30.0, 50.0)
+    )
+    verdict = judge(restless)
+    assert not verdict.is_worth_it
+    assert verdict.wait_s == 30.0
+    assert judge(replace(restless, since_changes=(40.0, 60.5))).is_worth_it
+
+
 def test_going_back_takes_a_clear_gain_until_the_change_is_forgotten() -> None:
     back = replace(HALF_AGAIN, present_s=1.12, batches_left=10_000, goes_back=True, since_changes=(100.0,))
     verdict = judge(back)
