@@ -8,11 +8,9 @@ on at its next retransmission: 0.2, 0.6, 1.4, 3 … seconds after its first loss
 """
 
 import math
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 SEGMENT_BYTES = 1448
 QUEUE_S = 0.1
@@ -110,8 +108,3 @@ def _tries(begun_at: float, first_s: float) -> Iterator[float]:
         at += wait_s
         yield at
         wait_s = min(2 * wait_s, 60.0)
-
-
-def own_environment() -> dict[str, str]:
-    """For an emulator's process, which imports its neighbours wherever it is started from."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

@@ -17,16 +17,15 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from itertools import count
 from typing import Self
 
-from wan_line import QUEUE_S, Line, own_environment
+from wan_line import QUEUE_S, Line
+from wan_process import TIMEOUT_S, LineProcess
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
@@ -37,7 +36,6 @@ LARGE_MTU, PLAIN_MTU = 9000, 1500
 """Bytes: fewer packets to carry, and, where packets are lost, as many as there would be."""
 WINDOW_BYTES = 16 << 20
 """Of the kernel's socket buffers at most, so that a long fast line can be filled."""
-TIMEOUT_S = 10.0
 
 
 def is_possible() -> bool:
@@ -140,7 +138,7 @@ class _Carrier:
                 continue  # the device is going down
 
 
-class NamespacesWan:
+class NamespacesWan(LineProcess):
     """Two namespaces and the line between them. A context manager; afterwards all is gone."""
 
     _numbers = count()
@@ -148,64 +146,21 @@ class NamespacesWan:
     def __init__(self, *, mtu: int = LARGE_MTU) -> None:
         tag = f"hw{os.getpid()}-{next(self._numbers)}"
         self.namespaces = (f"{tag}-a", f"{tag}-b")
-        self._mtu = mtu
-        self._asking = threading.Lock()
-
-    def __enter__(self) -> Self:
         for namespace in self.namespaces:
             subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=TIMEOUT_S)
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *self.namespaces, str(self._mtu)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=own_environment(),
-        )
-        self._read()
+        super().__init__(__file__, *self.namespaces, str(mtu))
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=TIMEOUT_S)
-        finally:
-            self._process.kill()
-            self._process.stdout.close()
-
-    def set(self, line: Line) -> None:
-        """From now on, for what is sent from now on."""
-        self._tell({"line": asdict(line)})
-
-    def cut(self, seconds: float) -> None:
-        """Let nothing pass for so long, beginning now."""
-        self._tell({"cut_s": seconds})
+        self.end()
 
     def set_congestion(self, name: str) -> None:
         """TCP's congestion control for connections that are made from now on."""
         for namespace in self.namespaces:
             command = ["ip", "netns", "exec", namespace, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={name}"]
             subprocess.run(command, check=True, timeout=TIMEOUT_S)
-
-    def cpu_s(self) -> float:
-        """Processor seconds so far."""
-        return float(self._tell({})["cpu_s"])
-
-    def _tell(self, what: dict[str, object]) -> dict[str, float]:
-        assert self._process.stdin is not None
-        with self._asking:
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-            told: dict[str, float] = json.loads(self._read())
-        return told
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        text = self._process.stdout.readline()
-        if not text:
-            raise RuntimeError("the line's process has ended")
-        return text
 
 
 def in_namespace(namespace: str, make: Callable[[], socket.socket]) -> socket.socket:

@@ -9,19 +9,17 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Self
 
-from wan_line import FIRST_REDIAL_S, FIRST_RETRANSMISSION_S, QUEUE_S, Line, Stream, Way, after_cut, own_environment
+from wan_line import FIRST_REDIAL_S, FIRST_RETRANSMISSION_S, QUEUE_S, Line, Stream, Way, after_cut
+from wan_process import TIMEOUT_S, LineProcess
 
 HOST = "127.0.0.1"
-TIMEOUT_S = 10.0
 MOST_UNWRITTEN = 8 << 20
 """Bytes that arrived and that the receiver does not take: then nothing more is taken from the sender."""
 
@@ -234,57 +232,19 @@ class _Proxy:
             self._epoll.modify(number, after)
 
 
-class ProxyWan:
+class ProxyWan(LineProcess):
     """The proxy in its process. A context manager."""
 
     def __init__(self, target_port: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(target_port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=own_environment(),
-        )
-        self._asking = threading.Lock()
-        self.port = int(self._read())
+        super().__init__(__file__, str(target_port))
+        self.port = int(self.told)
         """Where to dial."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait(timeout=TIMEOUT_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def set(self, line: Line) -> None:
-        """From now on, for what is sent from now on."""
-        self._tell({"line": asdict(line)})
-
-    def cut(self, seconds: float) -> None:
-        """Let nothing pass for so long, beginning now."""
-        self._tell({"cut_s": seconds})
-
-    def cpu_s(self) -> float:
-        """Processor seconds so far."""
-        return float(self._tell({})["cpu_s"])
-
-    def _tell(self, what: dict[str, object]) -> dict[str, float]:
-        assert self._process.stdin is not None
-        with self._asking:
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-            told: dict[str, float] = json.loads(self._read())
-        return told
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        text = self._process.stdout.readline()
-        if not text:
-            raise RuntimeError("the proxy's process has ended")
-        return text
+        self.end()
 
 
 if __name__ == "__main__":
