@@ -5,9 +5,10 @@ A move pays when
     (present − best) seconds a batch × batches that the new plan will live  >  MARGIN × (pause + bytes / rate)
 
 The new plan lives until the end of the job, or, where plans have changed of late, as long as those did on average.
-Noise moves nothing: less than `WORTH_A_CHANGE`, or `WORTH_A_CUT`, is no gain, and going back to the plan that was just
-left takes a clear one. After a change comes a rest that grows with the number of changes of the last minutes, and a
-node that keeps going is used again only when it has stayed for a while: a node that flaps costs itself, not the job.
+Noise moves nothing: less than `WORTH_A_CHANGE`, or `WORTH_A_CUT`, is no gain, one cut right after another takes more,
+and going back to the plan that was just left takes a clear one. After a change comes a rest that grows with the number
+of changes of the last minutes, and a node that keeps going is used again only when it has stayed for a while: a node
+that flaps costs itself, not the job.
 """
 
 import re
@@ -102,12 +103,11 @@ def judge(outlook: Outlook) -> Verdict:
     factor = outlook.present_s / max(outlook.best_s, 1e-12)
     faster = f"a plan predicted {_factor(factor)}× faster"
     forgets_in = WINDOW_S - recent[-1] if recent else 0.0
-    worth_a_cut = WORTH_A_CUT + WORTH_A_CUT_MORE * sum(since < UNREST_S for since in recent)
+    unrest = [since for since in recent if since < UNREST_S]
+    worth_a_cut = WORTH_A_CUT + WORTH_A_CUT_MORE * len(unrest)
     if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else worth_a_cut):
-        calm_in_s = UNREST_S - recent[0] if recent and factor >= WORTH_A_CUT else 0.0
-        return Verdict(
-            is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster", wait_s=max(calm_in_s, 0.0)
-        )
+        calmer_in_s = UNREST_S - unrest[-1] if factor >= WORTH_A_CUT else 0.0
+        return Verdict(is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster", wait_s=calmer_in_s)
     if outlook.goes_back and recent and factor < WORTH_GOING_BACK:
         left_for_s = WINDOW_S - recent[0]
         return _no(f"{faster} is the one that was left last, which takes {WORTH_GOING_BACK:g}×", left_for_s)

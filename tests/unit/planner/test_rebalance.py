@@ -76,7 +76,7 @@ def test_cuts_in_a_row_take_more_and_more() -> None:
     )
     verdict = judge(restless)
     assert not verdict.is_worth_it
-    assert verdict.wait_s == 30.0
+    assert verdict.wait_s == 10.0
     assert judge(replace(restless, since_changes=(40.0, 60.5))).is_worth_it
 
 
