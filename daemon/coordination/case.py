@@ -194,7 +194,8 @@ class Case:
         best = self.best_plan
         if not isinstance(best, ClusterPlan):
             return None
-        return outlook(self.job, self.nodes.values(), best, self.profiles, now=self.now)
+        newcomers = self.view.newcomers(self.job)
+        return outlook(self.job, self.nodes.values(), best, self.profiles, now=self.now, newcomers=newcomers)
 
     @cached_property
     def verdict(self) -> Verdict | None:

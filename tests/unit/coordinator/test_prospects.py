@@ -153,6 +153,23 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     assert "Measured links ask for more microbatches in flight" in command.reason
 
 
+def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
+    """A straggler stays, also under a new leader; a node that comes after the plan brings its best plan with it."""
+    scene = Scene()
+    spec = replace(SPEC, placement=replace(SPEC.placement, recut=False))
+    scene.put(Keys.of("demo", "spec"), SpecRecord(spec=spec))
+    scene.profile("a", slower=1.0)
+    scene.profile("b", slower=3.0)
+    assert not a_better_plan_exists(scene.case())
+    scene.join("c", now=1.0)
+    assert a_better_plan_exists(scene.case())
+    plan = scene.case().best_plan
+    assert isinstance(plan, ClusterPlan)
+    scene.enforce(2, plan, now=2.0)
+    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
+    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset()
+
+
 def test_too_few_samples_say_nothing() -> None:
     scene = Scene()
     scene.profile("a", slower=1.0)
