@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
     EventRecord,
-    GoodputRecord,
     Keys,
     LeaderRecord,
     NodeFailureRecord,
@@ -23,9 +23,6 @@ from headway.daemon.records import (
     PhaseRecord,
     PlacementRecord,
     PlanRecord,
-    ProbeRecord,
-    ProfileRecord,
-    ProgressRecord,
     SpecRecord,
     StateFile,
     StateRecord,

@@ -14,19 +14,15 @@ from headway.daemon.coordination.conditions import (
 )
 from headway.daemon.coordination.coordinator import decide, waits
 from headway.daemon.coordination.prospects import measured
+from headway.daemon.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.records import (
     Device,
     Keys,
-    LayerTime,
-    LinkProbe,
     NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
-    ProbeRecord,
-    ProfileRecord,
-    ProgressRecord,
     SpecRecord,
     WorkerRecord,
     WorkerState,
