@@ -55,6 +55,9 @@ NUM_CONNECTIONS = (1, 4, 8)
 CONGESTION = ("cubic", "bbr")
 """TCP's congestion controls, of the host; the first is the kernel's own choice."""
 OUTAGE_S = 10.0
+NUM_CUT_BATCHES = 24
+NUM_AFTER_CUT = 6
+"""Batches until all is as before; what they take longer belongs to the cut."""
 MOST_OUTAGE_COST_S = 11.5
 BAR_2BW, BAR_LOSS = 0.95, 0.8
 SCHEDULES: tuple[ScheduleName, ...] = ("2bw", "1f1b", "gpipe")
@@ -153,13 +156,14 @@ class Bench:
         batch_s = job.microbatches * MICROBATCH_S + SLEEPS.update_s
         timer = threading.Timer(8 * batch_s, partial(self.far.wan.cut, OUTAGE_S))
         timer.start()
-        reports = self.run(job, num_batches=24, is_far=True)
+        reports = self.run(job, num_batches=NUM_CUT_BATCHES, is_far=True)
         timer.join()
         ends = reports[0].stage.batch_ends()
+        assert len(ends) == NUM_CUT_BATCHES, "a batch was computed twice, or never"
         steps = [after - before for before, after in itertools.pairwise(ends)]
-        assert len(ends) == 24, "a batch was computed twice, or never"
-        cost = ends[-2] - ends[NUM_SETTLING - 1] - statistics.median(steps) * (len(ends) - 1 - NUM_SETTLING)
-        return cost, reports[1].num_resumed
+        longest = steps.index(max(steps))
+        around = steps[longest - 1 : longest + NUM_AFTER_CUT]
+        return sum(around) - statistics.median(steps[NUM_SETTLING:]) * len(around), reports[1].num_resumed
 
 
 @dataclass
