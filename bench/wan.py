@@ -51,7 +51,7 @@ LEAST_MICROBATCHES = 4
 NUM_SETTLING = 4
 NUM_BATCHES = 10
 NUM_LOSSY_BATCHES = 16
-NUM_CONNECTIONS = (1, 4, 8)
+NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
 """TCP's congestion controls, of the host; the first is the kernel's own choice."""
 OUTAGE_S = 10.0
