@@ -37,7 +37,7 @@ from headway.stages.layer_state import LayerState
 from headway.stages.link import Link
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
-from headway.stages.schedule import Backward, Op, next_op, schedule_depth
+from headway.stages.schedule import Backward, Op, depths_with_slack, next_op, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage_context import MicrobatchSource, StageContext
 from headway.stages.stage_graph import StageGraph
@@ -248,8 +248,13 @@ class StageRun:
         """What a planner would give a stage."""
         train, num_stages, sleeps = self.train, len(self.cuts), self.sleeps
         microbatch_s = REAL_MICROBATCH_S if sleeps is None else sleeps.forward_s + sleeps.backward_s
-        trips = (num_stages - 1 - stage) * ROUND_TRIP_S / microbatch_s
-        depth = schedule_depth(train.schedule, train.microbatches, num_stages, stage, trips)
+        needed = [
+            schedule_depth(
+                train.schedule, train.microbatches, num_stages, s, (num_stages - 1 - s) * ROUND_TRIP_S / microbatch_s
+            )
+            for s in range(num_stages)
+        ]
+        depth = depths_with_slack(train.schedule, needed, train.microbatches)[stage]
         return depth if stage == num_stages - 1 else min(depth + self.further_depth, 2 * train.microbatches)
 
     def _context(self, stage: int) -> StageContext:

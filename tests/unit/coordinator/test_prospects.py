@@ -126,7 +126,7 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
 
 
 def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
-    """Four microbatches' time of round trip where there was none: the same cut with more in flight, by a planned
+    """Six microbatches' time of round trip where there was none: the same cut with more in flight, by a planned
     change; a round trip that hardly matters moves nothing."""
     scene = Scene()
     scene.profile("a", slower=1.0)
@@ -137,7 +137,7 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     scene.enforce(1, shallow, now=0.0)
     scene.probe("b", "a", round_trip_s=20e-3)
     assert not a_better_plan_exists(scene.case())
-    scene.probe("b", "a", round_trip_s=4 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
+    scene.probe("b", "a", round_trip_s=6 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
     case = scene.case()
     assert a_better_plan_exists(case)
     deep = case.best_plan
