@@ -53,7 +53,7 @@ NUM_BATCHES = 10
 NUM_LOSSY_BATCHES = 16
 NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
-"""TCP's congestion controls, of the host; the first is the kernel's own choice."""
+"""TCP's congestion controls: what most hosts have, and one that takes no loss for a full line."""
 OUTAGE_S = 10.0
 NUM_CUT_BATCHES = 24
 NUM_AFTER_CUT = 6
