@@ -21,5 +21,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    has_taken_largest = mallopt(_M_MMAP_THRESHOLD, LARGEST_BYTES) == 1
-    return mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES) == 1 and has_taken_largest
+    taken = mallopt(_M_MMAP_THRESHOLD, LARGEST_BYTES), mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    return taken == (1, 1)
