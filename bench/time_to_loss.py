@@ -64,7 +64,7 @@ WINDOW = 20
 """Batches of which the smoothed loss is the mean."""
 NUM_BATCHES, QUICK_BATCHES = 200, 30
 """Of 1f1b."""
-MORE = 1.2
+MORE = 1.5
 """Times as many for 2bw, which may need more until the same loss."""
 PARTS = (0.25, 0.5, 1.0)
 """Of 1f1b's batches: where its smoothed losses are the targets."""
