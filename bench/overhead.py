@@ -268,7 +268,7 @@ def main() -> int:
     if options.only != "snapshots":
         figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=batches))
     if options.only != "stages":
-        num_windows = 2 if quick else 40 if is_small else 11
+        num_windows = 2 if quick else 36 if is_small else 9
         more, and_beside = asyncio.run(measure_snapshots(model, num_windows=num_windows))
         figures, beside = figures | more, beside | and_beside
     bars = {} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8, "snapshot_ratio": 0.97}
