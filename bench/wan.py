@@ -51,7 +51,7 @@ LOSSY_ROUND_TRIPS_MS = (20, 100)
 LEAST_MICROBATCHES = 4
 NUM_SETTLING = 4
 NUM_BATCHES = 10
-NUM_LOSSY_BATCHES = 20
+NUM_LOSSY_BATCHES = 12
 NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
 """TCP's congestion controls: what most hosts have, and one that takes no loss for a full line."""
