@@ -63,7 +63,7 @@ OPTIM = OptimSpec(
 """The rates of docs/jobs/demo.toml."""
 WINDOW = 20
 """Batches of which the smoothed loss is the mean."""
-NUM_BATCHES, QUICK_BATCHES = 180, 30
+NUM_BATCHES, QUICK_BATCHES = 150, 30
 """Of 1f1b."""
 MORE = 1.5
 """Times as many for 2bw, which may need more until the same loss."""
