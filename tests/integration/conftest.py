@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
 from headway.stages.tls_identity import TlsIdentity
+
+if TYPE_CHECKING:
+    from tests.integration.exactness.training import Oracle
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +84,11 @@ def own_server_config(tmp_path: Path) -> EtcdServerConfig:
         certificates=CertificateAuthority.create(tmp_path / "authority").issue("etcd"),
         fsync=False,
     )
+
+
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> "Oracle":
+    """Runs each distinct job once in the plain loop."""
+    from tests.integration.exactness.training import Oracle  # torch, which tests of etcd do without
+
+    return Oracle(tmp_path_factory.mktemp("oracle"))

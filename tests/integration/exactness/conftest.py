@@ -1,13 +1,12 @@
 """One running cluster of five nodes for all jobs of this folder, and the reference beside it."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from headway.daemon.local.cluster import LocalCluster
-from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES, Oracle
+from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -17,9 +16,3 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         tmp_path_factory.mktemp("cluster"), num_nodes=MAX_NODES, node_settings=WITHOUT_SPARES
     ) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """Runs each distinct job once in the plain loop."""
-    return Oracle(Path(tmp_path_factory.mktemp("oracle")))

@@ -1,6 +1,5 @@
 """The promise through planned changes: joins, drains, pauses, and a cluster that is stopped and started again."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.node_drain import drain, release
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
@@ -21,26 +19,12 @@ from tests.integration.exactness.training import (
     assert_same_bits,
     finished,
     small_job,
+    until_batch,
 )
 
 BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
 BATCHES_FOR_TWO_CHANGES = 300  # changes of a running job lie seconds apart
 BATCHES_WHILE_A_NODE_STARTS = 800
-
-
-async def until_batch(session: ClusterSession, name: str, batch: int, *, generation: int = 0) -> JobView:
-    """Wait until a batch has been reported done by a generation of at least so much."""
-    views = session.follow()
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            async for view in views:
-                job = job_of(view, name)
-                assert job.phase.phase is not Phase.FAILED, job.phase.error
-                if job.progress and job.progress.batch >= batch and job.progress.generation >= generation:
-                    return job
-    finally:
-        await views.aclose()
-    raise AssertionError("a cluster is followed for ever")
 
 
 @pytest.mark.asyncio(loop_scope="session")

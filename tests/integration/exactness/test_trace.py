@@ -14,8 +14,7 @@ from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from headway.stages.spec import weight_version
-from tests.integration.exactness.test_changes import until_batch
-from tests.integration.exactness.training import TIMEOUT_S, WITHOUT_SPARES, finished, small_job
+from tests.integration.exactness.training import TIMEOUT_S, WITHOUT_SPARES, finished, small_job, until_batch
 
 BATCHES = 200
 

@@ -1,7 +1,8 @@
 """Train a job in a cluster and in the plain loop, and compare every bit of the two."""
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
-from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
@@ -107,6 +108,36 @@ async def train(cluster: LocalCluster, spec: JobSpec, out: Path, *, num_nodes: i
     async with ClusterSession(cluster.address) as session:
         await submit(session, spec)
         return await finished(session, spec.job.name, out)
+
+
+async def until(
+    session: ClusterSession,
+    condition: Callable[[ClusterView, JobView], bool],
+    name: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> JobView:
+    """Wait until something is true of a job."""
+    views = session.follow()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for view in views:
+                if name in view.jobs and condition(view, view.jobs[name]):
+                    return view.jobs[name]
+    finally:
+        await views.aclose()
+    raise AssertionError("a cluster is followed for ever")
+
+
+async def until_batch(session: ClusterSession, name: str, batch: int, *, generation: int = 0) -> JobView:
+    """Wait until a batch has been reported done by a generation of at least so much."""
+
+    def has_come(_: ClusterView, job: JobView) -> bool:
+        assert job.phase.phase is not Phase.FAILED, job.phase.error
+        progress = job.progress
+        return progress is not None and progress.batch >= batch and progress.generation >= generation
+
+    return await until(session, has_come, name)
 
 
 async def finished(session: ClusterSession, name: str, out: Path) -> Result:

@@ -1,12 +1,10 @@
 """One cluster of four nodes for the faults that it survives, and the reference."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.integration.exactness.training import Oracle
 from tests.integration.faults.ground import Ground, ground, recoveries
 
 NUM_NODES = 4
@@ -24,12 +22,6 @@ async def field(shared: Ground) -> Ground:
     """The shared cluster with every node up again after the row before."""
     await shared.all_nodes_up(NUM_NODES)
     return shared
-
-
-@pytest.fixture(scope="session")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """Runs each distinct job once in the plain loop."""
-    return Oracle(Path(tmp_path_factory.mktemp("oracle")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

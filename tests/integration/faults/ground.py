@@ -24,7 +24,14 @@ from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import TERMINAL_PHASES, Keys, Phase
-from tests.integration.exactness.training import Oracle, Result, assert_same_bits, finished, small_job
+from tests.integration.exactness.training import (
+    Oracle,
+    Result,
+    assert_same_bits,
+    finished,
+    small_job,
+    until,
+)
 
 TIMEOUT_S = 60.0
 SNAPSHOT_EVERY = 4
@@ -39,8 +46,11 @@ Fault = dict[str, Any]
 
 
 def faulty_job(name: str, *, batches: int = 24, num_nodes: int = 3, fault: FaultSpec | None = None) -> JobSpec:
-    """A job of about a second on so many nodes, with a snapshot every SNAPSHOT_EVERY batches."""
-    spec = small_job(name, batches=batches)
+    """A job of about a second on so many nodes, with a snapshot every SNAPSHOT_EVERY batches.
+
+    Its sequences are long enough for each of three nodes to have a stage: rows strike at the first, middle and last.
+    """
+    spec = small_job(name, batches=batches, sequence_length=128)
     return replace(
         spec,
         fault=fault or FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0),
@@ -196,15 +206,7 @@ class Ground:
 
     async def until(self, condition: Callable[[ClusterView, JobView], bool], name: str) -> JobView:
         """Wait until something is true of a job."""
-        views = self.session.follow()
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                async for view in views:
-                    if name in view.jobs and condition(view, view.jobs[name]):
-                        return view.jobs[name]
-        finally:
-            await views.aclose()
-        raise AssertionError("a cluster is followed for ever")
+        return await until(self.session, condition, name, timeout_s=TIMEOUT_S)
 
     async def until_batch(self, name: str, batch: int) -> JobView:
         """Wait until a batch is known to be done."""

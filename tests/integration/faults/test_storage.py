@@ -1,6 +1,9 @@
 """Fault matrix: files that are full, read-only, altered or cut."""
 
 import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +42,40 @@ async def test_state_store_full(tmp_path: Path, oracle: Oracle) -> None:
     async with ground(tmp_path, num_nodes=2, store_quota_bytes=100_000) as field:
         outcome = await field.train(spec, at_operation(1, 14))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
+
+
+@pytest.fixture
+def own_memory(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 4 MiB."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("only root may mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.slow
+async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle: Oracle) -> None:
+    """Somebody else fills the file system of a node's store: status says so, training goes on, and so it does from the
+    beginning after a death; once there is room again, the job ends as ever.
+    """
+    ballast = own_memory / "ballast"
+
+    async def cure() -> None:
+        await field.until(lambda _, job: any("No space left" in of.trouble for of in job.goodput.values()), "no-space")
+        await field.until(lambda _, job: job.plan is not None and job.plan.generation > 1, "no-space")
+        ballast.unlink()
+
+    async with ground(tmp_path, num_nodes=1) as field:
+        await field.cluster.add_node(settings={"store_dir": own_memory / "store"})
+        with ballast.open("wb", buffering=0) as file:
+            room = os.statvfs(own_memory)
+            file.write(bytes(room.f_bavail * room.f_bsize))
+        assert os.statvfs(own_memory).f_bavail == 0
+        outcome = await field.train(faulty_job("no-space", num_nodes=2, batches=300), at_operation(1, 60), during=cure)
+    outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
+    assert outcome.num_rollbacks == 1
 
 
 async def test_checkpoint_folder_cannot_be_written(tmp_path: Path, oracle: Oracle) -> None:
