@@ -133,6 +133,8 @@ WINDOW = 10
 """Batches that share one snapshot."""
 REPORT_DELAY = 2
 """Batches by which the progress that etcd has may lie behind."""
+SNAPSHOTS_S = 135.0
+"""For the whole job that writes snapshots; its cluster and a trial come before."""
 WITHOUT_SNAPSHOTS = FaultSpec(snapshot_every=0, copies=1, checkpoint_every=0)
 WITH_SNAPSHOTS = FaultSpec(snapshot_every=2 * WINDOW, copies=2, checkpoint_every=0)
 
@@ -209,15 +211,18 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
     return figures, beside
 
 
-async def measure_snapshots(model: ModelSpec, *, num_windows: int) -> tuple[dict[str, Figure], dict[str, object]]:
-    """So many windows with a snapshot, in one job, each between two without."""
-    job = replace(overhead_job(model, 2 * WINDOW * (num_windows + 1)), fault=WITH_SNAPSHOTS)
+async def measure_snapshots(model: ModelSpec, *, seconds_in_all: float) -> tuple[dict[str, Figure], dict[str, object]]:
+    """As many windows with a snapshot as there is time for, in one job, each between two without."""
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         async with (
             LocalCluster(Path(folder), num_nodes=2) as cluster,
             ClusterSession(cluster.address) as session,
         ):
-            pipeline = Pipeline(cluster, session, job)
+            trial = overhead_job(model, 2 * NUM_WARMUP_BATCHES)
+            pipeline = Pipeline(cluster, session, trial)
+            num_windows = max(2, int(seconds_in_all / (2 * WINDOW * await pipeline.seconds(2))) - 1)
+            progress(f"{num_windows} windows with a snapshot")
+            job = replace(overhead_job(model, 2 * WINDOW * (num_windows + 1)), fault=WITH_SNAPSHOTS)
             lags: dict[int, int] = {}
             watching = asyncio.create_task(_watch_lags(session, lags))
             seconds = await pipeline.batches(2, job)
@@ -268,8 +273,7 @@ def main() -> int:
     if options.only != "snapshots":
         figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=batches))
     if options.only != "stages":
-        num_windows = 2 if quick else 36 if is_small else 9
-        more, and_beside = asyncio.run(measure_snapshots(model, num_windows=num_windows))
+        more, and_beside = asyncio.run(measure_snapshots(model, seconds_in_all=0 if quick else SNAPSHOTS_S))
         figures, beside = figures | more, beside | and_beside
     bars = {} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8, "snapshot_ratio": 0.97}
     return report(
