@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from headway.daemon.client.goodput_report import GoodputReport, report_goodput
 from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.planning.link_choice import PlannedLink, planned_links
 from headway.daemon.records import NodeRecord, Phase, PlanRecord
 
 SCHEMA_VERSION = 1
@@ -73,6 +74,8 @@ class JobReport:
     provisional_from: int | None = None
     """Batches from here on would be computed again if a node were lost now."""
     safety: SafetyReport = field(default_factory=SafetyReport)
+    links: tuple[PlannedLink, ...] = ()
+    """Of the plan in force, or of the next: which kind each is, and why."""
     goodput: GoodputReport = field(default_factory=lambda: GoodputReport(useful_share=None, seconds={}))
 
 
@@ -118,6 +121,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         parent=job.submission.parent if job.submission else "",
         provisional_from=max(0, batch + 1 - safety.lag) if batch is not None and safety.lag else None,
         safety=safety,
+        links=planned_links(spec, told, nodes) if told else (),
         goodput=report_goodput(job),
     )
 

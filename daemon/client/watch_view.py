@@ -31,6 +31,7 @@ from headway.daemon.client.job_report import (
 from headway.daemon.client.loss_curve import draw_curve
 from headway.daemon.client.safety_report import safety_lines
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.planning.link_choice import link_sentences
 from headway.daemon.records import EventRecord, NodeFailureRecord, NodeRecord
 
 STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
@@ -236,6 +237,8 @@ def _picture(
     if report.parent:
         parts.append(Text(f"began with a checkpoint of {report.parent}", style="dim"))
     parts += [_safety(line) for line in safety_lines(report.safety) if has_details or not line.startswith("check")]
+    if has_details:
+        parts += [Text(sentence, style="dim") for sentence in link_sentences(report.links)]
     parts += _goodput(report, has_details)
     if report.no_better_plan and (has_details or report.no_better_plan != NO_FASTER_PLAN):
         parts.append(Text(f"plan kept: {report.no_better_plan}", style="dim"))

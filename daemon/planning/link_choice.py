@@ -4,7 +4,10 @@ A collective link (torch.distributed: gloo between CPUs, NCCL between CUDA devic
 when it breaks; a gRPC link is both.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Final, Literal
 
 from headway.daemon.jobs.job import JobSpec
@@ -16,6 +19,9 @@ UNNAMED_SITE: Final = "default"
 
 WORTH_A_GROUP_BYTES: Final = 16 << 20
 """`auto` takes a collective link for frames from this size on: `bench/links.py` has it slower at 1 MiB and below."""
+
+MOST_NAMED: Final = 3
+"""Links of one kind for one reason: more are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,68 @@ def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -
     stage = plan.stage_index(one)
     if stage != plan.stage_index(other):
         return hidden_bytes(spec)
-    workers = [plan.stages[position] for position in (one, other)]
-    sums_bytes = sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in workers[0].layers)
-    return max(len(worker.groups) for worker in workers) * sums_bytes // len(plan.replicas[stage])
+    num_groups = max(len(plan.stages[position].groups) for position in (one, other))
+    return num_groups * _sums_bytes(spec, plan.stages[one].layers) // len(plan.replicas[stage])
+
+
+def _sums_bytes(spec: JobSpec, layers: Iterable[str]) -> int:
+    """Of one group's sums."""
+    held = frozenset(layers)
+    return sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLink:
+    """One link of a plan, for people: between workers of neighbouring stages, or between replicas."""
+
+    upper: str
+    """The node of the worker that comes first in the plan; `node:device` where a node has several."""
+    lower: str
+    kind: Literal["grpc", "collective"]
+    reason: str
+
+
+def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[PlannedLink, ...]:
+    """Every link of a plan, with its kind and why; none of a node that is gone."""
+    number = Counter(worker.node for worker in plan.stages)
+    names = [f"{each.node}:{each.device_index}" if number[each.node] > 1 else each.node for each in plan.stages]
+    ends = [
+        LinkEnd.of(nodes[worker.node], worker.device_index) if worker.node in nodes else None for worker in plan.stages
+    ]
+    found = []
+    for one, other, frame_bytes in _linked(spec, plan):
+        upper, lower = ends[one], ends[other]
+        if upper is not None and lower is not None:
+            choice = choose_link(spec.train.link, upper, lower, frame_bytes=frame_bytes)
+            kind: Literal["grpc", "collective"] = "collective" if choice.is_collective else "grpc"
+            found.append(PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=choice.reason))
+    return tuple(found)
+
+
+def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
+    """One for each kind and reason: `Links by gRPC (a → b, b → c): frames of 0.5 MiB: …`."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for link in links:
+        pairs.setdefault((link.kind, link.reason), []).append(f"{link.upper} → {link.lower}")
+    sentences = []
+    for (kind, reason), found in pairs.items():
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        by = "process group" if kind == "collective" else "gRPC"
+        sentences.append(f"Link{'s' * (len(found) > 1)} by {by} ({', '.join(found[:MOST_NAMED])}{more}): {reason}.")
+    return tuple(sentences)
+
+
+def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
+    """The positions of workers that share microbatches, and of replicas, with `largest_frame_bytes` of each pair."""
+    stages, replicas, hidden = plan.stages, plan.replicas, hidden_bytes(spec)
+    for above, below in pairwise(replicas):
+        for upper in above:
+            held = frozenset(stages[upper].groups)
+            for lower in below:
+                if not held or not stages[lower].groups or not held.isdisjoint(stages[lower].groups):
+                    yield upper, lower, hidden
+    for workers in replicas:
+        sums = _sums_bytes(spec, stages[workers[0]].layers) if len(workers) > 1 else 0
+        for one, other in combinations(workers, 2):
+            num_groups = max(len(stages[one].groups), len(stages[other].groups))
+            yield one, other, num_groups * sums // len(workers)

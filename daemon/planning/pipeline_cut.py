@@ -7,7 +7,7 @@ on the stages after it: with s stages from layer a on, the first of them on devi
     F(s, i, j, a) = min over e, k of max(seconds of layers a … e−1 on i … j−1, link(i, j, k), F(s−1, j, k, e))
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
@@ -79,22 +79,32 @@ class PipelineCut:
 
         The most balanced is the one with the least sum of squared stage times. at_most: what is slower is of no use.
         """
-        slowest = _Recurrence(self, combine=np.maximum, of_stage=lambda times: times, of_link=self._links)
         found: tuple[float, float, Cut] | None = None
+        for seconds, balance, cut in self._by_stages(at_most, is_best_alone=True):
+            is_better = found is None or seconds < found[0] * (1 - TOLERANCE)
+            if is_better or (
+                found is not None and seconds <= found[0] * (1 + TOLERANCE) and balance < found[1] * (1 - TOLERANCE)
+            ):
+                found = seconds, balance, cut
+        return None if found is None else (found[0], found[2])
+
+    def of_each_length(self, at_most: float) -> list[tuple[float, Cut]]:
+        """The best pipelines of each number of stages, as far as their batches take at most so long."""
+        return [(seconds, cut) for seconds, _, cut in self._by_stages(at_most, is_best_alone=False)]
+
+    def _by_stages(self, at_most: float, *, is_best_alone: bool) -> Iterator[tuple[float, float, Cut]]:
+        """(seconds, sum of squares, cut) by the number of stages. is_best_alone: not of those slower than others."""
+        slowest = _Recurrence(self, combine=np.maximum, of_stage=lambda times: times, of_link=self._links)
         for num_stages in range(1, self._most_stages() + 1):
             limit = slowest.least(num_stages)
             if limit == inf:
                 continue
             factor = fill_factor(num_stages, self._costs.num_microbatches, self._costs.spec.train.delay)
-            if factor * limit > min(at_most, inf if found is None else found[0]) * (1 + TOLERANCE):
+            if factor * limit > at_most * (1 + TOLERANCE):
                 continue
-            for seconds, balance, cut in self._within(num_stages, limit, factor, slowest):
-                is_better = found is None or seconds < found[0] * (1 - TOLERANCE)
-                if is_better or (
-                    found is not None and seconds <= found[0] * (1 + TOLERANCE) and balance < found[1] * (1 - TOLERANCE)
-                ):
-                    found = seconds, balance, cut
-        return None if found is None else (found[0], found[2])
+            for found in self._within(num_stages, limit, factor, slowest):
+                at_most = min(at_most, found[0]) if is_best_alone else at_most
+                yield found
 
     def _most_stages(self) -> int:
         return min(len(self._order), self._costs.num_layers, self._costs.num_microbatches)

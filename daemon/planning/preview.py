@@ -11,11 +11,12 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.connections import LinkAssumptions
+from headway.daemon.planning.link_choice import PlannedLink, link_sentences, planned_links
 from headway.daemon.planning.pipeline_shape import group_names
 from headway.daemon.planning.plan_simulation import Forecast, forecast
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.planning.profiles import Profiles
-from headway.daemon.records import Device, NodeRecord, StagePlan, replicas_of
+from headway.daemon.records import Device, NodeRecord, PlanRecord, StagePlan, replicas_of
 
 MOST_SPARES: Final = 8
 """So many are named; JSON has all."""
@@ -112,6 +113,8 @@ class PlanPreview:
     distance: DistancePreview | None = None
     about_distance: tuple[str, ...] = ()
     """The sentence on m, where links are long."""
+    link_kinds: tuple[PlannedLink, ...] = ()
+    """Every link between neighbouring stages and between replicas: which kind it would be, and why."""
     simulation: SimulationPreview | None = None
 
     @property
@@ -132,7 +135,8 @@ class PlanPreview:
         shown = self.spares if len(self.spares) <= MOST_SPARES else (*self.spares[:MOST_SPARES], self._more_spares())
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
-        return [*lines, "", self.bottleneck, *reductions, *self.about_distance, *spares, exact]
+        kinds = link_sentences(self.link_kinds)
+        return [*lines, "", self.bottleneck, *reductions, *self.about_distance, *kinds, *spares, exact]
 
     def _more_spares(self) -> str:
         return f"and {len(self.spares) - MOST_SPARES} more"
@@ -202,6 +206,9 @@ def preview(
         explanation=explanation,
         distance=_distance(plan),
         about_distance=plan.about_distance,
+        link_kinds=planned_links(
+            spec, PlanRecord(generation=0, timeline=0, stages=plan.stages), {node.name: node for node in nodes}
+        ),
         simulation=None if run is None else _simulation(run),
     )
     return found, run

@@ -6,9 +6,18 @@ import pytest
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
-from headway.daemon.planning.link_choice import WORTH_A_GROUP_BYTES, LinkEnd, choose_link, largest_frame_bytes
+from headway.daemon.planning.link_choice import (
+    WORTH_A_GROUP_BYTES,
+    LinkEnd,
+    choose_link,
+    largest_frame_bytes,
+    link_sentences,
+    planned_links,
+)
+from headway.daemon.planning.preview import preview
 from headway.daemon.records import PlanRecord, StagePlan
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.unit.planner.clusters import job, node
 
 HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu")
 THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu")
@@ -69,3 +78,48 @@ def test_the_largest_frame_is_the_same_from_either_end() -> None:
     sums = sum(cost.group_bytes for cost in layer_costs(spec)[1:])
     assert largest_frame_bytes(spec, plan, 0, 1) == largest_frame_bytes(spec, plan, 1, 0) == hidden_bytes(spec)
     assert largest_frame_bytes(spec, plan, 1, 2) == largest_frame_bytes(spec, plan, 2, 1) == 3 * sums // 2
+
+
+def test_every_link_of_a_plan_says_its_kind_and_why() -> None:
+    """One stage of two replicas in the hall, one in a shed: between neighbours that share groups, and between replicas,
+    by the rule and the frame that their daemons ask for."""
+    spec = job(microbatches=4, reduction_groups=4, link="collective")
+    layers = spec.layers
+    plan = PlanRecord(
+        generation=1,
+        timeline=1,
+        stages=tuple(
+            StagePlan(node=name, node_incarnation=name, device_index=0, layers=held, depth=1, groups=groups)
+            for name, held, groups in (
+                ("a", layers[:1], (0, 2)),
+                ("b", layers[:1], (1, 3)),
+                ("c", layers[1:5], ()),
+                ("d", layers[5:], (0,)),
+                ("e", layers[5:], (1, 2, 3)),
+            )
+        ),
+    )
+    nodes = {name: node(name, site="shed" if name == "c" else "hall") for name in "abcde"}
+    links = planned_links(spec, plan, nodes)
+    far = "sites hall and shed: between sites everything is encrypted"
+    assert [(link.upper, link.lower, link.kind) for link in links] == [
+        ("a", "c", "grpc"),
+        ("b", "c", "grpc"),
+        ("c", "d", "grpc"),
+        ("c", "e", "grpc"),
+        ("a", "b", "collective"),
+        ("d", "e", "collective"),
+    ]
+    assert {link.reason for link in links[:2]} == {far}
+    assert link_sentences(links)[1:] == (
+        "Links by gRPC (c → d, c → e): sites shed and hall: between sites everything is encrypted.",
+        "Links by process group (a → b, d → e): the job asks for collective links, and both are in site hall.",
+    )
+    assert not planned_links(spec, plan, {"c": nodes["c"]})
+
+
+def test_the_dry_run_tells_of_the_links() -> None:
+    """`auto` between two nodes of one hall with small frames: gRPC, and the size that decides."""
+    told, _ = preview(job(), [node("a", site="hall"), node("b", site="hall")])
+    assert [(link.upper, link.lower, link.kind) for link in told.link_kinds] == [("a", "b", "grpc")]
+    assert any(line.startswith("Link by gRPC (a → b): frames of 0.5 MiB") for line in told.lines)
