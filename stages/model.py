@@ -140,7 +140,6 @@ class SwiGlu(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=32)
 def rotary_table(
     length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -149,6 +148,13 @@ def rotary_table(
     Computed in fp32 on the CPU, so that every device starts from the same bits. The first half of the sine is negative:
     x·cos + (x rolled by half a head)·sine is then Hugging Face's x·cos + rotate_half(x)·sin.
     """
+    return _rotary_table(length, head_dim, theta, device, dtype)
+
+
+@lru_cache(maxsize=32)
+def _rotary_table(
+    length: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False), torch.no_grad():
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim))
         angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * frequencies  # [length, head_dim/2]

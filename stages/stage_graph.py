@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headway.stages.compilation import compile_layer
 from headway.stages.layer_state import LayerState, split_by_layer, update_layers
 from headway.stages.layer_times import LayerTimes, Sample
 from headway.stages.model import build_layer, token_loss
@@ -71,6 +72,9 @@ class StageGraph:
             )
             for k in (0, 1)
         )
+        if train.compile:
+            for module in (*self._modules[0], *self._modules[1]):
+                compile_layer(module)
         self._pieces = _pieces([layer.name for layer in layers], train)
         # By tensor set and piece.
         self._parameters = tuple(

@@ -13,6 +13,7 @@ from headway.optim import matrix_batches
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.matrix_batches import MOST_MATRICES, SHORTEST_SIDE, batch_limit, orthogonalize_each
 from headway.optim.muon import Muon
+from headway.optim.newton_schulz import orthogonalize
 from headway.optim.newton_schulz_reference import orthogonalize_reference
 from headway.optim.spec import GroupSpec, OptimSpec
 
@@ -33,7 +34,7 @@ def is_batched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             sizes.append(len(matrices))
         return plain(matrices, steps=steps, dtype=dtype)
 
-    plain = matrix_batches.orthogonalize
+    plain = orthogonalize
     monkeypatch.setattr(matrix_batches, "orthogonalize", seen)
     return sizes
 
@@ -72,7 +73,7 @@ def test_what_is_batched_is_small_and_not_too_small() -> None:
 
 def test_a_batch_whose_bits_differ_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product whose batches round differently → one by one, with the bits of each alone."""
-    plain = matrix_batches.orthogonalize
+    plain = orthogonalize
 
     def off_by_a_bit(matrices: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
         result = plain(matrices, steps=steps, dtype=dtype)
