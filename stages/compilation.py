@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages import model as formulas
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 CXX: Final = "g++"
 """What torch calls on a CPU, unless the environment's CXX says otherwise."""
@@ -47,8 +47,10 @@ def compile_layer(layer: nn.Module) -> nn.Module:
 
 
 def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, device: torch.device) -> None:
-    """Compile every kind of layer among the names now, both ways, unless this process has done so for this job.
+    """Compile every kind of layer now, both ways, unless this process has done so for this job.
 
+    The kinds of the named layers must compile. The others are for later plans, which are prepared while this process
+    computes: then it is too late to stop for the compiler. Where one does not go it is tried again when it is named.
     Takes seconds to minutes, and the memory of one layer at a time. Raises CompilationError, in one line.
     """
     global _compiled_for
@@ -61,16 +63,23 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1  # no processes of its own
-    by_kind = {name.partition(".")[0]: name for name in names}
-    for kind in by_kind.keys() - _compiled_kinds:
+    named = {_kind(name) for name in names}
+    by_kind = {_kind(name): name for name in layer_names(model)}
+    for kind in sorted(by_kind.keys() - _compiled_kinds, key=lambda kind: (kind not in named, kind)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the compiler's, about its own modules
                 _run_once(by_kind[kind], model, train, device)
         except RuntimeError as error:
-            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise CompilationError(f"{kind} cannot be compiled here: {first}") from error
-        _compiled_kinds.add(kind)
+            if kind in named:
+                first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+                raise CompilationError(f"{kind} cannot be compiled here: {first}") from error
+        else:
+            _compiled_kinds.add(kind)
+
+
+def _kind(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _check_compiler(device: torch.device) -> None:

@@ -57,21 +57,29 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_kind_is_compiled_once_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More layers of the same job → only new kinds; another job → everything again; a failure → one line, and again."""
+    """The named kinds first, then the others, nothing twice; another job → everything again."""
     ran: list[str] = []
     monkeypatch.setattr(compilation, "_compiled_for", None)
     monkeypatch.setattr(compilation, "_check_compiler", lambda _device: None)
     monkeypatch.setattr(compilation, "_run_once", lambda name, *_: ran.append(name.partition(".")[0]))
-    compile_ahead(["block.1", "block.2"], MODEL, TRAIN, CPU)
-    compile_ahead(["block.0", "block.1", "head"], MODEL, TRAIN, CPU)
-    assert ran == ["block", "head"]
+    compile_ahead(["head", "block.2"], MODEL, TRAIN, CPU)
+    compile_ahead(["embed", "block.0"], MODEL, TRAIN, CPU)
+    assert ran == ["block", "head", "embed"]
     compile_ahead(["block.1"], MODEL, replace(TRAIN, sequence_length=16), CPU)
-    assert ran == ["block", "head", "block"]
+    assert ran[3:] == ["block", "embed", "head"]
 
-    def fails(*_: object) -> None:
-        raise RuntimeError("\nno space left\nand a long story")
 
-    monkeypatch.setattr(compilation, "_run_once", fails)
+def test_only_what_is_computed_here_has_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that does not compile → no word as long as it is elsewhere; then one line, each time it is asked for."""
+
+    def runs(name: str, *_: object) -> None:
+        if name == "head":
+            raise RuntimeError("\nno space left\nand a long story")
+
+    monkeypatch.setattr(compilation, "_compiled_for", None)
+    monkeypatch.setattr(compilation, "_check_compiler", lambda _device: None)
+    monkeypatch.setattr(compilation, "_run_once", runs)
+    compile_ahead(["block.0"], MODEL, TRAIN, CPU)
     for _ in range(2):
         with pytest.raises(CompilationError) as caught:
             compile_ahead(["head"], MODEL, TRAIN, CPU)
