@@ -10,13 +10,13 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from headway.stages import model as formulas
+from headway.stages.errors import CompilationError
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 CXX: Final = "g++"
@@ -26,16 +26,6 @@ _Key = tuple[ModelSpec, TrainSpec, torch.device]
 # The compiler's own caches are the process's too.
 _compiled_for: _Key | None = None
 _compiled_kinds: set[str] = set()
-
-
-@dataclass
-class CompilationError(Exception):
-    """Layers cannot be compiled on this machine."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"train.compile: {self.reason}"
 
 
 def compile_layer(layer: nn.Module) -> nn.Module:

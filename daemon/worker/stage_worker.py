@@ -28,9 +28,16 @@ from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.collective_endpoint import CollectiveEndpoint
-from headway.stages.compilation import CompilationError, compile_ahead
+from headway.stages.compilation import compile_ahead
 from headway.stages.determinism import configure
-from headway.stages.errors import AbortedError, DamagedFileError, DataError, NonFiniteLossError, PeerError
+from headway.stages.errors import (
+    AbortedError,
+    CompilationError,
+    DamagedFileError,
+    DataError,
+    NonFiniteLossError,
+    PeerError,
+)
 from headway.stages.executor import Executor
 from headway.stages.goodput import IDLE, REPLAN, Goodput
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline

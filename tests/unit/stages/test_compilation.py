@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from headway.stages import compilation
-from headway.stages.compilation import CompilationError, compile_ahead
+from headway.stages.compilation import compile_ahead
 from headway.stages.determinism import configure
+from headway.stages.errors import CompilationError
 from headway.stages.journal import Journal
 from tests.unit.stages.pipeline import EF, MODEL, TRAIN, Pipeline, initial_layers, make_job, with_train
 from tests.unit.stages.test_exactness import assert_exact
