@@ -296,6 +296,7 @@ def main() -> int:
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4, 8], help="of real compute")
     parser.add_argument("--link", choices=("grpc", "collective"), default="grpc", help="of ours, with real compute")
     parser.add_argument("--keeps-memory", choices=("ours", "both", "none"), default="ours", help="whose processes")
+    parser.add_argument("--schedules", choices=OURS, nargs="+", default=OURS, help="of emulated stages")
     parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
@@ -311,7 +312,11 @@ def main() -> int:
         extra.update(table, **how)
 
     def emulated() -> None:
-        rows = emulated_rows((4,), (1, 2), ("2bw",)) if options.quick else emulated_rows((4, 8, 16), (1, 2, 4), OURS)
+        rows = (
+            emulated_rows((4,), (1, 2), ("2bw",))
+            if options.quick
+            else emulated_rows((4, 8, 16), (1, 2, 4), options.schedules)
+        )
         found, table, medians = measure_emulated(rows, 1 if options.quick else options.rounds)
         figures.update(found)
         extra.update(table)

@@ -31,7 +31,7 @@ _compiled_kinds: set[str] = set()
 def compile_layer(layer: nn.Module) -> nn.Module:
     """Have the layer's forward and backward compiled when they are first called with tensors. Returns it."""
     # The table of the rotary positions is computed as ever, and the code has it as a constant.
-    torch.compiler.assume_constant_result(formulas.rotary_table)
+    torch.compiler.assume_constant_result(formulas.kept_rotary_table)  # type: ignore[no-untyped-call]
     layer.compile(fullgraph=True, dynamic=False)
     return layer
 

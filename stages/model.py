@@ -111,7 +111,7 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         split = (*hidden.shape[:-1], -1, self.head_dim)
-        cosine, sine = rotary_table(
+        cosine, sine = kept_rotary_table(
             hidden.shape[-2], self.head_dim, theta=self.rope_theta, device=hidden.device, dtype=hidden.dtype
         )
         query = _rotate(self.q_proj(hidden).view(split), cosine, sine).transpose(1, 2)
@@ -140,6 +140,7 @@ class SwiGlu(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
 
 
+@lru_cache(maxsize=32)
 def rotary_table(
     length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -148,19 +149,19 @@ def rotary_table(
     Computed in fp32 on the CPU, so that every device starts from the same bits. The first half of the sine is negative:
     x·cos + (x rolled by half a head)·sine is then Hugging Face's x·cos + rotate_half(x)·sin.
     """
-    return _rotary_table(length, head_dim, theta, device, dtype)
-
-
-@lru_cache(maxsize=32)
-def _rotary_table(
-    length: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False), torch.no_grad():
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim))
         angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * frequencies  # [length, head_dim/2]
         cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
         sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
         return cosine[:, None].to(device, dtype), sine[:, None].to(device, dtype)
+
+
+def kept_rotary_table(
+    length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`rotary_table`, as a compiler can be told to take it for a constant: not the cache's wrapper."""
+    return rotary_table(length, head_dim, theta=theta, device=device, dtype=dtype)
 
 
 def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
