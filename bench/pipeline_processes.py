@@ -27,6 +27,7 @@ from torch import Tensor
 from headway.daemon.certificates import CertificateAuthority
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
+from headway.stages.allocator import keep_freed_memory
 from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint, CollectiveTerms
 from headway.stages.determinism import configure
 from headway.stages.executor import Executor
@@ -272,6 +273,16 @@ class StageRun:
             boundary=Boundary(0),
             device=torch.device("cpu"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFreedMemory:
+    """What a worker does at its start, in a process that is to be like one."""
+
+    def run(self, host: Host) -> None:
+        """For good."""
+        del host
+        keep_freed_memory()
 
 
 class _Operations:

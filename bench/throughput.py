@@ -4,10 +4,11 @@ vs_torch_1f1b_p2_m4, vs_torch_1f1b_p2_m2: tokens/s of 2bw over those of Schedule
 vs_torch_best: the same over the best of torch's schedules that run on a CPU, at the m where that is least.
 emulated_min: the least share of the bound 1 / (slowest stage) that 2bw reaches with stages that only take time.
 
-Both sides compute the same blocks from the same weights on the same tokens, in the same two processes with one thread
-each, clip by the norm of the whole model and step the same AdamW; their losses are compared. They run in turns. What
-differs is what is measured: 2bw's gradients are one step old, so that its pipe never drains. Ours goes over gRPC with
-TLS unless `--link collective` says gloo; torch's goes over gloo without TLS.
+Both sides compute the same blocks from the same weights on the same tokens, in two processes with one thread each, clip
+by the norm of the whole model and step the same AdamW; their losses are compared. They run in turns. What differs is
+what is measured: 2bw's gradients are one step old, so that its pipe never drains. Ours goes over gRPC with TLS unless
+`--link collective` says gloo; torch's goes over gloo without TLS. Our processes keep freed memory, as workers do;
+torch's are as Python begins them, unless `--keeps-memory both` or `none` says otherwise.
 
 Beside them one process with the whole model, and two of them at once without a word between them: what the machine
 itself gives a second process is the most that any pipeline of two can bring.
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from emulated_stage import SleepTimes
 from measure import Figure, progress, report
-from pipeline_processes import ROUND_TRIP_S, Processes, StageRun, cut, seconds_per_batch
+from pipeline_processes import ROUND_TRIP_S, KeepFreedMemory, Processes, StageRun, cut, seconds_per_batch
 from torch_pipeline import SCHEDULES, TorchRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
@@ -116,8 +117,14 @@ class Emulated:
 class TwoProcesses:
     """Real compute: the default model on two stages."""
 
-    def __init__(self, processes: Processes, *, link: str, optim: OptimSpec = OPTIM) -> None:
-        self._processes = processes
+    def __init__(
+        self, ours: Processes, theirs: Processes, *, link: str, keeps_memory: str, optim: OptimSpec = OPTIM
+    ) -> None:
+        """keeps_memory: whose processes keep freed memory: `ours`, `both` or `none`."""
+        for processes in {"ours": (ours,), "both": (ours, theirs), "none": ()}[keeps_memory]:
+            processes.run(KeepFreedMemory(), number=2)
+        self._processes = ours
+        self._theirs = theirs
         self._link = link
         self._optim = optim
         self._model = ModelSpec()
@@ -151,9 +158,9 @@ class TwoProcesses:
                 train=train,
                 optim=self._optim,
                 num_processes=2,
-                rendezvous=str(self._processes.folder / "rendezvous"),
+                rendezvous=str(self._theirs.folder / "rendezvous"),
             )
-            reports = self._processes.run(theirs, number=2)
+            reports = self._theirs.run(theirs, number=2)
             ends, losses = reports[-1].batch_ends, max(each.losses for each in reports)
         self.losses[side, num_microbatches] = losses
         return train.tokens_per_batch / seconds_per_batch(ends, num_settling=REAL_SETTLING)
@@ -185,14 +192,14 @@ class TwoProcesses:
 
 
 def measure_real(
-    sides: Sequence[str], all_m: Iterable[int], num_rounds: int, *, link: str
+    sides: Sequence[str], all_m: Iterable[int], num_rounds: int, *, link: str, keeps_memory: str
 ) -> tuple[dict[str, Figure], dict[str, object]]:
     """All sides in turns, in either order."""
     figures: dict[str, Figure] = {}
     table: dict[str, object] = {}
     worst: Figure | None = None
-    with Processes(2) as processes:
-        pair = TwoProcesses(processes, link=link)
+    with Processes(2) as ours, Processes(2) as theirs:
+        pair = TwoProcesses(ours, theirs, link=link, keeps_memory=keeps_memory)
         for m in all_m:
             able = [side for side in (*sides, ONE, TWO) if m >= 4 or side != NEEDS_FOUR]
             speeds: dict[str, list[float]] = {side: [] for side in able}
@@ -203,7 +210,7 @@ def measure_real(
             pair.check_losses(m)
             medians = {side: statistics.median(values) for side, values in speeds.items()}
             ratios = {
-                side: Figure.of([ours / theirs for ours, theirs in zip(speeds["2bw"], values, strict=True)])
+                side: Figure.of([mine / other for mine, other in zip(speeds["2bw"], values, strict=True)])
                 for side, values in speeds.items()
             }
             print(f"\np = 2, m = {m}: tokens/s, and 2bw over it")
@@ -211,7 +218,8 @@ def measure_real(
                 print(f"  {side:32} {medians[side]:8.0f}   {ratios[side]}")
             table[f"tokens_per_s_m{m}"] = {side: round(value, 1) for side, value in medians.items()}
             if m in (2, 4):
-                figures[f"vs_torch_1f1b_p2_m{m}"] = ratios["Schedule1F1B"]
+                figures |= {f"vs_torch_1f1b_p2_m{m}": ratios[side] for side in able if side == "Schedule1F1B"}
+            # Of those that were asked for.
             best = max((side for side in able if side in SCHEDULES), key=lambda side: medians[side])
             table[f"torch_best_m{m}"] = best
             gains = [two / one for one, two in zip(speeds[ONE], speeds[TWO], strict=True)]
@@ -282,8 +290,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="within a minute: one round, m = 2, four emulated stages")
     parser.add_argument("--part", choices=("real", "emulated"), help="only this half")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--beside", nargs="+", choices=("gpipe", *SCHEDULES), default=["gpipe", *SCHEDULES], help="beside 2bw and 1f1b"
+    )
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4, 8], help="of real compute")
     parser.add_argument("--link", choices=("grpc", "collective"), default="grpc", help="of ours, with real compute")
+    parser.add_argument("--keeps-memory", choices=("ours", "both", "none"), default="ours", help="whose processes")
     parser.add_argument("--schedules", choices=OURS, nargs="+", default=OURS, help="of emulated stages")
     parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
     options = parser.parse_args()
@@ -292,11 +304,12 @@ def main() -> int:
     parts: list[Callable[[], None]] = []
 
     def real() -> None:
-        sides = ["2bw", "1f1b", "Schedule1F1B"] if options.quick else [*OURS, *SCHEDULES]
+        sides = ["2bw", "1f1b", "Schedule1F1B"] if options.quick else ["2bw", "1f1b", *options.beside]
         all_m = [2] if options.quick else options.microbatches
-        found, table = measure_real(sides, all_m, 1 if options.quick else options.rounds, link=options.link)
+        how = {"link": options.link, "keeps_memory": options.keeps_memory}
+        found, table = measure_real(sides, all_m, 1 if options.quick else options.rounds, **how)
         figures.update(found)
-        extra.update(table, link=options.link)
+        extra.update(table, **how)
 
     def emulated() -> None:
         rows = (

@@ -25,7 +25,7 @@ from headway.daemon.errors import (
     RecoveryError,
     StoreError,
 )
-from headway.stages.errors import DataError, PeerError
+from headway.stages.errors import CompilationError, DataError, PeerError
 
 EXIT_INTERRUPTED = 130
 
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """The code for an error that is not a bug of ours; None for one that is."""
-    if isinstance(error, (ConfigError, DataError, _ClickError)):
+    if isinstance(error, (ConfigError, DataError, CompilationError, _ClickError)):
         return EXIT_CONFIG
     if isinstance(error, JobFailedError):
         return EXIT_JOB_FAILED

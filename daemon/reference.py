@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.compilation import compile_ahead, compile_layer
 from headway.stages.determinism import configure
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
@@ -53,13 +54,15 @@ def reference(
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, whatever the job's dtype. `on_batch` is told of each batch.
 
-    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to go on.
+    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to go on; CompilationError.
 
     optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
     """
     train, m = job.train, job.train.microbatches
     device = torch.device(device)
     configure(train, device)
+    if train.compile:
+        compile_ahead(job.layers, job.model, train, device)
     dtype = getattr(torch, train.dtype)
 
     master = {name: _moved(initial_parameters(name, job.model, seed=job.job.seed), device) for name in job.layers}
@@ -155,4 +158,6 @@ def _assembled(job: "JobSpec", weights: Weights, dtype: torch.dtype) -> dict[str
         model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)
         copies = {parameter: tensor.to(dtype, copy=True) for parameter, tensor in weights[name].items()}
         model[name].load_state_dict(copies, assign=True)
+        if job.train.compile:
+            compile_layer(model[name])
     return model

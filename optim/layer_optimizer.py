@@ -5,8 +5,9 @@ nor names. Each parameter therefore has a slot, a Parameter that is pointed at t
 optimizer's state hangs on the slot, and the slot has a name.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
+from headway.optim.muon import Muon
 from headway.optim.routing import Group, route_layer
 from headway.optim.spec import OptimSpec
 
@@ -83,6 +85,51 @@ class TorchLayerOptimizer:
         memory, and `current` is left alone. Raises UpdateOrderError; KeyError when the maps do not hold exactly this
         layer's parameters; ValueError beyond the last update. Nothing has changed then.
         """
+        before = self._begin(update_index, current, target, gradients)
+        for group in self._groups:
+            group.optimizer.step()
+        self._end(update_index, target, before)
+
+    @classmethod
+    @torch.no_grad()
+    def step_together(
+        cls,
+        optimizers: Sequence[Self],
+        update_index: int,
+        *,
+        current: Sequence[Mapping[str, Tensor]],
+        target: Sequence[Mapping[str, Tensor]],
+        gradients: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """`step` of several layers, with the maps of each: the same bits, in less time where matrices are small."""
+        given = list(zip(optimizers, current, target, gradients, strict=True))
+        num_together = max((optimizer._batch_limit for optimizer in optimizers), default=1)
+        for start in range(0, len(given), num_together):
+            layers = given[start : start + num_together]
+            before = [optimizer._begin(update_index, *maps) for optimizer, *maps in layers]
+            Muon.step_together(muon for optimizer, *_ in layers for muon in optimizer._muons)
+            for (optimizer, _, of_layer, _), weights in zip(layers, before, strict=True):
+                for group in optimizer._groups:
+                    if not isinstance(group.optimizer, Muon):
+                        group.optimizer.step()
+                optimizer._end(update_index, of_layer, weights)
+
+    @property
+    def _muons(self) -> list[Muon]:
+        return [group.optimizer for group in self._groups if isinstance(group.optimizer, Muon)]
+
+    @property
+    def _batch_limit(self) -> int:
+        return max((muon.batch_limit for muon in self._muons), default=1)
+
+    def _begin(
+        self,
+        update_index: int,
+        current: Mapping[str, Tensor],
+        target: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Make everything ready for the optimizers' steps. Returns W_b for Error Feedback."""
         if self._next_update is not None and update_index != self._next_update:
             raise UpdateOrderError(self._layer_name, update_index, self._next_update)
         for given in (current, target, gradients):
@@ -97,7 +144,9 @@ class TorchLayerOptimizer:
                 step_count = self._state_of(group, name).get("step")
                 if step_count is not None:
                     step_count.fill_(update_index)  # the optimizer adds one: bias correction is by b+1
-            group.optimizer.step()
+        return before
+
+    def _end(self, update_index: int, target: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
         for name, slot in self._slots.items():
             slot.grad = None
             if self._error_feedback.is_active:

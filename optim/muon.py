@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from headway.optim.matrix_batches import batch_limit, orthogonalize_each
 from headway.optim.newton_schulz import NUM_STEPS, orthogonalize
 
 
@@ -63,24 +64,67 @@ class Muon(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_matrix(parameter, parameter.grad, group)
+                    direction = self._direction(parameter, group)
+                    self._apply(parameter, orthogonalize(direction, **_iteration(group)), group)
         return loss
 
-    def _step_matrix(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        # One matrix at a time. To batch equal shapes, gather the directions here and orthogonalise the stack:
-        # within one layer only, or the bits would depend on where the model is cut.
+    @staticmethod
+    @torch.no_grad()
+    def step_together(optimizers: Iterable["Muon"]) -> None:
+        """One update of every parameter that has a gradient, of several optimizers: the bits of each one's `step`.
+
+        Matrices of one shape go in batches, whosever they are. A parameter may be in one optimizer only.
+        """
+        alike: dict[tuple[object, ...], list[tuple[Muon, Tensor, dict[str, Any]]]] = {}
+        for muon in optimizers:
+            for group in muon.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        kind = (parameter.shape, parameter.device, *_iteration(group).values())
+                        alike.setdefault(kind, []).append((muon, parameter, group))
+        for matrices in alike.values():
+            _, first, group = matrices[0]
+            limit = _batch_limit(first, group)
+            for start in range(0, len(matrices), limit):
+                batch = matrices[start : start + limit]
+                directions = [muon._direction(parameter, group) for muon, parameter, group in batch]
+                updates = orthogonalize_each(directions, **_iteration(group))
+                for (muon, parameter, group), update in zip(batch, updates, strict=True):
+                    muon._apply(parameter, update, group)
+
+    @property
+    def batch_limit(self) -> int:
+        """How many optimizers like this one `step_together` has a use for."""
+        limits = [_batch_limit(parameter, group) for group in self.param_groups for parameter in group["params"]]
+        return max(limits, default=1)
+
+    def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """What is orthogonalised; the momentum has taken the gradient in."""
+        gradient = parameter.grad
+        assert gradient is not None
         if gradient.ndim != 2:
             raise ValueError(f"Muon steps matrices, not a parameter of shape {list(gradient.shape)}")
         momentum: float = group["momentum"]
-        state = self.state[weight]
+        state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
         buffer: Tensor = state["momentum_buffer"]
         buffer.lerp_(gradient, 1 - momentum)
-        direction = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
-        update = orthogonalize(direction, steps=group["newton_schulz_steps"], dtype=group["newton_schulz_dtype"])
+        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+
+    def _apply(self, weight: Tensor, update: Tensor, group: dict[str, Any]) -> None:
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(update, alpha=-group["lr"] * shape_scale(*gradient.shape))
+        weight.add_(update, alpha=-group["lr"] * shape_scale(*weight.shape))
+
+
+def _iteration(group: dict[str, Any]) -> dict[str, Any]:
+    return {"steps": group["newton_schulz_steps"], "dtype": group["newton_schulz_dtype"]}
+
+
+def _batch_limit(parameter: Tensor, group: dict[str, Any]) -> int:
+    if parameter.ndim != 2:
+        return 1
+    return batch_limit(*parameter.shape, dtype=group["newton_schulz_dtype"], device=parameter.device)
 
 
 def shape_scale(rows: int, cols: int) -> float:

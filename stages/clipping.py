@@ -18,7 +18,7 @@ EPSILON = 1e-6
 @torch.no_grad()
 def layer_square(gradients: Mapping[str, Tensor]) -> float:
     """The sum of squares of a layer's gradient."""
-    of_parameters = [gradients[name].double().square().sum() for name in sorted(gradients)]
+    of_parameters = [gradients[name].to(torch.float64, copy=True).square_().sum() for name in sorted(gradients)]
     return fold(torch.stack(of_parameters).tolist())
 
 

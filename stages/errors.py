@@ -46,6 +46,16 @@ class DataError(Exception):
 
 
 @dataclass
+class CompilationError(Exception):
+    """Layers cannot be compiled on this machine, as the job wants them."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"train.compile: {self.reason}"
+
+
+@dataclass
 class DamagedFileError(Exception):
     """A state file is truncated, altered, or not the one that was asked for."""
 

@@ -104,6 +104,16 @@ class LayerState:
         return self.versions.exact(self.boundary)
 
 
+def update_layers(layers: Sequence[LayerState], batch: int, gradients: Sequence[Mapping[str, Tensor]]) -> None:
+    """update(b) of a stage's layers, with the gradients of each: the bits of each one's own `update`."""
+    optimizers, versions = [layer.optimizer for layer in layers], [layer.versions for layer in layers]
+    begun = [of_layer.begin_update(batch) for of_layer in versions]
+    current, target = [weights for weights, _ in begun], [weights for _, weights in begun]
+    type(optimizers[0]).step_together(optimizers, batch, current=current, target=target, gradients=gradients)
+    for of_layer in versions:
+        of_layer.end_update(batch)
+
+
 def _needs_previous(boundary: int, delay: int) -> bool:
     """Whether batch b, the first after the boundary, is computed on an older version than W_b."""
     return weight_version(boundary, delay) < boundary

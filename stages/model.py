@@ -111,7 +111,7 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         split = (*hidden.shape[:-1], -1, self.head_dim)
-        cosine, sine = rotary_table(
+        cosine, sine = kept_rotary_table(
             hidden.shape[-2], self.head_dim, theta=self.rope_theta, device=hidden.device, dtype=hidden.dtype
         )
         query = _rotate(self.q_proj(hidden).view(split), cosine, sine).transpose(1, 2)
@@ -155,6 +155,13 @@ def rotary_table(
         cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
         sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
         return cosine[:, None].to(device, dtype), sine[:, None].to(device, dtype)
+
+
+def kept_rotary_table(
+    length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`rotary_table`, as a compiler can be told to take it for a constant: not the cache's wrapper."""
+    return rotary_table(length, head_dim, theta=theta, device=device, dtype=dtype)
 
 
 def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The seam between a stage and the optimizers: stages never imports optim, it takes one of these per layer."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -25,6 +25,19 @@ class LayerOptimizer(Protocol):
         parameter name to a tensor of that parameter's shape; gradients are fp32. `current` is left untouched unless
         `target` is the very same tensor (a bf16 job's fp32 master is updated in place). Never called out of order.
         """
+        ...
+
+    @classmethod
+    def step_together(
+        cls,
+        optimizers: Sequence[Self],
+        update_index: int,
+        *,
+        current: Sequence[Mapping[str, Tensor]],
+        target: Sequence[Mapping[str, Tensor]],
+        gradients: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """`step` of several layers, with the maps of each. Never other bits: a stage's layers depend on the cut."""
         ...
 
     def state(self) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway.stages.layer_state import LayerState
+from headway.stages.compilation import compile_layer
+from headway.stages.layer_state import LayerState, split_by_layer, update_layers
 from headway.stages.layer_times import LayerTimes, Sample
 from headway.stages.model import build_layer, token_loss
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -71,6 +72,9 @@ class StageGraph:
             )
             for k in (0, 1)
         )
+        if train.compile:
+            for module in (*self._modules[0], *self._modules[1]):
+                compile_layer(module)
         self._pieces = _pieces([layer.name for layer in layers], train)
         # By tensor set and piece.
         self._parameters = tuple(
@@ -174,14 +178,15 @@ class StageGraph:
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """update(b) of every layer, with the finished gradients in the order in which backward gives them."""
         assert self._num_readers[(batch + 1) % 2] == 0, f"update {batch} would overwrite weights that are in use"
-        numbered = iter(gradients)
+        by_layer = split_by_layer(self._layers, gradients)
         sample = self._times.update() if self._times is not None else None
-        for index, layer in enumerate(self._layers):
-            layer.update(batch, {name: next(numbered) for name in layer.versions.sets[0]})
-            if sample is not None:
-                sample.ended("update", index)
-        if self._times is not None and sample is not None:
-            self._times.finished(sample)
+        if self._times is None or sample is None:
+            update_layers(self._layers, batch, by_layer)
+            return
+        for index, (layer, of_layer) in enumerate(zip(self._layers, by_layer, strict=True)):
+            layer.update(batch, of_layer)
+            sample.ended("update", index)
+        self._times.finished(sample)
 
 
 def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:

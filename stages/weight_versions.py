@@ -74,16 +74,24 @@ class WeightVersions:
 
         Nothing may read W_{b-1} any more.
         """
+        current, target = self.begin_update(batch)
+        optimizer.step(batch, current=current, target=target, gradients=gradients)
+        self.end_update(batch)
+
+    def begin_update(self, batch: int) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """What an optimizer makes W_{b+1} from, and where: in fp32, by parameter name."""
         assert batch == self.version, f"update {batch} on W_{self.version}"
         assert self.holds(batch)
         self._held[(batch + 1) % 2] = None
-        target = self._plain[(batch + 1) % 2]
-        if self.master is None:
-            optimizer.step(batch, current=self._plain[batch % 2], target=target, gradients=gradients)
-        else:
-            optimizer.step(batch, current=self.master, target=self.master, gradients=gradients)
+        if self.master is not None:
+            return self.master, self.master
+        return self._plain[batch % 2], self._plain[(batch + 1) % 2]
+
+    def end_update(self, batch: int) -> None:
+        """The optimizer has made W_{b+1}: it is the newest version."""
+        if self.master is not None:
             for name, tensor in self.master.items():
-                target[name].copy_(tensor)
+                self._plain[(batch + 1) % 2][name].copy_(tensor)
         self.version = batch + 1
         self._held[self.version % 2] = self.version
 

@@ -67,7 +67,6 @@ AT_MOST: dict[str, int] = {
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "train.eval_every": ((0,), "held-out evaluation"),
-    "train.compile": ((False,), "compilation of layers"),
     "train.wire": (("none",), "wire compression"),
 }
 """What this version does not do yet: the values that leave it off, and its name."""

@@ -5,6 +5,7 @@ so that a death costs no start of Python; the next spare follows when the node h
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
 HEALTHY_AFTER_S: Final = 60.0
 """A worker that lived so long is followed by another without delay."""
+CODE_DIR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 SPARE_PAUSE_S: Final = 1.0
 """How long a generation runs before the first spare takes CPU time from it."""
 
@@ -54,6 +56,11 @@ class WorkerSettings:
     def socket_path(self) -> Path:
         """Where workers attach."""
         return self.runtime_dir / "workers.sock"
+
+    @property
+    def code_dir(self) -> Path:
+        """Where what was compiled for jobs is kept, for the node's next process. Private: it is executed."""
+        return self.output_dir.with_name("compiled")
 
 
 class WorkerHandle:
@@ -208,7 +215,7 @@ class Roster:
         handle.process = WorkerProcess(
             handle.process_name,
             arguments,
-            environment={},
+            environment={CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir))},
             output_dir=settings.output_dir,
             on_exit=self._exited,
         )

@@ -66,6 +66,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.daemon.worker.warm_up import warm_up
     from headway.proto.control_pb2 import WorkerHello
+    from headway.stages.allocator import keep_freed_memory
     from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
     from headway.stages.link_endpoint import LinkEndpoint
     from headway.stages.loop_thread import LoopThread
@@ -90,6 +91,7 @@ def work(options: argparse.Namespace) -> None:
         finally:
             os._exit(EXIT_STUCK)
 
+    keep_freed_memory()
     warm_up()
     device = WorkerDevice(options.device, slowdown=options.slowdown, is_to_be_measured=options.measure)
     if not options.spare:

@@ -5,6 +5,7 @@ import torch
 
 from headway.daemon.worker.benchmark import measure_speed
 from headway.daemon.worker.session import OrderRefusedError
+from headway.stages.allocator import release_freed_memory
 
 log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ class WorkerDevice:
         log.info("device_measured", device=str(self._device), speed=round(self.speed, 3))
 
     def release_memory(self) -> None:
-        """What was freed goes back to the device."""
+        """What was freed goes back to the device, and the host's to the kernel."""
+        release_freed_memory()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -28,8 +28,16 @@ from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.collective_endpoint import CollectiveEndpoint
+from headway.stages.compilation import compile_ahead
 from headway.stages.determinism import configure
-from headway.stages.errors import AbortedError, DamagedFileError, DataError, NonFiniteLossError, PeerError
+from headway.stages.errors import (
+    AbortedError,
+    CompilationError,
+    DamagedFileError,
+    DataError,
+    NonFiniteLossError,
+    PeerError,
+)
 from headway.stages.executor import Executor
 from headway.stages.goodput import IDLE, REPLAN, Goodput
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -49,7 +57,7 @@ log = structlog.get_logger()
 IDLE_S = 0.5
 """Before an idle worker measures its device: orders come first."""
 
-_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, OSError)
+_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, CompilationError, OSError)
 """What makes an order impossible and leaves the worker usable."""
 
 
@@ -188,9 +196,12 @@ class StageWorker:
             spec = decode(order.job, JobSpec)
         except msgspec.DecodeError as error:
             raise OrderRefusedError(f"the job's spec cannot be read: {error}") from error
-        configure(spec.train, self._device.claim(order.device_index))
+        device = self._device.claim(order.device_index)
+        configure(spec.train, device)
         for layer in order.stage.layers:
             _check_layer(layer, spec)
+        if spec.train.compile:
+            compile_ahead(order.stage.layers, spec.model, spec.train, device)
         tokens = session.tokens
         is_other_data = session.spec is not None and session.spec.data != spec.data
         if order.data_path and (tokens is None or is_other_data):

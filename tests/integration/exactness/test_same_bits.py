@@ -1,5 +1,6 @@
 """The promise: losses and weights are a function of the job, whatever number of nodes trains it."""
 
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -86,6 +87,17 @@ async def test_computing_blocks_again_changes_no_bit(cluster: LocalCluster, orac
     plain = small_job("kept")
     spec = small_job("recomputed", recompute="block")
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=3), oracle(plain))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiles with g++")
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_compiled_jobs_have_the_bits_of_the_compiled_loop(
+    cluster: LocalCluster, oracle: Oracle, tmp_path: Path, nodes: int
+) -> None:
+    """Layers compiled by torch, on each node by itself → the losses and weights of the loop that compiles them too."""
+    spec = small_job(f"compiled-{nodes}", compile=True)
+    assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
 
 
 @pytest.mark.parametrize("optimizer", ["lion", "sgd"])

@@ -107,7 +107,6 @@ REFUSED = {
         NAMED + '[train]\nrecompute = "blocks"',
         "train.recompute: 'blocks' is not one of none, block; did you mean `block`?",
     ),
-    "compilation": (NAMED + "[train]\ncompile = true", "train.compile: true asks for compilation"),
     "lossy wire": (NAMED + '[train]\nwire = "int8"', 'train.wire: "int8" asks for wire compression'),
     "no copy": (NAMED + "[fault]\ncopies = 0", "fault.copies: must be at least 1, is 0"),
     "too many copies": (NAMED + "[fault]\ncopies = 17", "fault.copies: must be at most 16, is 17"),

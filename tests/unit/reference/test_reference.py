@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -73,6 +73,18 @@ class RecordingOptimizer:
         for name, tensor in target.items():
             tensor.copy_(current[name] - 0.3 * gradients[name])
         self.targets.append(copied(target))
+
+    @classmethod
+    def step_together(
+        cls,
+        optimizers: Sequence[Self],
+        update_index: int,
+        *,
+        current: Sequence[Mapping[str, Tensor]],
+        target: Sequence[Mapping[str, Tensor]],
+        gradients: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         return {}

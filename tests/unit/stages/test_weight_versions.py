@@ -1,6 +1,7 @@
 """Two versions live, and no set written while somebody reads it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import pytest
 import torch
@@ -24,6 +25,18 @@ class Halving:
         assert not gradients
         for name, tensor in current.items():
             target[name].copy_(tensor * 0.5)
+
+    @classmethod
+    def step_together(
+        cls,
+        optimizers: Sequence[Self],
+        update_index: int,
+        *,
+        current: Sequence[Mapping[str, Tensor]],
+        target: Sequence[Mapping[str, Tensor]],
+        gradients: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         return {}

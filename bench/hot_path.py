@@ -1,0 +1,99 @@
+"""Freed memory that stays with a stage's process, against glibc's own habits: two stages over gRPC, in two processes.
+
+kept_memory_WIDTH: processor seconds of both processes without `keep_freed_memory`, over those with it.
+page_faults_WIDTH: how many times fewer pages the kernel clears.
+
+Processor time, unlike wall time, hardly depends on what else the machine does. Sides alternate; losses are compared.
+"""
+
+import argparse
+import resource
+import sys
+from dataclasses import dataclass
+
+from measure import Figure, progress, report
+from pipeline_processes import Host, Processes, StageRun, cut
+
+from headway.optim.spec import OptimSpec
+from headway.stages.allocator import keep_freed_memory
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+
+WORKLOADS = {256: (4, 8), 128: (2, 24)}
+"""By width: sequences of a microbatch, and batches of a run."""
+NUM_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one process in one run."""
+
+    cpu_s: float
+    num_faults: int
+    losses: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A stage's run whose costs are counted, in a process that keeps its memory from now on, or not."""
+
+    run_of_stage: StageRun
+    is_kept: bool
+
+    def run(self, host: Host) -> Cost:
+        """In the process."""
+        if self.is_kept and not keep_freed_memory():
+            raise RuntimeError("this C library's allocator cannot be told to keep freed memory")
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        losses = self.run_of_stage.run(host).losses
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Cost(cpu_s, after.ru_minflt - before.ru_minflt, losses)
+
+
+def compare(width: int, *, num_pairs: int) -> dict[str, Figure]:
+    """Both sides in turns, after one run of each that is not counted."""
+    microbatch_size, batches = WORKLOADS[width]
+    model = ModelSpec(
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
+        num_hidden_layers=NUM_BLOCKS,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+    )
+    train = TrainSpec(batches=batches, microbatches=4, microbatch_size=microbatch_size, sequence_length=128)
+    cuts = cut(list(layer_names(model)), 2)
+    seconds, faults = [], []
+    with Processes(2) as keeping, Processes(2) as usual:
+        sides = {True: keeping, False: usual}
+
+        def costs(is_kept: bool) -> list[Cost]:
+            side = sides[is_kept]
+            run = StageRun(job=side.new_name(), model=model, train=train, optim=OptimSpec(), cuts=cuts)
+            return side.run(Counted(run, is_kept), number=2)
+
+        for index in range(num_pairs + 1):
+            order = (True, False) if index % 2 == 0 else (False, True)
+            by_side = {is_kept: costs(is_kept) for is_kept in order}
+            if by_side[True][-1].losses != by_side[False][-1].losses:
+                raise RuntimeError("the losses differ")
+            if index:
+                cpu_s = {is_kept: sum(cost.cpu_s for cost in of_side) for is_kept, of_side in by_side.items()}
+                counts = {is_kept: sum(cost.num_faults for cost in of_side) for is_kept, of_side in by_side.items()}
+                seconds.append(cpu_s[False] / cpu_s[True])
+                faults.append(counts[False] / max(1, counts[True]))
+                progress(f"{width}: {cpu_s[False]:.2f} s against {cpu_s[True]:.2f} s")
+    return {f"kept_memory_{width}": Figure.of(seconds), f"page_faults_{width}": Figure.of(faults)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a minute, for a first look")
+    options = parser.parse_args()
+    figures: dict[str, Figure] = {}
+    for width in WORKLOADS:
+        figures |= compare(width, num_pairs=3 if options.quick else 11)
+    return report("Freed memory kept by the process", figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
