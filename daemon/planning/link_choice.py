@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
+from headway.daemon.planning.layer_costs import element_bytes, layer_costs, num_hidden
 from headway.daemon.records import NodeRecord, PlanRecord
+from headway.stages.codec import coded_bytes
 
 UNNAMED_SITE: Final = "default"
 """What a node says that was told of no site: nothing is known about the network between two of them."""
@@ -67,9 +68,9 @@ def choose_link(
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
     """Of what two workers of a plan, by position, exchange: hidden states, or between replicas their groups' sums of a
     slice of the gradient. The same seen from either end."""
-    stage = plan.stage_index(one)
-    if stage != plan.stage_index(other):
-        return hidden_bytes(spec)
+    stage, beside = plan.stage_index(one), plan.stage_index(other)
+    if stage != beside:
+        return coded_bytes(plan.codec(max(stage, beside)), num_hidden(spec), element_bytes(spec.train))
     workers = [plan.stages[position] for position in (one, other)]
     sums_bytes = sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in workers[0].layers)
     return max(len(worker.groups) for worker in workers) * sums_bytes // len(plan.replicas[stage])

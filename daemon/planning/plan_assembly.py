@@ -1,7 +1,7 @@
 """From a cut to a plan: shares of the replicas, depth of every worker, and all figures about them. Pure."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
 from headway.daemon.planning.device_order import Seat, natural
@@ -9,10 +9,16 @@ from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import StagePlan
+from headway.stages.codec import Codec
 
 
-def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...]) -> ClusterPlan:
-    """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on."""
+def assemble(
+    costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...], *, was_rounded: bool = False
+) -> ClusterPlan:
+    """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on.
+
+    was_rounded: whether it has run over a lossy wire.
+    """
     placed = place(costs, cut)
     times = PredictedTime(costs, placed)
     depths = _depths(costs, placed, times)
@@ -25,6 +31,8 @@ def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[
     distance = times.distance(depths)
     classes = tuple(sorted({*history, *(seat.arithmetic_class for seat in order)}))
     used = {seat.node for seat in order}
+    codecs = [costs.codec(upper.seats, lower.seats) for upper, lower in pairwise(placed)]
+    rounding = _rounding_reason(costs.spec.train.wire_between, codecs, was_rounded=was_rounded)
     return ClusterPlan(
         stages=tuple(estimate.stage for estimate in estimates),
         predicted_batch_seconds=distance.batch_s,
@@ -34,9 +42,11 @@ def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[
         schedule=costs.spec.train.schedule,
         reductions=times.reductions(),
         spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
-        is_exact=len(classes) == 1,
-        exact_reason=_exact_reason(order, classes),
+        is_exact=len(classes) == 1 and not rounding,
+        exact_reason="; and ".join([*([rounding] if rounding else []), *_exact_reason(order, classes, rounding)]),
         arithmetic_classes=classes,
+        codecs=tuple(codec.name.lower() for codec in codecs) if any(codecs) else (),
+        was_rounded=bool(rounding),
     )
 
 
@@ -107,7 +117,25 @@ def _estimate(
     )
 
 
-def _exact_reason(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
+def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) -> str:
+    """Why the bits depend on the cuts; empty: they do not."""
+    coded = [index for index, codec in enumerate(codecs) if codec]
+    if not coded:
+        return "wire compression has rounded what links of an earlier plan carried" if was_rounded else ""
+    name, number = codecs[coded[0]].name.lower(), len(coded)
+    cuts = " and ".join(f"{index} → {index + 1}" for index in coded) if number < 4 else f"of {number} cuts"
+    between = " between sites" if where == "sites" else ""
+    return f"{name} wire compression rounds what the links{between} carry (stages {cuts}): the bits depend on the cuts"
+
+
+def _exact_reason(order: Sequence[Seat], classes: tuple[str, ...], rounding: str) -> list[str]:
+    """On the classes; of a job that is not exact anyway, only what speaks against it."""
+    if len(classes) == 1 and rounding:
+        return []
+    return [_reason_of_classes(order, classes)]
+
+
+def _reason_of_classes(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
     if len(classes) == 1:
         return f"all workers are of one arithmetic class ({classes[0]})"
     here = sorted({seat.arithmetic_class for seat in order})
