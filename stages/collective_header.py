@@ -19,7 +19,8 @@ from headway.stages.link import Frame, FrameKind
 
 HEADER_LENGTH = 16
 MAGIC = 0x68656164776179
-MAX_TENSORS = HEADER_LENGTH - 9
+CODEC = HEADER_LENGTH - 1
+MAX_TENSORS = CODEC - 8
 
 
 class Signal(IntEnum):
@@ -51,8 +52,9 @@ def announce(frame: Frame, *, sequence: int, is_on_device: bool) -> Tensor:
     """A frame's header, int64 [HEADER_LENGTH]."""
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
     assert len(sizes) <= MAX_TENSORS
-    about = (frame.batch, frame.microbatch, is_on_device, frame.codec)
-    return _header(frame.kind, frame.generation, sequence, *about, *sizes)
+    header = _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, is_on_device, *sizes)
+    header[CODEC] = frame.codec
+    return header
 
 
 def signal(kind: Signal, generation: Generation, *, sequence: int) -> Tensor:
@@ -76,7 +78,7 @@ class HeaderReader:
 
     def read(self, header: Tensor) -> Announcement | None:
         """What arrives next; None when nothing follows this header. Raises ProtocolError."""
-        magic, kind, generation, sequence, batch, microbatch, on_device, codec, num_tensors, *sizes = header.tolist()
+        magic, kind, generation, sequence, batch, microbatch, on_device, num_tensors, *sizes, codec = header.tolist()
         if magic != MAGIC:
             raise self._error("something that is no header")
         if generation != self._generation:
@@ -112,8 +114,8 @@ class HeaderReader:
 
 
 def _header(kind: int, generation: int, sequence: int, batch: int = 0, microbatch: int = 0, *rest: int) -> Tensor:
-    on_device, codec, *sizes = rest or (0, 0)
-    fields = [MAGIC, kind, generation, sequence, batch, microbatch, on_device, codec, len(sizes), *sizes]
+    on_device, sizes = (rest[0], rest[1:]) if rest else (0, ())
+    fields = [MAGIC, kind, generation, sequence, batch, microbatch, on_device, len(sizes), *sizes]
     return torch.tensor(fields + [0] * (HEADER_LENGTH - len(fields)), dtype=torch.int64)
 
 
