@@ -35,7 +35,7 @@ def test_far_links_carry_coded_bytes_and_near_ones_do_not() -> None:
 def test_depth_and_prediction_follow_the_coded_bytes() -> None:
     """A far link that frames fill for several microbatches' time: coded, they are under way for less, and fewer
     microbatches hide it; the simulator is told of the same frames."""
-    fast = [replace(each, devices=(Device(kind="cpu", speed=8.0),)) for each in APART]
+    fast = [replace(each, devices=(Device(kind="cpu", speed=3.0),)) for each in APART]
     plain = plan_of(job(microbatches=32), fast)
     coded = plan_of(job(microbatches=32, wire="int8"), fast)
     assert plain.distance is not None
