@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from headway.stages.codec import BLOCK, Codec
 
 LEAST_LARGEST: Final = 2.0**-100
-"""The reciprocal of a smaller scale is no normal float32 any more."""
+"""127 over something smaller would come near the largest float32, and a scale near the smallest."""
 
 
 @torch.no_grad()
@@ -78,9 +78,9 @@ class Feedback:
 def _quantised(values: Tensor) -> tuple[Tensor, Tensor]:
     blocks = _blocks(values.float())
     largest = blocks.abs().amax(dim=1)
-    # `where` drops what a reciprocal of zero gives; a NaN is not below, and stays one.
-    inverse = torch.where(largest < LEAST_LARGEST, 0.0, 127 / largest)
-    scales = torch.where(largest < LEAST_LARGEST, 0.0, largest / 127)
+    # Divided at once: the reciprocal of the largest floats is no normal one. A NaN is not below, and stays one.
+    inverse = torch.full_like(largest, 127).div_(largest).masked_fill_(largest < LEAST_LARGEST, 0.0)
+    scales = (largest / 127).masked_fill_(largest < LEAST_LARGEST, 0.0)
     quantised = (blocks * inverse[:, None]).round_().to(torch.int8)
     return quantised.flatten()[: values.numel()].view(values.shape), scales
 
