@@ -30,7 +30,8 @@ from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import LayerTime, Phase
+from headway.daemon.measurements import LayerTime
+from headway.daemon.records import Phase
 from headway.daemon.reference import BatchResult, reference
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards

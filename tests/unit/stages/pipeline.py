@@ -25,7 +25,7 @@ from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_jo
 from headway.stages.layer_state import LayerState
 from headway.stages.link import Link
 from headway.stages.optimizer import OptimizerFactory
-from headway.stages.schedule import Op, replica_depth, schedule_depth
+from headway.stages.schedule import Op, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.snapshot_interval import SnapshotInterval
 from headway.stages.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.snapshots import Snapshots
@@ -194,7 +194,9 @@ class Pipeline:
         self, job: JobSpec, place: Place, replica_groups: list[tuple[int, ...]], slices: list[tuple[LayerName, ...]]
     ) -> StageContext:
         num_microbatches = job.train.microbatches
-        depth = schedule_depth(job.train.schedule, num_microbatches, len(slices), place.stage)
+        schedule, p = job.train.schedule, len(slices)
+        needed = [schedule_depth(schedule, num_microbatches, p, s) for s in range(p)]
+        depth = depths_with_slack(schedule, needed, num_microbatches)[place.stage]
         num_held = sum(i % job.train.reduction_groups in place.groups for i in range(num_microbatches))
         return StageContext(
             model=job.model,
