@@ -7,8 +7,9 @@ row is the mean over seeds; what it costs is the mean of the differences to `non
 is that of the final weights on windows drawn with another seed. The plot goes to docs/compression.png.
 
 Line: two stages of 40 ms a microbatch over an emulated line (wan.py) whose Mbit/s plain frames exceed, and int8 does
-not: tokens/s of each codec over those of the same job on one site. cpu_s_per_gb: of one thread, per 10⁹ bytes that are
-not coded.
+not, with the depth that the planner advises for each: tokens/s over those of the same job on one site.
+
+cpu_s_per_gb: of one thread, per 10⁹ bytes that are not coded.
 """
 
 import argparse
@@ -23,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import wan
 from delay import held_out_loss
-from emulated_stage import SleepTimes
 from measure import machine, progress, versions
 from pipeline_processes import Processes, cut, seconds_per_batch
+from wan import MICROBATCH_SIZE, MODEL, NUM_SETTLING, SLEEPS
 from wan_line import Line
-from wan_namespaces import is_possible
+from wan_plan import advice
+from wan_sites import WanRun, best_kind, sites
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.reference import reference
@@ -69,7 +70,7 @@ MOST_COST = 0.02
 """Nats that no codec may cost."""
 
 LINE = Line(round_trip_ms=50, mbit_s=25)
-SLEEPS = SleepTimes(forward_s=13e-3, backward_s=27e-3, update_s=5e-3)
+NUM_MICROBATCHES = 8
 SEQUENCE_LENGTH = 80
 """Frames of 320 KiB: 65 Mbit/s each way."""
 
@@ -177,38 +178,37 @@ def cpu_s_per_gb(shape: tuple[int, ...], *, num_rounds: int) -> dict[str, dict[s
 
 def over_the_line(*, num_batches: int, num_rounds: int) -> dict[str, float]:
     """Tokens/s of each codec over the line, over those of the job on one site without a codec; rounds in turns."""
-    kind = "namespaces" if is_possible() else "proxy"
-    microbatches = 8
     ratios: dict[str, list[float]] = {name: [] for name in WIRES}
 
-    def seconds(processes: Processes, wire: dict[str, Any], address: str = "") -> float:
+    def seconds(processes: Processes, wire: dict[str, Any], line: Line | None = None, address: str = "") -> float:
         train = TrainSpec(
             schedule="2bw",
             batches=num_batches,
-            microbatches=microbatches,
-            microbatch_size=wan.MICROBATCH_SIZE,
+            microbatches=NUM_MICROBATCHES,
+            microbatch_size=MICROBATCH_SIZE,
             sequence_length=SEQUENCE_LENGTH,
+            wire_between="stages",
             **wire,
         )
-        task = wan.WanRun(
+        task = WanRun(
             job=near.new_name(),
-            model=wan.MODEL,
-            train=replace(train, wire_between="stages"),
+            model=MODEL,
+            train=train,
             optim=OptimSpec(),
-            cuts=cut(layer_names(wan.MODEL), 2),
+            cuts=cut(layer_names(MODEL), 2),
             sleeps=SLEEPS,
             address=address,
-            depths=(microbatches, 1),
+            depths=advice(MODEL, train, SLEEPS, line).depths,
         )
         ends = processes.run(task, number=2)[0].stage.batch_ends()
-        return seconds_per_batch(ends, num_settling=wan.NUM_SETTLING)
+        return seconds_per_batch(ends, num_settling=NUM_SETTLING)
 
-    with Processes(2) as near, wan.sites(kind, near) as far:
+    with Processes(2) as near, sites(best_kind(), near) as far:
         far.wan.set(LINE)
         for number in range(num_rounds):
             on_one_site = seconds(near, WIRES["none"])
             for name in WIRES if number % 2 == 0 else reversed(WIRES):
-                ratios[name].append(on_one_site / seconds(far.processes, WIRES[name], far.address))
+                ratios[name].append(on_one_site / seconds(far.processes, WIRES[name], LINE, far.address))
                 progress(f"{LINE.round_trip_ms:g} ms, {LINE.mbit_s:g} Mbit/s, {name}: {ratios[name][-1]:.3f}")
     return {name: round(statistics.median(found), 3) for name, found in ratios.items()}
 
