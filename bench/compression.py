@@ -130,12 +130,14 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
 
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2))
     plain = _smooth(curves["none"][0].losses)
-    for name, of_seeds in curves.items():
-        losses = _smooth(of_seeds[0].losses)
+    for index, (name, of_seeds) in enumerate(curves.items()):
+        losses, colour = _smooth(of_seeds[0].losses), f"C{index}"
         batches = range(SMOOTHED, SMOOTHED + len(losses))
-        above.plot(batches, losses, label=name)
+        above.plot(batches, losses, label=name, color=colour)
         if name != "none":
-            below.plot(batches, [one - other for one, other in zip(losses, plain, strict=True)], label=name)
+            below.plot(
+                batches, [one - other for one, other in zip(losses, plain, strict=True)], label=name, color=colour
+            )
     below.axhline(0, color="grey", linewidth=0.8)
     above.set(ylabel="loss, nats per token", title=f"every cut of four stages coded, mean of {SMOOTHED} batches")
     below.set(xlabel="batch", ylabel="over none")

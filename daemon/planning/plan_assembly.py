@@ -9,7 +9,8 @@ from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import StagePlan
-from headway.stages.codec import Codec
+from headway.stages.codec import Codec, is_rounding
+from headway.stages.spec import TrainSpec
 
 
 def assemble(
@@ -43,7 +44,7 @@ def assemble(
         reductions=times.reductions(),
         spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
         is_exact=len(classes) == 1 and not rounding,
-        exact_reason="; and ".join([*([rounding] if rounding else []), *_exact_reason(order, classes, rounding)]),
+        exact_reason=_exact_reason(costs.spec.train, order, classes, rounding),
         arithmetic_classes=classes,
         codecs=tuple(codec.name.lower() for codec in codecs) if any(codecs) else (),
         was_rounded=bool(rounding),
@@ -123,16 +124,19 @@ def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) 
     if not coded:
         return "wire compression has rounded what links of an earlier plan carried" if was_rounded else ""
     name, number = codecs[coded[0]].name.lower(), len(coded)
-    cuts = " and ".join(f"{index} → {index + 1}" for index in coded) if number < 4 else f"of {number} cuts"
+    at = "stages " + " and ".join(f"{index} → {index + 1}" for index in coded) if number < 4 else f"{number} cuts"
     between = " between sites" if where == "sites" else ""
-    return f"{name} wire compression rounds what the links{between} carry (stages {cuts}): the bits depend on the cuts"
+    return f"{name} wire compression rounds what the links{between} carry ({at}): the bits depend on the cuts"
 
 
-def _exact_reason(order: Sequence[Seat], classes: tuple[str, ...], rounding: str) -> list[str]:
-    """On the classes; of a job that is not exact anyway, only what speaks against it."""
-    if len(classes) == 1 and rounding:
-        return []
-    return [_reason_of_classes(order, classes)]
+def _exact_reason(train: TrainSpec, order: Sequence[Seat], classes: tuple[str, ...], rounding: str) -> str:
+    """A sentence; of a job that is not exact, only what speaks against it."""
+    of_classes = _reason_of_classes(order, classes)
+    if rounding:
+        return rounding if len(classes) == 1 else f"{rounding}; and {of_classes}"
+    if is_rounding(train):
+        return f'{of_classes}, and wire = "{train.wire}" codes no link of this plan: no cut lies between sites'
+    return of_classes
 
 
 def _reason_of_classes(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
