@@ -16,13 +16,14 @@ over batches of 1f1b. distance_2bw, distance_1f1b: seconds on two sites over sec
 """
 
 import argparse
+import json
 import multiprocessing
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -62,9 +63,9 @@ OPTIM = OptimSpec(
 """The rates of docs/jobs/demo.toml."""
 WINDOW = 20
 """Batches of which the smoothed loss is the mean."""
-NUM_BATCHES, QUICK_BATCHES = 200, 30
+NUM_BATCHES, QUICK_BATCHES = 150, 30
 """Of 1f1b."""
-MORE = 1.2
+MORE = 1.5
 """Times as many for 2bw, which may need more until the same loss."""
 PARTS = (0.25, 0.5, 1.0)
 """Of 1f1b's batches: where its smoothed losses are the targets."""
@@ -157,6 +158,28 @@ class Bench:
 def optim(schedule: Schedule) -> OptimSpec:
     """Error Feedback where there is a delay."""
     return replace(OPTIM, error_feedback=1.0 if schedule == "2bw" else 0.0)
+
+
+class Kept:
+    """Runs that are done, in a file if there is one, so that a bench that was cut off goes on with the next."""
+
+    def __init__(self, file: Path | None, of: object) -> None:
+        """of: what the runs depend on; those of anything else are not taken."""
+        self._file, self._of = file, repr(of)
+        has_some = file is not None and file.exists()
+        told = json.loads(file.read_text()) if file is not None and has_some else {}
+        self._runs: dict[str, Trained] = (
+            {name: Trained(**run) for name, run in told["runs"].items()} if told.get("of") == self._of else {}
+        )
+
+    def run(self, name: str, make: Callable[[], Trained]) -> Trained:
+        """The one of that name."""
+        if name not in self._runs:
+            self._runs[name] = make()
+            if self._file is not None:
+                runs = {name: asdict(run) for name, run in self._runs.items()}
+                self._file.write_text(json.dumps({"of": self._of, "runs": runs}))
+        return self._runs[name]
 
 
 def losses_of_plain_loop(bench: Bench, schedule: Schedule) -> list[float]:
@@ -254,16 +277,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="within a minute: one seed, few batches")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--keep", type=Path, help="a file for the runs that are done, to go on with if cut off")
     parser.add_argument("--plot", type=Path, help="where to draw the curves, as a PNG")
     options = parser.parse_args()
     num_batches, num_seeds = (QUICK_BATCHES, 1) if options.quick else (NUM_BATCHES, options.seeds)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(num_batches, 1, str(builtin_corpus(Path(folder))))
+        kept = Kept(options.keep, (bench.train_spec("2bw"), MODEL, TIMES, OPTIM, LINE))
         runs: dict[tuple[str, Schedule], Trained] = {}
         with Processes(2) as near, sites(best_kind(), near) as far:
             for place in PLACES:
                 for schedule in SCHEDULES:
-                    run = runs[place, schedule] = bench.trained(schedule, place, near, far)
+                    run = runs[place, schedule] = kept.run(
+                        f"{schedule}, {place}", partial(bench.trained, schedule, place, near, far)
+                    )
                     progress(
                         f"{schedule}, {place}: {len(run.seconds)} batches in {run.seconds[-1]:.1f} s, "
                         f"{run.batch_s:.3f} s each, {run.late:.1%} of the operations late; "

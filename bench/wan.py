@@ -7,7 +7,8 @@ planner advises for the line (`headway plan`); the other side of each ratio is t
 ratio_100ms_2bw, ratio_100ms_1f1b: tokens/s over a line of 100 ms round trip over tokens/s on one site; the other rows
 are named by their line. outage_cost_s: what a cut of 10 seconds costs, with no batch computed again. ceiling_mbit_s:
 what the emulator itself carries. loss_…: at 0.1 % loss, what the link carries over the most that it could: what the
-job needs, the line, or what one TCP connection, which the link is, reaches there by itself.
+job needs, the line, or what one TCP connection, which the link is, reaches there by itself; advised: m and depth by
+the planner, who knows of no loss; room: with more of both.
 
 Each part can run alone (`--rows`), and prints its rows as they are done.
 """
@@ -50,7 +51,7 @@ LOSSY_ROUND_TRIPS_MS = (20, 100)
 LEAST_MICROBATCHES = 4
 NUM_SETTLING = 4
 NUM_BATCHES = 10
-NUM_LOSSY_BATCHES = 16
+NUM_LOSSY_BATCHES = 12
 NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
 """TCP's congestion controls: what most hosts have, and one that takes no loss for a full line."""
@@ -71,6 +72,8 @@ class Job:
     schedule: ScheduleName
     line: Line
     sequence_length: int
+    room: int = 1
+    """More than 1: so many times the advised m, and all of 2m in flight."""
 
     @classmethod
     def over(cls, line: Line, schedule: ScheduleName = "2bw") -> "Job":
@@ -91,7 +94,7 @@ class Job:
     def microbatches(self) -> int:
         """m: what the planner advises for 2bw, whichever the schedule."""
         few = self._train("2bw", LEAST_MICROBATCHES, NUM_BATCHES)
-        return max(LEAST_MICROBATCHES, advice(MODEL, few, SLEEPS, self.line).least_microbatches)
+        return self.room * max(LEAST_MICROBATCHES, advice(MODEL, few, SLEEPS, self.line).least_microbatches)
 
     def train(self, num_batches: int) -> TrainSpec:
         """Its recurrence."""
@@ -99,7 +102,8 @@ class Job:
 
     def advice(self, *, is_far: bool) -> Advice:
         """Of the planner, over the line or on one site."""
-        return advice(MODEL, self.train(NUM_BATCHES), SLEEPS, self.line if is_far else None)
+        of_planner = advice(MODEL, self.train(NUM_BATCHES), SLEEPS, self.line if is_far else None)
+        return of_planner if self.room == 1 else replace(of_planner, depths=(2 * self.microbatches, 1))
 
     def _train(self, schedule: ScheduleName, microbatches: int, num_batches: int) -> TrainSpec:
         return TrainSpec(
@@ -229,23 +233,31 @@ def measure_cut(bench: Bench, results: Results) -> None:
 
 
 def measure_loss(bench: Bench, line: Line, results: Results) -> None:
-    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss."""
+    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss.
+
+    First as the planner advises, who knows of no loss; then with room: twice as many microbatches, and all that the
+    schedule may have in flight, so that a stage has work while what stands behind a lost segment waits for it.
+    """
     has_tcp = isinstance(bench.far.wan, NamespacesWan)
     for congestion in CONGESTION if has_tcp else ("reno",):
         found = ceilings(bench.far.wan, line, congestion, NUM_CONNECTIONS)
         # The planner is told what a probe would find: what one connection carries.
-        job = replace(Job.over(line), line=replace(line, mbit_s=min(line.mbit_s, found[1])))
-        reports = bench.run(job, num_batches=NUM_LOSSY_BATCHES, is_far=True, line=line)
-        batch_s = seconds_per_batch(reports[0].stage.batch_ends(), num_settling=NUM_SETTLING)
-        carried = job.microbatches * job.frame_bytes * 8 / 1e6 / batch_s
-        busy = MICROBATCH_S / (MICROBATCH_S + SLEEPS.update_s / job.microbatches)
-        most = min(line.mbit_s, found[1], job.needed_mbit_s * busy)
-        reached = results.figure(f"loss_{line.round_trip_ms:g}ms_{congestion}", [carried / most], bar=BAR_LOSS)
+        advised = replace(Job.over(line), line=replace(line, mbit_s=min(line.mbit_s, found[1])))
+        told = []
+        for name, job in (("advised", advised), ("room", replace(advised, room=2))):
+            reports = bench.run(job, num_batches=NUM_LOSSY_BATCHES // job.room, is_far=True, line=line)
+            batch_s = seconds_per_batch(reports[0].stage.batch_ends(), num_settling=NUM_SETTLING // job.room)
+            carried = job.microbatches * job.frame_bytes * 8 / 1e6 / batch_s
+            busy = MICROBATCH_S / (MICROBATCH_S + SLEEPS.update_s / job.microbatches)
+            most = min(line.mbit_s, found[1], job.needed_mbit_s * busy)
+            bar = BAR_LOSS if name == "room" else None
+            figure = results.figure(f"loss_{line.round_trip_ms:g}ms_{congestion}_{name}", [carried / most], bar=bar)
+            depth = job.advice(is_far=True).depths[0]
+            told.append(f"m = {job.microbatches}, depth {depth}: {carried:.1f} of {most:.1f} ({figure.median:.2f})")
         ceilings_told = ", ".join(f"{number}: {mbit_s:.1f}" for number, mbit_s in found.items())
         results.row(
             f"{line.round_trip_ms:3g} ms, {line.mbit_s:g} Mbit/s, loss {line.loss:.1%}, {congestion}: TCP connections "
-            f"carry {ceilings_told} Mbit/s; the job, m = {job.microbatches}, {carried:.1f} of {most:.1f} that it needs "
-            f"or its one can carry: {reached.median:.2f}"
+            f"carry {ceilings_told} Mbit/s; the job, of what it needs or its one connection can: {'; '.join(told)}"
         )
 
 

@@ -101,7 +101,9 @@ def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_i
     return min(2 * m, p - s + math.ceil(round_trips_in_microbatches))
 
 
-def depths_with_slack(schedule: ScheduleName, needed: Sequence[int], m: int) -> list[int]:
+def depths_with_slack(
+    schedule: ScheduleName, needed: Sequence[int], m: int, num_replicas: Sequence[int] = ()
+) -> list[int]:
     """How many microbatches each stage may have in flight, by what it needs while no time varies.
 
     Times do vary. Under 2bw every stage but the last has room for one more for itself and one for each stage after it,
@@ -109,11 +111,15 @@ def depths_with_slack(schedule: ScheduleName, needed: Sequence[int], m: int) -> 
     microbatches than the first stage needs, and one. Two batches take at least one batch of work and one way through
     the pipe: with no more microbatches than are under way, forwards that nobody waits for would run ahead of backwards
     for which the next batch waits.
+
+    num_replicas: of each stage, if not one. R replicas have R microbatches at work, and unlike neighbours hand them
+    over unevenly: such a stage counts as R.
     """
     if schedule != "2bw":
         return list(needed)
     p, most = len(needed), max(0, 1 + m - needed[0])
-    return [depth + min(p - s, most) if s < p - 1 else depth for s, depth in enumerate(needed)]
+    slacks = [sum(num_replicas[s:]) if num_replicas else p - s for s in range(p - 1)]
+    return [depth + min(slack, most) for depth, slack in zip(needed, [*slacks, 0], strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ class PredictedTime:
 
     @cached_property
     def _depths(self) -> list[int]:
-        return depths_with_slack(self._costs.spec.train.schedule, self._needed_depths, self._costs.num_microbatches)
+        train, num_replicas = self._costs.spec.train, [len(stage.workers) for stage in self._stages]
+        return depths_with_slack(train.schedule, self._needed_depths, train.microbatches, num_replicas)
 
     @cached_property
     def _needed_depths(self) -> list[int]:

@@ -247,6 +247,8 @@ def test_slack_is_one_more_for_each_stage_from_here_on() -> None:
     assert depths_with_slack("2bw", [9, 8, 2, 1], 10) == [11, 10, 4, 1]
     assert depths_with_slack("2bw", [2, 1], 2) == [3, 1]
     assert depths_with_slack("2bw", [1], 8) == [1]
+    assert depths_with_slack("2bw", [9, 5, 4, 1], 32, [2, 1, 3, 2]) == [17, 11, 9, 1]
+    assert depths_with_slack("2bw", [9, 5, 4, 1], 12, [2, 1, 3, 2]) == [13, 9, 8, 1]
     assert depths_with_slack("1f1b", [4, 3, 2, 1], 16) == [4, 3, 2, 1]
     assert depths_with_slack("gpipe", [8, 8], 8) == [8, 8]
 
