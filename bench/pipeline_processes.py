@@ -197,8 +197,8 @@ class StageRun:
     """Every process computes the only stage of a pipeline of its own."""
     orders: Sequence[Sequence[Op]] = ()
     """Of each stage: its operations in a fixed order; none: what is ready."""
-    further_depth: int = 0
-    """Microbatches in flight beyond what a planner would give every stage but the last."""
+    has_slack: bool = True
+    """More in flight than equal times need, as a planner gives it."""
     seed: int = 1
 
     def run(self, host: Host) -> StageReport:
@@ -255,8 +255,8 @@ class StageRun:
             )
             for s in range(num_stages)
         ]
-        depth = depths_with_slack(train.schedule, needed, train.microbatches)[stage]
-        return depth if stage == num_stages - 1 else min(depth + self.further_depth, 2 * train.microbatches)
+        depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
+        return depths[stage]
 
     def _open_link(self, host: Host, context: StageContext, inbox: "queue.SimpleQueue[object]", peer: int) -> Link:
         codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec

@@ -92,7 +92,7 @@ class NodeMemory:
         partial.replace(path)
 
 
-def _remembered(generations: Mapping[str, int], present: Set[str]) -> dict[str, int]:
+def _remembered(generations: dict[str, int], present: Set[str]) -> dict[str, int]:
     """Without the oldest of many jobs and of many submissions of a name. A name goes with the last of its submissions:
     alone it would count for every job that is called so.
     """

@@ -112,6 +112,15 @@ def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
     ]
 
 
+class WatchedWriter(SnapshotWriter):
+    """A writer that can be asked."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot's tensors are still being read."""
+        return self._current is not None
+
+
 @dataclass
 class SnapshotPlan:
     """Where, and how often, a pipeline's stages write snapshots."""
@@ -119,12 +128,12 @@ class SnapshotPlan:
     folder: Path
     every: int = 1
     on_file: Callable[[Snapshot, LayerName], None] = lambda _snapshot, _layer: None
-    writers: list[SnapshotWriter] = field(default_factory=list)
+    writers: list[WatchedWriter] = field(default_factory=list)
     live: tuple[LayerName, ...] = ()
 
     def open(self, context: StageContext, inbox: SimpleQueue[object]) -> Snapshots:
         """One stage's, with a writer of its own."""
-        self.writers.append(SnapshotWriter(inbox, on_file=self.on_file))
+        self.writers.append(WatchedWriter(inbox, on_file=self.on_file))
         interval = SnapshotInterval(self.every, 0)
         return Snapshots(self.writers[-1], interval, context, folder=self.folder, live=self.live)
 
