@@ -28,6 +28,8 @@ from headway.daemon.certificates import CertificateAuthority
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.allocator import keep_freed_memory
+from headway.stages.codec import codec_between
+from headway.stages.coded_link import CodedLink
 from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint, CollectiveTerms
 from headway.stages.determinism import configure
 from headway.stages.executor import Executor
@@ -207,8 +209,7 @@ class StageRun:
         stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
         context = self._context(stage)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        contract = FrameContract.of(self.model, self.train)
-        open_link = partial(host.open_link, self.job, stage, inbox=inbox, contract=contract, kind=self.link)
+        open_link = partial(self._open_link, host, context, inbox)
         links = StageLinks(
             upstream={0: open_link(stage - 1)} if stage else {},
             downstream={0: open_link(stage + 1)} if stage + 1 < num_stages else {},
@@ -258,7 +259,14 @@ class StageRun:
         depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
         return depths[stage]
 
+    def _open_link(self, host: Host, context: StageContext, inbox: "queue.SimpleQueue[object]", peer: int) -> Link:
+        codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
+        contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
+        link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link)
+        return CodedLink(link, codec, self.train) if codec else link
+
     def _context(self, stage: int) -> StageContext:
+        codec = codec_between(self.train, is_between_sites=False)
         return StageContext(
             model=self.model,
             train=self.train,
@@ -272,6 +280,8 @@ class StageRun:
             depth=self.depth(stage),
             boundary=Boundary(0),
             device=torch.device("cpu"),
+            upstream_codec=codec,
+            downstream_codec=codec,
         )
 
 

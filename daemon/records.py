@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway.daemon.jobs.job import JobSpec
+from headway.stages.codec import Codec
 
 PREFIX = "/headway/"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 RecordT = TypeVar("RecordT")
 
@@ -191,6 +192,8 @@ class PhaseRecord:
     """As in PlanRecord, of the plan that was dissolved."""
     arithmetic_classes: tuple[str, ...] = ()
     """As in PlanRecord, of the plan that `lineage` belongs to."""
+    was_rounded: bool = False
+    """The same."""
     outlook: str = ""
     """Why a plan that is clearly faster than the one in force is not taken; empty: there is none."""
     since: float = 0.0
@@ -236,6 +239,10 @@ class PlanRecord:
     exact_reason: str = ""
     arithmetic_classes: tuple[str, ...] = ()
     """Every class that this job's workers have had since boundary 0, this plan's included."""
+    codecs: tuple[str, ...] = ()
+    """Of each cut between two stages, how its links code hidden states: `none`, `bf16`, `int8`; empty: nowhere."""
+    was_rounded: bool = False
+    """Whether this plan, or any before it since boundary 0, has a cut that is coded."""
 
     @property
     def lineage(self) -> Lineage:
@@ -251,6 +258,17 @@ class PlanRecord:
     def num_stages(self) -> int:
         """Of the pipeline; each may have several workers."""
         return len(self.replicas)
+
+    def codec(self, stage: int) -> Codec:
+        """Of the cut above a stage; none above the first, and below the last."""
+        return Codec[self.codecs[stage - 1].upper()] if 0 < stage <= len(self.codecs) else Codec.NONE
+
+    @property
+    def coded_cuts(self) -> tuple[str, ...]:
+        """The first layers of the stages whose links with the stage before are coded."""
+        return tuple(
+            self.stages[workers[0]].layers[0] for stage, workers in enumerate(self.replicas) if self.codec(stage)
+        )
 
     def stage_index(self, position: int) -> int:
         """The stage that a worker belongs to, from 0."""
@@ -376,6 +394,8 @@ class CheckpointRecord:
     ancestry: tuple[tuple[int, int], ...] = ()
     """As in PlanRecord."""
     arithmetic_classes: tuple[str, ...] = ()
+    """As in PlanRecord."""
+    was_rounded: bool = False
     """As in PlanRecord."""
     origin_job: str = ""
     """The job that wrote it, if it was another one: the parent."""

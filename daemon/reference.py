@@ -5,18 +5,20 @@ computes a layer, draws a batch and steps an optimizer, and nothing that schedul
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.codec import Codec, codec_between
 from headway.stages.compilation import compile_ahead, compile_layer
+from headway.stages.compression import Feedback, decode, encode
 from headway.stages.determinism import configure
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
@@ -49,12 +51,16 @@ def reference(
     tokens: TokenShards,
     *,
     on_batch: Callable[[BatchResult], None],
+    coded_cuts: Sequence[str] = (),
     device: torch.device | str = "cpu",
     optimizers_from: OptimizerFactory | None = None,
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, whatever the job's dtype. `on_batch` is told of each batch.
 
     Raises NonFiniteLossError at the first batch with such a loss, unless the job says to go on; CompilationError.
+
+    coded_cuts: layers whose input, and its gradient, the job's codec rounds: the first layers of the stages whose links
+    with the stage before are coded. A cluster with these cuts, and one plan from beginning to end, has the same bits.
 
     optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
     """
@@ -71,6 +77,7 @@ def reference(
     # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.
     models = [_assembled(job, master, dtype), _assembled(job, master, dtype)]
     sets = [{name: dict(layer.named_parameters()) for name, layer in model.items()} for model in models]
+    cuts = {name: _CodedCut(job) for name in coded_cuts}
 
     for b in range(train.batches):
         started = perf_counter()
@@ -83,8 +90,8 @@ def reference(
                 seed=job.job.seed, batch=b, microbatch=i, size=train.microbatch_size, length=train.sequence_length
             )
             hidden = inputs.to(device)
-            for layer in models[version].values():
-                hidden = layer(hidden)
+            for name, layer in models[version].items():
+                hidden = layer(hidden if name not in cuts else cuts[name].carry(hidden, i))
             loss = token_loss(hidden, targets.to(device))
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
@@ -119,6 +126,35 @@ def reference(
 
     final = sets[train.batches % 2] if dtype == torch.float32 else master
     return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
+
+
+class _CodedCut:
+    """A coded link in the middle of the loop: rounds what goes down, and what comes back up."""
+
+    def __init__(self, job: "JobSpec") -> None:
+        self.codec = codec_between(job.train, is_between_sites=True)
+        has_feedback = self.codec is Codec.INT8 and job.train.wire_feedback
+        self.feedback = Feedback(self.codec, num_groups=job.train.reduction_groups) if has_feedback else None
+
+    def carry(self, hidden: Tensor, microbatch: int) -> Tensor:
+        """The hidden states that arrive."""
+        carried: Tensor = _Carried.apply(hidden, self, microbatch)  # type: ignore[no-untyped-call]
+        return carried
+
+
+class _Carried(torch.autograd.Function):
+    """The codec both ways; for autograd, the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, cut: _CodedCut, microbatch: int) -> Tensor:
+        ctx.cut, ctx.microbatch = cut, microbatch
+        return decode(encode(hidden, cut.codec), cut.codec, hidden.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,), cut = gradients, ctx.cut
+        coded = cut.feedback.encode(gradient, ctx.microbatch) if cut.feedback else encode(gradient, cut.codec)
+        return decode(coded, cut.codec, gradient.dtype), None, None
 
 
 def _accumulate(sums: list[Tensor], gradients: Iterable[Tensor]) -> None:

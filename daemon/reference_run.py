@@ -1,5 +1,6 @@
 """`headway reference`: the plain loop, from the job file to the same files that a run leaves."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -7,19 +8,28 @@ import torch
 
 from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.errors import ConfigError, JobFailedError
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.reference import BatchResult, reference
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
+from headway.stages.codec import is_rounding
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.tokens import TokenShards
 
 
 def run_reference(
-    job_file: Path, out: Path, *, device: Literal["auto", "cpu", "cuda"] = "auto", progress: IO[str] | None = None
-) -> None:
-    """Write DIR/metrics.jsonl and DIR/model/. progress: where a line that overwrites itself goes.
+    job_file: Path,
+    out: Path,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    coded_cuts: Sequence[str] = (),
+    progress: IO[str] | None = None,
+) -> str:
+    """Write DIR/metrics.jsonl and DIR/model/; returns which runs have these bits, in a sentence.
+
+    coded_cuts: as for `reference`. progress: where a line that overwrites itself goes.
 
     Raises ConfigError, DataError and JobFailedError.
     """
@@ -29,6 +39,7 @@ def run_reference(
     chosen = "cuda" if device != "cpu" and has_cuda else "cpu"
     cache_dir = default_cache_dir()
     spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
+    _check_cuts(spec, coded_cuts)
     tokens = TokenShards.open(data_folder(spec.data.source, cache_dir), expected_sha256=spec.data.sha256)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -47,7 +58,7 @@ def run_reference(
                 progress.flush()
 
         try:
-            weights = reference(spec, tokens, on_batch=on_batch, device=chosen)
+            weights = reference(spec, tokens, on_batch=on_batch, coded_cuts=coded_cuts, device=chosen)
         except NonFiniteLossError as error:
             raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
     if progress is not None:
@@ -58,4 +69,30 @@ def run_reference(
         weights=weights,
         sequence_length=spec.train.sequence_length,
         tokenizer_json=tokenizer_json() if tokens.index.tokenizer == "bytes" else None,
+    )
+    return _comparable(spec, coded_cuts)
+
+
+def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
+    """Raises ConfigError for cuts that no coded link of this job can have."""
+    if cuts and not is_rounding(spec.train):
+        raise ConfigError("this job's links round nothing, so cuts change no bit: leave it out", "--coded-cuts")
+    for cut in cuts:
+        if cut not in spec.layers[1:]:
+            raise ConfigError(
+                f"no stage after the first can begin with {cut!r}; name layers from {spec.layers[1]} to "
+                f"{spec.layers[-1]}",
+                "--coded-cuts",
+            )
+
+
+def _comparable(spec: JobSpec, cuts: Sequence[str]) -> str:
+    train = spec.train
+    if not is_rounding(train):
+        return "every run of this job on one arithmetic class has these bits"
+    if cuts:
+        return f"runs under one plan whose coded links end at {', '.join(cuts)} have these bits, others have not"
+    return (
+        f'wire = "{train.wire}" rounds what coded links carry: only runs without such links have these bits; '
+        "--coded-cuts names the layers where they end (`headway status --json`: coded_cuts)"
     )

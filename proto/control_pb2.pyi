@@ -445,20 +445,24 @@ class Prepare(_message.Message):
     def __init__(self, job: _Optional[bytes] = ..., job_name: _Optional[str] = ..., generation: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., data_path: _Optional[str] = ..., log_path: _Optional[str] = ..., device_index: _Optional[int] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
-    __slots__ = ("index", "num_stages", "layers", "depth", "groups", "worker")
+    __slots__ = ("index", "num_stages", "layers", "depth", "groups", "worker", "upstream_codec", "downstream_codec")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_CODEC_FIELD_NUMBER: _ClassVar[int]
+    DOWNSTREAM_CODEC_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_stages: int
     layers: _containers.RepeatedScalarFieldContainer[str]
     depth: int
     groups: _containers.RepeatedScalarFieldContainer[int]
     worker: int
-    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., worker: _Optional[int] = ...) -> None: ...
+    upstream_codec: int
+    downstream_codec: int
+    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., worker: _Optional[int] = ..., upstream_codec: _Optional[int] = ..., downstream_codec: _Optional[int] = ...) -> None: ...
 
 class LayerSource(_message.Message):
     __slots__ = ("layer", "live", "initial", "path")

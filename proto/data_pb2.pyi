@@ -86,7 +86,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[_Union[TensorSpec.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("kind", "generation", "batch", "microbatch", "sequence", "acknowledged", "tensors", "payload_bytes", "payload_offset")
+    __slots__ = ("kind", "generation", "batch", "microbatch", "sequence", "acknowledged", "tensors", "payload_bytes", "payload_offset", "codec")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[FrameHeader.Kind]
@@ -120,6 +120,7 @@ class FrameHeader(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     kind: FrameHeader.Kind
     generation: int
     batch: int
@@ -129,4 +130,5 @@ class FrameHeader(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     payload_bytes: int
     payload_offset: int
-    def __init__(self, kind: _Optional[_Union[FrameHeader.Kind, str]] = ..., generation: _Optional[int] = ..., batch: _Optional[int] = ..., microbatch: _Optional[int] = ..., sequence: _Optional[int] = ..., acknowledged: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload_offset: _Optional[int] = ...) -> None: ...
+    codec: int
+    def __init__(self, kind: _Optional[_Union[FrameHeader.Kind, str]] = ..., generation: _Optional[int] = ..., batch: _Optional[int] = ..., microbatch: _Optional[int] = ..., sequence: _Optional[int] = ..., acknowledged: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload_offset: _Optional[int] = ..., codec: _Optional[int] = ...) -> None: ...

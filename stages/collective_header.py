@@ -1,6 +1,6 @@
 """What is said before each payload of a collective link: sixteen integers. No socket, no thread, no clock here.
 
-A header names kind, generation, batch, microbatch and number of a frame, and the first dimension of each of its
+A header names kind, generation, batch, microbatch, number and codec of a frame, and the first dimension of each of its
 tensors. All else about the payload is in the contract that both ends derive from the job.
 """
 
@@ -11,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from headway.stages.codec import Codec
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
@@ -18,7 +19,8 @@ from headway.stages.link import Frame, FrameKind
 
 HEADER_LENGTH = 16
 MAGIC = 0x68656164776179
-MAX_TENSORS = HEADER_LENGTH - 8
+CODEC = HEADER_LENGTH - 1
+MAX_TENSORS = CODEC - 8
 
 
 class Signal(IntEnum):
@@ -39,17 +41,20 @@ class Announcement:
     is_on_device: bool
     """Whether the payload travels from accelerator to accelerator."""
     tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    codec: Codec = Codec.NONE
 
     def frame(self, tensors: tuple[Tensor, ...]) -> Frame:
         """With the values."""
-        return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors)
+        return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors, self.codec)
 
 
 def announce(frame: Frame, *, sequence: int, is_on_device: bool) -> Tensor:
     """A frame's header, int64 [HEADER_LENGTH]."""
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
     assert len(sizes) <= MAX_TENSORS
-    return _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, is_on_device, *sizes)
+    header = _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, is_on_device, *sizes)
+    header[CODEC] = frame.codec
+    return header
 
 
 def signal(kind: Signal, generation: Generation, *, sequence: int) -> Tensor:
@@ -73,7 +78,7 @@ class HeaderReader:
 
     def read(self, header: Tensor) -> Announcement | None:
         """What arrives next; None when nothing follows this header. Raises ProtocolError."""
-        magic, kind, generation, sequence, batch, microbatch, on_device, num_tensors, *sizes = header.tolist()
+        magic, kind, generation, sequence, batch, microbatch, on_device, num_tensors, *sizes, codec = header.tolist()
         if magic != MAGIC:
             raise self._error("something that is no header")
         if generation != self._generation:
@@ -93,13 +98,16 @@ class HeaderReader:
             raise self._error(f"a frame of kind {kind} in this direction")
         if batch < 0 or microbatch < 0:
             raise self._error(f"a frame of batch {batch}, microbatch {microbatch}")
+        if (miscoded := self._contract.miscoded(known, codec)) is not None:
+            raise self._error(miscoded)
         forms = self._contract.forms.get(known, ())
         if num_tensors != len(forms):
             raise self._error(f"{known.name} with {num_tensors} tensors instead of {len(forms)}")
         tensors = tuple(_of_form(form, size) for form, size in zip(forms, sizes, strict=False))
-        if (violation := self._contract.violation(known, tensors)) is not None:
+        if (violation := self._contract.violation(known, tensors, codec)) is not None:
             raise self._error(violation)
-        return Announcement(known, self._generation, Batch(batch), Microbatch(microbatch), on_device != 0, tensors)
+        place = Batch(batch), Microbatch(microbatch)
+        return Announcement(known, self._generation, *place, on_device != 0, tensors, Codec(codec))
 
     def _error(self, reason: str) -> ProtocolError:
         return ProtocolError(self.peer, reason)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from headway.stages.clipping import SquaresRelay, clip_coefficient, fold, layer_square
+from headway.stages.coded_link import decoded
 from headway.stages.errors import AbortedError, ProtocolError, UnavailableError
-from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract
+from headway.stages.frame_contract import DOWNSTREAM_KINDS
 from headway.stages.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.gradient_sums import GradientSums
 from headway.stages.history import Recorder
@@ -114,7 +115,7 @@ class Executor:
             groups=context.groups,
         )
         self._state = ScheduleState(self._schedule)
-        self._contract = FrameContract.of(context.model, train)
+        self._contract = context.contract
         self.layer_times = layer_times or LayerTimes(context.layers, context.device, slowdown=context.slowdown)
         times = self.layer_times
         self._graph = make_graph(layers, context.model, train, is_first=is_first, is_last=is_last, times=times)
@@ -286,6 +287,7 @@ class Executor:
             self.num_stale_frames += 1
             return
         self._check_form(frame)
+        frame = decoded(frame, self._context) if frame.codec else frame
         batch, microbatch, state = frame.batch, frame.microbatch, self._state
         match frame.kind:
             case FrameKind.ACTIVATION:
@@ -328,7 +330,8 @@ class Executor:
         if self._siblings is not None and frame.kind in _REPLICA_KINDS:
             violation = self._siblings.violation(frame)
         else:
-            violation = self._contract.violation(frame.kind, [(tensor.dtype, tensor.shape) for tensor in frame.tensors])
+            forms = [(tensor.dtype, tensor.shape) for tensor in frame.tensors]
+            violation = self._contract.violation(frame.kind, forms, frame.codec)
         if violation is not None:
             raise ProtocolError(self._sender(frame), violation)
 

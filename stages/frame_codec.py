@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from headway.proto.data_pb2 import FrameHeader, TensorSpec
+from headway.stages.codec import Codec
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_contract import FrameContract, aligned
 from headway.stages.ids import Batch, Generation, Microbatch
@@ -101,6 +102,7 @@ class OutgoingFrame:
                 tensors=self._tensors if offset == 0 else (),
                 payload_bytes=self.payload_bytes,
                 payload_offset=offset,
+                codec=self.frame.codec,
             ).SerializeToString()
             assert len(header) <= MAX_HEADER_BYTES
             yield b"".join((HEADER_LENGTH.pack(len(header)), header, *self._cut(offset, offset + chunk_bytes)))
@@ -214,7 +216,7 @@ class FrameAssembler:
         if any(tensor.dtype not in TORCH_DTYPES for tensor in header.tensors):
             raise self._error("a tensor of unknown type")
         tensors = [(TORCH_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in header.tensors]
-        if (violation := self._contract.violation(kind, tensors)) is not None:
+        if (violation := self._contract.violation(kind, tensors, header.codec)) is not None:
             raise self._error(violation)
         size = sum(aligned(prod(shape) * dtype.itemsize) for dtype, shape in tensors)
         if header.payload_bytes != size:
@@ -242,6 +244,7 @@ class FrameAssembler:
             batch=Batch(header.batch),
             microbatch=Microbatch(header.microbatch),
             tensors=tuple(self._tensors(header.tensors, partial.buffer)),
+            codec=Codec(header.codec),
         )
 
     def _tensors(self, specs: Sequence[TensorSpec], buffer: Tensor) -> Iterator[Tensor]:

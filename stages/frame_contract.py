@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 
+from headway.stages.codec import Codec, num_blocks
 from headway.stages.group_reduction import slice_bounds
 from headway.stages.link import FrameKind
 from headway.stages.model import parameter_shapes
@@ -62,24 +63,36 @@ class FrameContract:
     max_unacknowledged_frames: int
     sent_forms: Mapping[FrameKind, tuple[TensorForm, ...]] = field(default_factory=dict)
     """Of what may be sent, where that differs."""
+    codecs: Mapping[FrameKind, Codec] = field(default_factory=dict)
+    """Of the kinds that are coded."""
 
     @classmethod
-    def of(cls, model: ModelSpec, train: TrainSpec, *, has_norms: bool = True) -> "FrameContract":
+    def of(
+        cls,
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        has_norms: bool = True,
+        activations: Codec = Codec.NONE,
+        gradients: Codec = Codec.NONE,
+    ) -> "FrameContract":
         """What a job's stages say to each other. No schedule has more than 2m microbatches in flight on a stage.
 
-        has_norms: only the leading replicas of two stages speak of the norm.
+        has_norms: only the leading replicas of two stages speak of the norm. activations, gradients: how these are
+        coded; on one link both alike.
         """
         tokens = (train.microbatch_size, train.sequence_length)
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
         forms = {
-            FrameKind.ACTIVATION: (hidden, TensorForm(torch.int64, tokens)),
-            FrameKind.GRADIENT: (hidden,),
+            FrameKind.ACTIVATION: (*_coded(hidden, activations), TensorForm(torch.int64, tokens)),
+            FrameKind.GRADIENT: _coded(hidden, gradients),
             FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
             FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
         }
         return cls(
             forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
             max_unacknowledged_frames=2 * train.microbatches + 4,
+            codecs={FrameKind.ACTIVATION: activations, FrameKind.GRADIENT: gradients},
         )
 
     @classmethod
@@ -132,8 +145,12 @@ class FrameContract:
         """What one side may have handed over and not yet seen acknowledged."""
         return self.max_unacknowledged_frames * self.max_frame_bytes
 
-    def violation(self, kind: FrameKind, tensors: Sequence[tuple[torch.dtype, Sequence[int]]]) -> str | None:
+    def violation(
+        self, kind: FrameKind, tensors: Sequence[tuple[torch.dtype, Sequence[int]]], codec: int = Codec.NONE
+    ) -> str | None:
         """What is wrong with a frame of these tensors, or None."""
+        if (miscoded := self.miscoded(kind, codec)) is not None:
+            return miscoded
         forms = self.forms.get(kind, ())
         if len(tensors) != len(forms):
             return f"{kind.name} with {len(tensors)} tensors instead of {len(forms)}"
@@ -143,6 +160,25 @@ class FrameContract:
                     f"{kind.name} tensor {position} is {dtype} {list(shape)} instead of {form.dtype} {list(form.shape)}"
                 )
         return None
+
+    def miscoded(self, kind: FrameKind, codec: int) -> str | None:
+        """What is wrong with a frame that says that it is coded so, or None."""
+        wanted = self.codecs.get(kind, Codec.NONE)
+        if codec == wanted:
+            return None
+        said = Codec(codec).name.lower() if codec in set(Codec) else f"number {codec}"
+        return f"{kind.name} with codec {said}, the plan has {wanted.name.lower()} here"
+
+
+def _coded(values: TensorForm, codec: Codec) -> tuple[TensorForm, ...]:
+    """What `compression.encode` makes of a tensor of this form."""
+    match codec:
+        case Codec.NONE:
+            return (values,)
+        case Codec.BF16:
+            return (TensorForm(torch.bfloat16, values.shape),)
+        case Codec.INT8:
+            return TensorForm(torch.int8, values.shape), TensorForm(torch.float32, (num_blocks(prod(values.shape)),))
 
 
 def num_elements(layers: Sequence[str], model: ModelSpec) -> int:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headway.stages.codec import Codec
 from headway.stages.ids import Batch, Generation, Microbatch
 
 
@@ -35,6 +36,8 @@ class Frame:
     batch: Batch
     microbatch: Microbatch
     tensors: tuple[Tensor, ...]
+    codec: Codec = Codec.NONE
+    """Of the hidden states, or of their gradient, which are then one tensor or two (stages/compression.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,11 @@ class TrainSpec:
     """Resolved once, when the job is submitted; never by a node."""
     link: Literal["auto", "grpc", "collective"] = "auto"
     wire: Literal["none", "bf16", "int8"] = "none"
+    """How activations and their gradients are coded between stages."""
+    wire_between: Literal["sites", "stages"] = "sites"
+    """Which cuts are coded: those between workers of different sites, or all."""
+    wire_feedback: bool = True
+    """int8: what a gradient lost by its code is added to the next one."""
     eval_every: int = 0
     """Batches between held-out evaluations; 0 turns them off."""
 

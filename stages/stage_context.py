@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headway.stages.codec import Codec
+from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -39,8 +41,18 @@ class StageContext:
     """The reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
     replica_index: int = 0
     """This worker's position among them."""
+    upstream_codec: Codec = Codec.NONE
+    downstream_codec: Codec = Codec.NONE
+    """How the links with the stages before and after carry hidden states and gradients."""
     slowdown: float = 1.0
     """How many times as long every operation is made to take, for tests."""
+
+    @property
+    def contract(self) -> FrameContract:
+        """Of the frames that the stages beside this one send."""
+        return FrameContract.of(
+            self.model, self.train, activations=self.upstream_codec, gradients=self.downstream_codec
+        )
 
     @property
     def has_replicas(self) -> bool:

@@ -67,6 +67,10 @@ class JobReport:
     checkpoint_url: str
     submitted_at: float
     since: float
+    codecs: tuple[str, ...] = ()
+    """As in PlanRecord, of the plan in force or the next."""
+    coded_cuts: tuple[str, ...] = ()
+    """What `headway reference --coded-cuts` takes to have the bits of a run under this plan alone."""
     no_better_plan: str = ""
     """Why no other plan is taken while the job runs."""
     parent: str = ""
@@ -117,6 +121,8 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         checkpoint_url=job.checkpoint.url if job.checkpoint else "",
         submitted_at=job.submission.submitted_at if job.submission else 0.0,
         since=phase.since,
+        codecs=told.codecs if told else (),
+        coded_cuts=told.coded_cuts if told else (),
         no_better_plan=(phase.outlook or NO_FASTER_PLAN) if phase.phase is Phase.RUNNING else "",
         parent=job.submission.parent if job.submission else "",
         provisional_from=max(0, batch + 1 - safety.lag) if batch is not None and safety.lag else None,
@@ -131,9 +137,11 @@ def _exactness(job: JobView) -> tuple[bool | None, str]:
     told = job.plan or job.next
     if told is not None:
         return told.is_exact, told.exact_reason
-    classes = job.checkpoint.arithmetic_classes if job.checkpoint is not None else ()
-    if not classes:
+    checkpoint = job.checkpoint
+    if checkpoint is None or not (classes := checkpoint.arithmetic_classes):
         return None, ""
+    if checkpoint.was_rounded:
+        return False, "wire compression has rounded what some of its links carried"
     if len(classes) == 1:
         return True, f"all its workers were of one arithmetic class ({classes[0]})"
     return False, f"it has run on several arithmetic classes: {'; '.join(classes)}"

@@ -118,15 +118,24 @@ def reference(
     job: JobFile,
     out: OutDir,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA where there is some.")] = "auto",
+    coded_cuts: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYERS", help="With wire compression: layers that coded links end at, as status --json has them."
+        ),
+    ] = "",
 ) -> None:
     """Train a job in one plain loop: no pipeline, no etcd. The oracle that every run equals bit for bit.
 
     \b
     headway reference docs/jobs/demo.toml --out runs/plain
+    headway reference far.toml --out runs/plain --coded-cuts block.3,block.6
     """
     from headway.daemon.reference_run import run_reference
 
-    run_reference(job, out, device=device, progress=sys.stderr if sys.stderr.isatty() else None)
+    cuts = [layer.strip() for layer in coded_cuts.split(",") if layer.strip()]
+    progress = sys.stderr if sys.stderr.isatty() else None
+    say(run_reference(job, out, device=device, coded_cuts=cuts, progress=progress))
 
 
 def _say_starting(nodes: int) -> None:

@@ -104,6 +104,16 @@ class Case:
         return job.checkpoint.arithmetic_classes if job.checkpoint is not None else ()
 
     @cached_property
+    def was_rounded(self) -> bool:
+        """Whether the weights have seen a lossy wire."""
+        job = self.job
+        if job.plan is not None:
+            return job.plan.was_rounded
+        if job.phase.lineage is not None:
+            return job.phase.was_rounded
+        return job.checkpoint is not None and job.checkpoint.was_rounded
+
+    @cached_property
     def quarantined(self) -> frozenset[str]:
         """Nodes that failed too often of late, the present failure counted."""
         counts = Counter({name: len(found) for name, found in self.view.failures.items()})
@@ -186,6 +196,7 @@ class Case:
             self.spec,
             self.nodes.values(),
             history=self.history,
+            was_rounded=self.was_rounded,
             quarantined=self.quarantined,
             profiles=self.profiles,
         )
@@ -199,6 +210,7 @@ class Case:
             previous=self.job.plan,
             busy=self.busy | without,
             history=self.history,
+            was_rounded=self.was_rounded,
             quarantined=self.quarantined,
             held=self._held if self.job.plan is None or self.job.phase.phase is Phase.RECOVERING else None,
             profiles=self.profiles,

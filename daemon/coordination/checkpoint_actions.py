@@ -98,6 +98,7 @@ def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
         files=files,
         ancestry=plan.lineage.up_to(place[0]).ancestry,
         arithmetic_classes=plan.arithmetic_classes,
+        was_rounded=plan.was_rounded,
         earlier=older[:num_kept],
         dropped=tuple(dict.fromkeys(other for other in dropped if other != url)),
     )

@@ -54,11 +54,11 @@ def move(
     """
     job, before = case.job, case.job.phase
     number = generation or before.generation
-    lineage, classes = before.lineage, before.arithmetic_classes
+    lineage, classes, was_rounded = before.lineage, before.arithmetic_classes, before.was_rounded
     if is_saved or "plan" in (puts or {}):
-        lineage, classes = None, ()
+        lineage, classes, was_rounded = None, (), False
     elif "plan" in deletes and job.plan is not None:
-        lineage, classes = job.plan.lineage, job.plan.arithmetic_classes
+        lineage, classes, was_rounded = job.plan.lineage, job.plan.arithmetic_classes, job.plan.was_rounded
     record = PhaseRecord(
         phase=to,
         reason=reason,
@@ -70,6 +70,7 @@ def move(
         failures=before.failures if failures is None else failures,
         furthest=case.furthest if "plan" in deletes else before.furthest,
         arithmetic_classes=classes,
+        was_rounded=was_rounded,
         outlook=outlook,
         since=case.written_at if to is not before.phase else before.since,
     )
@@ -134,6 +135,8 @@ def offer(
         is_exact=plan.is_exact,
         exact_reason=plan.exact_reason,
         arithmetic_classes=plan.arithmetic_classes,
+        codecs=plan.codecs,
+        was_rounded=plan.was_rounded,
     )
     moved = move(
         case,

@@ -6,6 +6,7 @@ from typing import Any
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.optim.spec import GroupSpec
+from headway.stages.codec import is_rounding
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -67,7 +68,6 @@ AT_MOST: dict[str, int] = {
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "train.eval_every": ((0,), "held-out evaluation"),
-    "train.wire": (("none",), "wire compression"),
 }
 """What this version does not do yet: the values that leave it off, and its name."""
 
@@ -147,6 +147,13 @@ def _check_train(spec: JobSpec, source: str) -> None:
             "train.reduction_groups",
             f"{train.reduction_groups} groups cannot be filled by {train.microbatches} microbatches; "
             f"set it to {train.microbatches} or less",
+        )
+    if train.exactness == "required" and is_rounding(train):
+        _refuse(
+            source,
+            "train.wire",
+            f'"{train.wire}" makes the bits depend on the cuts, which exactness = "required" does not allow; '
+            'set it to "none"',
         )
     if not spec.data.source:
         _refuse(source, "data.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`")

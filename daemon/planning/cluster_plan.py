@@ -40,6 +40,10 @@ class ClusterPlan:
     exact_reason: str
     arithmetic_classes: tuple[str, ...]
     """Those the job has had before and those of this plan, sorted."""
+    codecs: tuple[str, ...] = ()
+    """As in PlanRecord."""
+    was_rounded: bool = False
+    """As in PlanRecord."""
     reductions: tuple[ReductionEstimate, ...] = ()
     """One for each stage that has several workers."""
     spares: tuple[str, ...] = ()
@@ -117,7 +121,8 @@ def size(num_bytes: float) -> str:
 
 def _about_connection(connection: ConnectionEstimate) -> str:
     return (
-        f"{connection.upper} → {connection.lower}: {size(connection.bytes_per_microbatch)} a microbatch each way, "
+        f"{connection.upper} → {connection.lower}: {size(connection.bytes_per_microbatch)} a microbatch each way"
+        f"{f' as {connection.codec}' if connection.codec != 'none' else ''}, "
         f"{connection.num_microbatches} microbatch{'es' * (connection.num_microbatches != 1)} and "
         f"{connection.batch_seconds:.3g} s a batch, round trip {connection.round_trip_s * 1e3:.3g} ms "
         f"{'measured' if connection.is_measured else 'assumed'}."

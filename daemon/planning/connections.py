@@ -81,11 +81,13 @@ class ConnectionEstimate:
     num_microbatches: int
     """Of a batch: those of the groups that both hold."""
     bytes_per_microbatch: int
-    """Each way."""
+    """Each way, as they are coded."""
     batch_seconds: float
     """To carry one batch; hidden behind computation while it is less than the slowest stage's."""
     round_trip_s: float
     is_measured: bool = False
+    codec: str = "none"
+    """How hidden states are coded on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

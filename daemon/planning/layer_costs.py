@@ -69,9 +69,14 @@ def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     return (cost.update_flops / _flops(device, train) + cost.update_bytes / bandwidth) / device.speed
 
 
+def num_hidden(spec: JobSpec) -> int:
+    """Values that a link carries each way per microbatch: the hidden states, or their gradient."""
+    return _tokens(spec.train) * spec.model.hidden_size
+
+
 def hidden_bytes(spec: JobSpec) -> int:
-    """What a link carries each way per microbatch: the hidden states, or their gradient."""
-    return _tokens(spec.train) * spec.model.hidden_size * element_bytes(spec.train)
+    """What they take where they are computed, and on links without a codec."""
+    return num_hidden(spec) * element_bytes(spec.train)
 
 
 def element_bytes(train: TrainSpec) -> int:

@@ -11,8 +11,9 @@ from itertools import combinations, pairwise
 from typing import Final, Literal
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
+from headway.daemon.planning.layer_costs import element_bytes, layer_costs, num_hidden
 from headway.daemon.records import NodeRecord, PlanRecord
+from headway.stages.codec import coded_bytes
 
 UNNAMED_SITE: Final = "default"
 """What a node says that was told of no site: nothing is known about the network between two of them."""
@@ -73,11 +74,16 @@ def choose_link(
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
     """Of what two workers of a plan, by position, exchange: hidden states, or between replicas their groups' sums of a
     slice of the gradient. The same seen from either end."""
-    stage = plan.stage_index(one)
-    if stage != plan.stage_index(other):
-        return hidden_bytes(spec)
+    stage, beside = plan.stage_index(one), plan.stage_index(other)
+    if stage != beside:
+        return _frame_bytes(spec, plan, max(stage, beside))
     num_groups = max(len(plan.stages[position].groups) for position in (one, other))
     return num_groups * _sums_bytes(spec, plan.stages[one].layers) // len(plan.replicas[stage])
+
+
+def _frame_bytes(spec: JobSpec, plan: PlanRecord, stage: int) -> int:
+    """Of a microbatch's hidden states on their way to a stage, as they are coded."""
+    return coded_bytes(plan.codec(stage), num_hidden(spec), element_bytes(spec.train))
 
 
 def _sums_bytes(spec: JobSpec, layers: Iterable[str]) -> int:
@@ -129,8 +135,9 @@ def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
 
 def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
     """The positions of workers that share microbatches, and of replicas, with `largest_frame_bytes` of each pair."""
-    stages, replicas, hidden = plan.stages, plan.replicas, hidden_bytes(spec)
-    for above, below in pairwise(replicas):
+    stages, replicas = plan.stages, plan.replicas
+    for below_index, (above, below) in enumerate(pairwise(replicas), 1):
+        hidden = _frame_bytes(spec, plan, below_index)
         for upper in above:
             held = frozenset(stages[upper].groups)
             for lower in below:

@@ -1,6 +1,7 @@
 """From a cut to a plan: shares of the replicas, depth of every worker, and all figures about them. Pure."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
 from headway.daemon.planning.device_order import Seat, natural
@@ -9,10 +10,17 @@ from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, W
 from headway.daemon.planning.replica_shares import interleaved
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import StagePlan
+from headway.stages.codec import Codec, is_rounding
+from headway.stages.spec import TrainSpec
 
 
-def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...]) -> ClusterPlan:
-    """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on."""
+def assemble(
+    costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...], *, was_rounded: bool = False
+) -> ClusterPlan:
+    """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on.
+
+    was_rounded: whether it has run over a lossy wire.
+    """
     placed = place(costs, cut)
     times = PredictedTime(costs, placed)
     depths = depths_within_memory(costs, placed, times)
@@ -25,6 +33,8 @@ def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[
     distance = times.distance(depths)
     classes = tuple(sorted({*history, *(seat.arithmetic_class for seat in order)}))
     used = {seat.node for seat in order}
+    codecs = [costs.codec(upper.seats, lower.seats) for upper, lower in pairwise(placed)]
+    rounding = _rounding_reason(costs.spec.train.wire_between, codecs, was_rounded=was_rounded)
     return ClusterPlan(
         stages=tuple(estimate.stage for estimate in estimates),
         predicted_batch_seconds=distance.batch_s,
@@ -34,9 +44,11 @@ def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[
         schedule=costs.spec.train.schedule,
         reductions=times.reductions(),
         spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
-        is_exact=len(classes) == 1,
-        exact_reason=_exact_reason(order, classes),
+        is_exact=len(classes) == 1 and not rounding,
+        exact_reason=_exact_reason(costs.spec.train, order, classes, rounding),
         arithmetic_classes=classes,
+        codecs=tuple(codec.name.lower() for codec in codecs) if any(codecs) else (),
+        was_rounded=bool(rounding),
     )
 
 
@@ -107,7 +119,28 @@ def _estimate(
     )
 
 
-def _exact_reason(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
+def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) -> str:
+    """Why the bits depend on the cuts; empty: they do not."""
+    coded = [index for index, codec in enumerate(codecs) if codec]
+    if not coded:
+        return "wire compression has rounded what links of an earlier plan carried" if was_rounded else ""
+    name, number = codecs[coded[0]].name.lower(), len(coded)
+    at = "stages " + " and ".join(f"{index} → {index + 1}" for index in coded) if number < 4 else f"{number} cuts"
+    between = " between sites" if where == "sites" else ""
+    return f"{name} wire compression rounds what the links{between} carry ({at}): the bits depend on the cuts"
+
+
+def _exact_reason(train: TrainSpec, order: Sequence[Seat], classes: tuple[str, ...], rounding: str) -> str:
+    """A sentence; of a job that is not exact, only what speaks against it."""
+    of_classes = _reason_of_classes(order, classes)
+    if rounding:
+        return rounding if len(classes) == 1 else f"{rounding}; and {of_classes}"
+    if is_rounding(train):
+        return f'{of_classes}, and wire = "{train.wire}" codes no link of this plan: no cut lies between sites'
+    return of_classes
+
+
+def _reason_of_classes(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
     if len(classes) == 1:
         return f"all workers are of one arithmetic class ({classes[0]})"
     here = sorted({seat.arithmetic_class for seat in order})

@@ -8,9 +8,10 @@ from typing import Final
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.connections import LinkAssumptions, Links
 from headway.daemon.planning.device_order import Seat
-from headway.daemon.planning.layer_costs import LayerCost, hidden_bytes, kind_of_layer, layer_costs
+from headway.daemon.planning.layer_costs import LayerCost, element_bytes, kind_of_layer, layer_costs, num_hidden
 from headway.daemon.planning.profiles import DeviceClock, Profiles
 from headway.daemon.records import NodeRecord, StagePlan, replicas_of
+from headway.stages.codec import codec_between, coded_bytes
 from headway.stages.schedule import StageSchedule, Update
 from headway.stages.simulator import LinkTimes, Simulation, StageTimes, TimedOp, simulate
 
@@ -127,10 +128,11 @@ def _num_batches(spec: JobSpec, num_stages: int, *, at_most: int) -> int:
 
 def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:
     """What each pair of workers of two stages has at least."""
+    codec = codec_between(spec.train, is_between_sites=len({seat.site for seat in (*uppers, *lowers)}) > 1)
     return LinkTimes(
         latency=links.longest_round_trip_s(uppers, lowers) / 2,
         bandwidth=links.slowest_bytes_per_s(uppers, lowers),
-        frame_bytes=hidden_bytes(spec),
+        frame_bytes=coded_bytes(codec, num_hidden(spec), element_bytes(spec.train)),
     )
 
 

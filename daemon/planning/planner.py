@@ -29,6 +29,7 @@ def make_plan(
     previous: PlanRecord | None = None,
     busy: frozenset[tuple[str, int]] = frozenset(),
     history: tuple[str, ...] = (),
+    was_rounded: bool = False,
     links: LinkAssumptions | None = None,
     quarantined: frozenset[str] = frozenset(),
     held: Mapping[str, Iterable[str]] | None = None,
@@ -39,7 +40,8 @@ def make_plan(
     nodes: all that are there; draining and quarantined ones, those of another protocol version or of a site that the
     job does not want are left out, and so are devices that have no worker process. previous: the plan in force, whose
     layers had better stay. busy: (node, device) that other jobs use. history: arithmetic classes that the job has run
-    on. held: per node, the layers whose files it need not fetch. profiles: what was measured of devices and links.
+    on. was_rounded: whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch.
+    profiles: what was measured of devices and links.
     """
     wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
     seats = tuple(
@@ -54,6 +56,7 @@ def make_plan(
         spec=spec,
         previous=previous.stages if previous else (),
         history=history,
+        was_rounded=was_rounded,
         links=links or LinkAssumptions(),
         holdings=holdings,
         profiles=profiles or Profiles(),
@@ -85,6 +88,7 @@ class _Question:
     spec: JobSpec
     previous: tuple[StagePlan, ...]
     history: tuple[str, ...]
+    was_rounded: bool
     links: LinkAssumptions
     holdings: Holdings
     profiles: Profiles
@@ -150,7 +154,8 @@ class _Planner:
         cut = OrderSearch(self._costs, self._seats, kinds, at_home).best()
         if cut is None:
             return PlanRefused(reason=self._memory_arithmetic())
-        return assemble(self._costs, cut, self._seats, self._question.history)
+        question = self._question
+        return assemble(self._costs, cut, self._seats, question.history, was_rounded=question.was_rounded)
 
     def _too_few_for_the_shape(self) -> str:
         wanted, here = self._spec.placement.replicas, len(self._seats)

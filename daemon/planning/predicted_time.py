@@ -78,7 +78,10 @@ class PredictedTime:
         ]
         """Per stage: forward and backward of one microbatch, the mean over those of a batch."""
         self.link_seconds = [
-            round_trip_s + 2 * costs.hidden_bytes / costs.links.slowest_bytes_per_s(upper.seats, lower.seats)
+            round_trip_s
+            + 2
+            * costs.carried_bytes(upper.seats, lower.seats)
+            / costs.links.slowest_bytes_per_s(upper.seats, lower.seats)
             for round_trip_s, (upper, lower) in zip(self.round_trips_s, pairwise(stages), strict=True)
         ]
         """Per pair of neighbouring stages: a microbatch's frames there and back."""
@@ -144,16 +147,17 @@ class PredictedTime:
 
     def connections(self) -> tuple[ConnectionEstimate, ...]:
         """Each link between workers that share microbatches."""
-        carried, links = self._costs.hidden_bytes, self._costs.links
+        costs, links = self._costs, self._costs.links
         return tuple(
             ConnectionEstimate(
                 upper=upper.seat.node,
                 lower=lower.seat.node,
                 num_microbatches=number,
-                bytes_per_microbatch=carried,
+                bytes_per_microbatch=(carried := costs.carried_bytes(above.seats, below.seats)),
                 batch_seconds=number * carried / links.bytes_per_s(upper.seat, lower.seat),
                 round_trip_s=links.round_trip_s(upper.seat, lower.seat),
                 is_measured=links.is_measured(upper.seat, lower.seat),
+                codec=costs.codec(above.seats, below.seats).name.lower(),
             )
             for above, below in pairwise(self._stages)
             for upper in above.workers

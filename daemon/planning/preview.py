@@ -55,12 +55,14 @@ class LinkPreview:
     upper: str
     lower: str
     bytes_per_microbatch: int
-    """Each way."""
+    """Each way, as they are coded."""
     microbatches: int
     """Of a batch."""
     batch_seconds: float
     """To carry a batch; hidden behind computation while it is less than the slowest worker's."""
     round_trip_s: float
+    codec: str
+    """How hidden states are coded on it: `none`, `bf16`, `int8`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +256,7 @@ def _worker_row(worker: WorkerPreview) -> Row:
 def _link_row(link: LinkPreview) -> Row:
     return (
         f"{link.upper} → {link.lower}",
-        size(link.bytes_per_microbatch),
+        size(link.bytes_per_microbatch) + (f" ({link.codec})" if link.codec != "none" else ""),
         str(link.microbatches),
         f"{link.batch_seconds:.3g}",
         f"{link.round_trip_s * 1e3:.3g} ms",
@@ -306,6 +308,7 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
             microbatches=connection.num_microbatches,
             batch_seconds=connection.batch_seconds,
             round_trip_s=connection.round_trip_s,
+            codec=connection.codec,
         )
         for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
     )

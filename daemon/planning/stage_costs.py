@@ -14,9 +14,10 @@ import numpy as np
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.connections import Links
 from headway.daemon.planning.device_order import Seat
-from headway.daemon.planning.layer_costs import FP32_BYTES, hidden_bytes, kind_of_layer, layer_costs
+from headway.daemon.planning.layer_costs import FP32_BYTES, element_bytes, kind_of_layer, layer_costs, num_hidden
 from headway.daemon.planning.profiles import DeviceClock, Profiles
 from headway.daemon.planning.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
+from headway.stages.codec import Codec, codec_between, coded_bytes, feedback_bytes
 from headway.stages.schedule import replica_depth, schedule_depth
 
 HOST_STATES: Final = 2
@@ -36,7 +37,13 @@ class StageCosts:
         self.num_microbatches = spec.train.microbatches
         self.num_groups = spec.train.reduction_groups
         self.ends = group_ends(self.num_microbatches, self.num_groups)
-        self.hidden_bytes = hidden_bytes(spec)
+        self._num_hidden = num_hidden(spec)
+        sites = {seat.site for seat in seats}
+        self._far_codec = codec_between(spec.train, is_between_sites=True)
+        self._near_codec = codec_between(spec.train, is_between_sites=False)
+        is_coded = bool(self._near_codec or (self._far_codec and len(sites) > 1))
+        self.feedback_bytes = feedback_bytes(spec.train, self._num_hidden) if is_coded else 0
+        """Per reduction group, where the links upstream are coded; counted on every worker of such a job."""
         self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
         self._kinds = tuple(self._by_kind)
         self._clock = DeviceClock(
@@ -168,9 +175,20 @@ class StageCosts:
 
     # --- Links --------------------------------------------------------------------------------------------------------
 
+    def codec(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> Codec:
+        """Of the cut between two stages: of all links between their workers."""
+        if self._far_codec is self._near_codec:
+            return self._near_codec
+        is_far = len({seat.site for seats in (uppers, lowers) for seat in seats}) > 1
+        return self._far_codec if is_far else self._near_codec
+
+    def carried_bytes(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> int:
+        """What the cut's links carry each way per microbatch: hidden states, or their gradient, as it codes them."""
+        return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(self.spec.train))
+
     def boundary_seconds(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
         """To carry a batch from one stage to the next: the mean share of the side with fewer workers, slowest link."""
-        carried = self.num_microbatches * self.hidden_bytes / min(len(uppers), len(lowers))
+        carried = self.num_microbatches * self.carried_bytes(uppers, lowers) / min(len(uppers), len(lowers))
         return carried / self.links.slowest_bytes_per_s(uppers, lowers)
 
     def widest_boundary_s(self, order: Sequence[Seat]) -> float:
@@ -203,7 +221,8 @@ class StageCosts:
     def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
         """On the device of a worker: a slice's tensors, sums, and activations at the depth of its stage."""
         held = self.depth_of(depth, self.num_held(groups))
-        return int(self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index])
+        found = self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index]
+        return int(found) + self.feedback_bytes * len(groups)
 
     def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
         """With so many sets of the groups' sums, and microbatches in flight. [num slices]"""
@@ -237,6 +256,7 @@ class StageCosts:
             while np.any(below < above):
                 middle = (below + above + 1) // 2
                 needed = self._device_bytes(self._gradient_sets(middle, num_replicas), depths[middle])
+                needed = needed + self.feedback_bytes * middle
                 fits = np.floor(needed) <= limit
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
             most = below

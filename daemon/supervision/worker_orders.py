@@ -102,6 +102,8 @@ def _assignment(plan: PlanRecord, position: int) -> control_pb2.StageAssignment:
         depth=worker.depth,
         groups=worker.groups,
         worker=position,
+        upstream_codec=plan.codec(plan.stage_index(position)),
+        downstream_codec=plan.codec(plan.stage_index(position) + 1),
     )
 
 

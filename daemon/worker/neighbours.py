@@ -8,6 +8,7 @@ from functools import partial
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.replica_groups import by_group, groups_of, name_of
 from headway.proto.control_pb2 import Peer, Start
+from headway.stages.coded_link import CodedLink
 from headway.stages.collective_endpoint import CollectiveEndpoint, CollectiveTerms
 from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation, StageIndex
@@ -61,10 +62,16 @@ class Neighbours:
             )
             for k, peer in siblings.items()
         }
-        for neighbours in (upstream, downstream):
+        codecs = {}
+        for neighbours, codec in ((upstream, context.upstream_codec), (downstream, context.downstream_codec)):
             for peer in neighbours.values():
+                codecs[peer.worker] = codec
                 contracts[peer.worker] = FrameContract.of(
-                    spec.model, spec.train, has_norms=context.is_lead and neighbours[own_groups[0]] is peer
+                    spec.model,
+                    spec.train,
+                    has_norms=context.is_lead and neighbours[own_groups[0]] is peer,
+                    activations=codec,
+                    gradients=codec,
                 )
 
         accepted = _distinct([*upstream.values(), *below.values()])
@@ -78,6 +85,9 @@ class Neighbours:
         for peer in dialled:
             links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker], context)
         self._links += links.values()
+        for worker, codec in codecs.items():
+            if codec:
+                links[worker] = CodedLink(links[worker], codec, spec.train)
         return StageLinks(
             upstream={group: links[peer.worker] for group, peer in upstream.items()},
             downstream={group: links[peer.worker] for group, peer in downstream.items()},

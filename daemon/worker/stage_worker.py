@@ -27,6 +27,7 @@ from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
+from headway.stages.codec import Codec
 from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.compilation import compile_ahead
 from headway.stages.determinism import configure
@@ -415,6 +416,8 @@ class StageWorker:
             device=self._device.device,
             replica_groups=replicas,
             replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
+            upstream_codec=Codec(start.stage.upstream_codec),
+            downstream_codec=Codec(start.stage.downstream_codec),
             slowdown=self._device.slowdown,
         )
 

@@ -82,20 +82,24 @@ class Oracle:
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         self._folder = folder
         self._device = device
-        self._known: dict[JobSpec, Result] = {}
+        self._known: dict[tuple[JobSpec, tuple[str, ...]], Result] = {}
 
-    def __call__(self, spec: JobSpec) -> Result:
-        """The result of the plain loop; a job's name, links and placement are no part of what it computes."""
-        key = replace(
+    def __call__(self, spec: JobSpec, *, coded_cuts: tuple[str, ...] = ()) -> Result:
+        """The result of the plain loop; a job's name, links and placement are no part of what it computes.
+
+        coded_cuts: where the job's codec rounds.
+        """
+        alike = replace(
             spec,
             job=replace(spec.job, name="oracle"),
             train=replace(spec.train, link="auto"),
             placement=PlacementSpec(),
         )
+        key = alike, coded_cuts
         if key not in self._known:
             results: list[BatchResult] = []
             tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
-            weights = reference(spec, tokens, on_batch=results.append, device=self._device)
+            weights = reference(spec, tokens, on_batch=results.append, coded_cuts=coded_cuts, device=self._device)
             folder = self._folder / f"model-{len(self._known)}"
             write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)
             self._known[key] = Result(tuple(result.loss for result in results), read_weights(folder))

@@ -68,6 +68,10 @@ def test_every_command_explains_itself_with_an_example(words: list[str], headway
         (["run", "missing.toml", "--out", "x"], "missing.toml: no such job file"),
         (["reference", "missing.toml", "--out", "x"], "missing.toml: no such job file"),
         (["reference", str(ROOT / "docs/jobs/small.toml"), "--out", "/proc/x"], "/proc/x: cannot be written to"),
+        (
+            ["reference", str(ROOT / "docs/jobs/small.toml"), "--out", "x", "--coded-cuts", "block.1"],
+            "--coded-cuts: this job's links round nothing, so cuts change no bit",
+        ),
         (["certs", "/proc/x", "a"], "/proc/x: cannot be made"),
         (["certs", "x", "a", "--days", "99999999999"], "--days"),
         (["data", "prepare", str(ROOT / "README.md"), "--out", "/proc/x"], "/proc/x: cannot be written to"),

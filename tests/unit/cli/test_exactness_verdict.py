@@ -2,10 +2,23 @@
 
 import pytest
 
-from headway.daemon.client.job_report import report_job
+from headway.daemon.client.job_report import JobReport, report_job
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records import CheckpointRecord, Keys, Phase, PhaseRecord, SpecRecord, encode
+
+
+def finished(checkpoint: CheckpointRecord) -> JobReport:
+    """Of a job whose plan is gone."""
+    records: dict[str, object] = {
+        Keys.of("j", "spec"): SpecRecord(spec=JobSpec(job=JobSection(name="j"))),
+        Keys.of("j", "phase"): PhaseRecord(phase=Phase.FINISHED),
+        Keys.of("j", "checkpoint"): checkpoint,
+    }
+    view = ClusterView()
+    for revision, (key, record) in enumerate(records.items(), start=1):
+        view.apply(key, encode(record), mod_revision=revision, create_revision=revision)
+    return report_job(view.jobs["j"], view.nodes)
 
 
 @pytest.mark.parametrize(
@@ -20,13 +33,13 @@ def test_a_finished_job_tells_whether_it_was_exact(
     classes: tuple[str, ...], is_exact: bool | None, reason: str
 ) -> None:
     """A finished job has no plan; the verdict comes from the arithmetic classes of its last checkpoint."""
-    records: dict[str, object] = {
-        Keys.of("j", "spec"): SpecRecord(spec=JobSpec(job=JobSection(name="j"))),
-        Keys.of("j", "phase"): PhaseRecord(phase=Phase.FINISHED),
-        Keys.of("j", "checkpoint"): CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=classes),
-    }
-    view = ClusterView()
-    for revision, (key, record) in enumerate(records.items(), start=1):
-        view.apply(key, encode(record), mod_revision=revision, create_revision=revision)
-    report = report_job(view.jobs["j"], view.nodes)
+    report = finished(CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=classes))
     assert (report.exact, report.exact_reason) == (is_exact, reason)
+
+
+def test_a_job_that_wire_compression_has_rounded_is_not_exact() -> None:
+    """Finished, of one class, but some plan had a coded cut → no, because of that."""
+    told = CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=("one",), was_rounded=True)
+    report = finished(told)
+    assert report.exact is False
+    assert report.exact_reason == "wire compression has rounded what some of its links carried"

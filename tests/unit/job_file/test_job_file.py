@@ -107,7 +107,11 @@ REFUSED = {
         NAMED + '[train]\nrecompute = "blocks"',
         "train.recompute: 'blocks' is not one of none, block; did you mean `block`?",
     ),
-    "lossy wire": (NAMED + '[train]\nwire = "int8"', 'train.wire: "int8" asks for wire compression'),
+    "lossy wire": (
+        NAMED + '[train]\nwire = "int8"\nexactness = "required"',
+        'train.wire: "int8" makes the bits depend on the cuts, which exactness = "required" does not allow',
+    ),
+    "compression between what": (NAMED + '[train]\nwire_between = "nodes"', "'nodes' is not one of sites, stages"),
     "no copy": (NAMED + "[fault]\ncopies = 0", "fault.copies: must be at least 1, is 0"),
     "too many copies": (NAMED + "[fault]\ncopies = 17", "fault.copies: must be at most 16, is 17"),
     "no checkpoint kept": (NAMED + "[fault]\ncheckpoints_kept = 0", "fault.checkpoints_kept: must be at least 1"),

@@ -1,13 +1,18 @@
 """Headers of the collective link: what is announced is what is read, and nothing a peer says exceeds the contract."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from headway.stages.collective_header import HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.codec import Codec
+from headway.stages.collective_header import CODEC, HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.compression import encode
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.link import Frame, FrameKind
+from headway.stages.spec import ModelSpec, TrainSpec
 
 GENERATION = Generation(5)
 CONTRACT = FrameContract(
@@ -70,6 +75,29 @@ def test_a_header_that_says_more_than_the_contract_is_refused(field: int, value:
     header[field] = value
     with pytest.raises(ProtocolError, match=reason):
         reader().read(header)
+
+
+@pytest.mark.parametrize(("codec", "said"), [(1, "bf16"), (2, "int8"), (3, "number 3"), (-1, "number -1")])
+def test_a_codec_that_the_plan_does_not_have_is_refused(codec: int, said: str) -> None:
+    """A neighbour that codes what this side takes as it is → one line that names both."""
+    sent = frame(FrameKind.ACTIVATION, torch.ones(2, 3), torch.ones(2, dtype=torch.int64))
+    header = announce(sent, sequence=0, is_on_device=False)
+    header[CODEC] = codec
+    with pytest.raises(ProtocolError, match=f"ACTIVATION with codec {said}, the plan has none here"):
+        reader().read(header)
+
+
+def test_a_coded_frame_is_read_as_it_was_announced() -> None:
+    """int8 values and their scales, on a link whose contract says so → all of it arrives."""
+    contract = FrameContract.of(
+        ModelSpec(hidden_size=8), TrainSpec(microbatch_size=2, sequence_length=5), gradients=Codec.INT8
+    )
+    reads = HeaderReader("stage 1", generation=GENERATION, contract=contract, kinds=frozenset({FrameKind.GRADIENT}))
+    coded = replace(frame(FrameKind.GRADIENT, *encode(torch.randn(2, 5, 8), Codec.INT8)), codec=Codec.INT8)
+    announced = reads.read(announce(coded, sequence=0, is_on_device=False))
+    assert announced is not None
+    assert announced.frame(coded.tensors) == coded
+    assert [dtype for dtype, _ in announced.tensors] == [torch.int8, torch.float32]
 
 
 def test_nothing_follows_a_goodbye() -> None:

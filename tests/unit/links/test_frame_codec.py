@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.proto.data_pb2 import FrameHeader, TensorSpec
+from headway.stages.codec import Codec
+from headway.stages.compression import encode
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_codec import HEADER_LENGTH, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
@@ -208,6 +210,47 @@ def test_a_flipped_byte_never_crashes_the_receiver(position: int, flip: int) -> 
     except ProtocolError:
         return
     assert frame is None or [tensor.shape for tensor in frame.tensors] == [HIDDEN, (2, 3)]
+
+
+def test_a_codec_that_the_plan_does_not_have_is_refused() -> None:
+    """A neighbour codes what this side takes as it is, or the other way round, or by a codec of tomorrow → one line
+    that names both, before any memory is taken; the form alone would not show it for bf16 in a bf16 job."""
+    train = TrainSpec(microbatches=4, microbatch_size=2, sequence_length=3, wire="int8")
+    plain, coded = (
+        FrameContract.of(ModelSpec(hidden_size=8), train, activations=codec) for codec in Codec if codec != 1
+    )
+    hidden, targets = torch.rand(HIDDEN), torch.randint(0, 256, (2, 3))
+    place = FrameKind.ACTIVATION, GENERATION, Batch(5), Microbatch(1)
+    rounded = Frame(*place, (*encode(hidden, Codec.INT8), targets), Codec.INT8)
+
+    def receives(contract: FrameContract, frame: Frame) -> Frame | None:
+        assembler = FrameAssembler(PEER, generation=GENERATION, contract=contract, kinds=DOWNSTREAM_KINDS)
+        return assembler.feed(messages(frame)[0])
+
+    arrived = receives(coded, rounded)
+    assert arrived is not None
+    assert arrived.codec is Codec.INT8
+    assert all(torch.equal(one, other) for one, other in zip(arrived.tensors, rounded.tensors, strict=True))
+    with pytest.raises(ProtocolError, match="ACTIVATION with codec int8, the plan has none here"):
+        receives(plain, rounded)
+    with pytest.raises(ProtocolError, match="ACTIVATION with codec none, the plan has int8 here"):
+        receives(coded, Frame(*place, (hidden, targets)))
+    of_tomorrow = message(kind=FrameHeader.ACTIVATION, codec=9)
+    receiver = FrameAssembler(PEER, generation=GENERATION, contract=coded, kinds=DOWNSTREAM_KINDS)
+    with pytest.raises(ProtocolError, match="ACTIVATION with codec number 9, the plan has int8 here"):
+        receiver.feed(of_tomorrow)
+
+
+def test_a_coded_link_takes_room_for_coded_frames() -> None:
+    """The bound on what one side may have handed over follows the size on the wire."""
+    train = TrainSpec(microbatch_size=2, sequence_length=64)
+    model = ModelSpec(hidden_size=128)
+    plain, coded = (
+        FrameContract.of(model, train, activations=codec, gradients=codec).max_frame_bytes
+        for codec in (Codec.NONE, Codec.INT8)
+    )
+    values, targets = 2 * 64 * 128, 2 * 64 * 8
+    assert (plain, coded) == (4 * values + targets, values + 4 * values // 64 + targets)
 
 
 def test_the_contract_of_a_job_bounds_every_frame() -> None:

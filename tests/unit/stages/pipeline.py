@@ -14,6 +14,8 @@ from torch import Tensor
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.codec import Codec
+from headway.stages.coded_link import CodedLink
 from headway.stages.executor import Executor
 from headway.stages.goodput import Goodput
 from headway.stages.history import Recorder
@@ -21,6 +23,7 @@ from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Time
 from headway.stages.journal import Journal
 from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.layer_state import LayerState
+from headway.stages.link import Link
 from headway.stages.optimizer import OptimizerFactory
 from headway.stages.schedule import Op, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.snapshot_interval import SnapshotInterval
@@ -146,6 +149,7 @@ class Pipeline:
         *,
         num_stages: int,
         replicas: Sequence[int] = (),
+        codecs: Sequence[Codec] = (),
         more_layers: Callable[[], Mapping[str, LayerState]] | None = None,
         generation: int = 1,
         stop_after_batch: int | None = None,
@@ -155,8 +159,9 @@ class Pipeline:
         goodputs: Sequence[Goodput] | None = None,
     ) -> None:
         """replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
-        lead; none: initial ones.
+        lead; none: initial ones. codecs: of the cuts, the first ones first; further ones have none.
         """
+        self.job, self.codecs = job, (Codec.NONE, *codecs, *[Codec.NONE] * num_stages)
         self.places = places(job.train.reduction_groups, replicas or (1,) * num_stages)
         of_stages = [[place for place in self.places if place.stage == s] for s in range(num_stages)]
         self.copies = [(more_layers or (lambda: initial_layers(job)))() for _ in range(max(map(len, of_stages)) - 1)]
@@ -217,14 +222,20 @@ class Pipeline:
             device=torch.device("cpu"),
             replica_groups=tuple(replica_groups) if len(replica_groups) > 1 else (),
             replica_index=place.replica,
+            upstream_codec=self.codecs[place.stage],
+            downstream_codec=self.codecs[place.stage + 1],
         )
 
     def _links(self, place: Place) -> StageLinks:
         """To every inbox that the worker has something to say to."""
 
-        def to_stage(stage: int) -> dict[int, LocalLink]:
+        def to_stage(stage: int) -> dict[int, Link]:
             neighbours = [(worker, other) for worker, other in enumerate(self.places) if other.stage == stage]
-            links = [(LocalLink(str(other), self.inboxes[worker]), other.groups) for worker, other in neighbours]
+            codec = self.codecs[max(stage, place.stage)]
+            links: list[tuple[Link, tuple[int, ...]]] = []
+            for worker, other in neighbours:
+                local: Link = LocalLink(str(other), self.inboxes[worker])
+                links.append((CodedLink(local, codec, self.job.train) if codec else local, other.groups))
             return {group: link for link, groups in links for group in groups if group in place.groups}
 
         siblings = [(worker, other) for worker, other in enumerate(self.places) if other.stage == place.stage]

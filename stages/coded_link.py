@@ -1,0 +1,53 @@
+"""A link whose hidden states and gradients are coded on their way: encoded here when they are sent, decoded by whoever
+takes the frame out of the inbox."""
+
+from dataclasses import replace
+
+import torch
+
+from headway.stages.codec import Codec
+from headway.stages.compression import Feedback, decode, encode
+from headway.stages.link import Frame, FrameKind, Link
+from headway.stages.spec import TrainSpec
+from headway.stages.stage_context import StageContext
+
+
+class CodedLink:
+    """A `Link` around another one. `send` belongs to the thread that computes, where the tensors are."""
+
+    def __init__(self, link: Link, codec: Codec, train: TrainSpec) -> None:
+        self._link = link
+        self._codec = codec
+        has_feedback = codec is Codec.INT8 and train.wire_feedback
+        self._feedback = Feedback(codec, num_groups=train.reduction_groups) if has_feedback else None
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end."""
+        return self._link.peer
+
+    def send(self, frame: Frame) -> None:
+        """See `Link`. Whatever is neither hidden states nor their gradient travels as it is."""
+        if frame.kind is FrameKind.ACTIVATION:
+            hidden, targets = frame.tensors
+            frame = replace(frame, tensors=(*encode(hidden, self._codec), targets), codec=self._codec)
+        elif frame.kind is FrameKind.GRADIENT:
+            (gradient,) = frame.tensors
+            if self._feedback is None:
+                coded = encode(gradient, self._codec)
+            else:
+                coded = self._feedback.encode(gradient, frame.microbatch)
+            frame = replace(frame, tensors=coded, codec=self._codec)
+        self._link.send(frame)
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._link.close()
+
+
+def decoded(frame: Frame, context: StageContext) -> Frame:
+    """A coded frame of the contract's form, as it would have come without a codec, on the stage's device."""
+    tensors = [tensor.to(context.device, non_blocking=True) for tensor in frame.tensors]
+    coded, rest = (tensors[:-1], tensors[-1:]) if frame.kind is FrameKind.ACTIVATION else (tensors, [])
+    hidden = decode(coded, frame.codec, getattr(torch, context.train.dtype))
+    return replace(frame, tensors=(hidden, *rest), codec=Codec.NONE)
