@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import ProtocolError
-from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.frame_contract import FrameContract, TensorForm, aligned
 from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.link import Frame, FrameKind
 
@@ -21,11 +21,24 @@ MAGIC = 0x68656164776179
 MAX_TENSORS = HEADER_LENGTH - 8
 
 
+INLINE_BYTES = 1 << 20
+"""Of all tensors of a frame. A transfer of its own costs a small frame more time than its bytes do; a large one is sent
+from where it lies, without a copy."""
+
+
 class Signal(IntEnum):
     """Kinds of a header that no payload follows."""
 
     HEARTBEAT = -1  # has the next frame's number and takes none
     GOODBYE = -2  # the last of its direction
+
+
+class Route(IntEnum):
+    """How a payload travels."""
+
+    HOST = 0
+    DEVICE = 1  # from accelerator to accelerator
+    INLINE = 2  # behind the header, in the same transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +49,7 @@ class Announcement:
     generation: Generation
     batch: Batch
     microbatch: Microbatch
-    is_on_device: bool
-    """Whether the payload travels from accelerator to accelerator."""
+    route: Route
     tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
     def frame(self, tensors: tuple[Tensor, ...]) -> Frame:
@@ -45,11 +57,11 @@ class Announcement:
         return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors)
 
 
-def announce(frame: Frame, *, sequence: int, is_on_device: bool) -> Tensor:
+def announce(frame: Frame, *, sequence: int, route: Route) -> Tensor:
     """A frame's header, int64 [HEADER_LENGTH]."""
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
     assert len(sizes) <= MAX_TENSORS
-    return _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, is_on_device, *sizes)
+    return _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, route, *sizes)
 
 
 def signal(kind: Signal, generation: Generation, *, sequence: int) -> Tensor:
@@ -73,7 +85,7 @@ class HeaderReader:
 
     def read(self, header: Tensor) -> Announcement | None:
         """What arrives next; None when nothing follows this header. Raises ProtocolError."""
-        magic, kind, generation, sequence, batch, microbatch, on_device, num_tensors, *sizes = header.tolist()
+        magic, kind, generation, sequence, batch, microbatch, route, num_tensors, *sizes = header.tolist()
         if magic != MAGIC:
             raise self._error("something that is no header")
         if generation != self._generation:
@@ -96,18 +108,27 @@ class HeaderReader:
         forms = self._contract.forms.get(known, ())
         if num_tensors != len(forms):
             raise self._error(f"{known.name} with {num_tensors} tensors instead of {len(forms)}")
+        if route not in tuple(Route):
+            raise self._error(f"a payload that travels by way {route}")
         tensors = tuple(_of_form(form, size) for form, size in zip(forms, sizes, strict=False))
         if (violation := self._contract.violation(known, tensors)) is not None:
             raise self._error(violation)
-        return Announcement(known, self._generation, Batch(batch), Microbatch(microbatch), on_device != 0, tensors)
+        if route != Route.DEVICE and (route == Route.INLINE) != is_inline(forms):
+            raise self._error(f"{known.name} by way of {Route(route).name}")
+        return Announcement(known, self._generation, Batch(batch), Microbatch(microbatch), Route(route), tensors)
 
     def _error(self, reason: str) -> ProtocolError:
         return ProtocolError(self.peer, reason)
 
 
+def is_inline(forms: Sequence[TensorForm]) -> bool:
+    """Whether frames of these forms travel in the same transfer as their header."""
+    return sum(aligned(form.num_bytes) for form in forms) <= INLINE_BYTES
+
+
 def _header(kind: int, generation: int, sequence: int, batch: int = 0, microbatch: int = 0, *rest: int) -> Tensor:
-    on_device, sizes = (rest[0], rest[1:]) if rest else (0, ())
-    fields = [MAGIC, kind, generation, sequence, batch, microbatch, on_device, len(sizes), *sizes]
+    route, sizes = (rest[0], rest[1:]) if rest else (0, ())
+    fields = [MAGIC, kind, generation, sequence, batch, microbatch, route, len(sizes), *sizes]
     return torch.tensor(fields + [0] * (HEADER_LENGTH - len(fields)), dtype=torch.int64)
 
 

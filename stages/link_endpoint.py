@@ -41,7 +41,7 @@ FIRST_ATTEMPT_S = 2.0
 ATTEMPT_GROWTH = 1.5
 """How long a redial may take, and how much longer the next one: packets may vanish, and a machine may be slow."""
 
-_TRANSPORT_OPTIONS = (
+TRANSPORT_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 5_000),
@@ -50,9 +50,9 @@ _TRANSPORT_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-_SERVER_OPTIONS = (*_TRANSPORT_OPTIONS, ("grpc.so_reuseport", 0))
+_SERVER_OPTIONS = (*TRANSPORT_OPTIONS, ("grpc.so_reuseport", 0))
 _DIAL_OPTIONS = (
-    *_TRANSPORT_OPTIONS,
+    *TRANSPORT_OPTIONS,
     *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

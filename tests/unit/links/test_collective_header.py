@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.stages.collective_header import HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.collective_header import HEADER_LENGTH, Announcement, HeaderReader, Route, Signal, announce, signal
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
@@ -41,11 +41,11 @@ def test_what_is_announced_is_read() -> None:
     reads = reader()
     for sequence, sent in enumerate(frames):
         assert reads.read(signal(Signal.HEARTBEAT, GENERATION, sequence=sequence)) is None
-        header = announce(sent, sequence=sequence, is_on_device=sequence == 0)
+        header = announce(sent, sequence=sequence, route=Route.INLINE if sequence else Route.DEVICE)
         assert (header.dtype, tuple(header.shape)) == (torch.int64, (HEADER_LENGTH,))
         announced = reads.read(header)
         assert isinstance(announced, Announcement)
-        assert announced.is_on_device == (sequence == 0)
+        assert announced.route is (Route.INLINE if sequence else Route.DEVICE)
         assert announced.tensors == tuple((tensor.dtype, tuple(tensor.shape)) for tensor in sent.tensors)
         assert announced.frame(sent.tensors) == sent
     assert reads.read(signal(Signal.GOODBYE, GENERATION, sequence=4)) is None
@@ -58,6 +58,8 @@ def test_what_is_announced_is_read() -> None:
         (1, 99, "a frame of kind 99 in this direction"),
         (4, -1, "a frame of batch -1"),
         (5, -7, "microbatch -7"),
+        (6, 3, "a payload that travels by way 3"),
+        (6, 0, "NORM_SQUARES by way of HOST"),
         (7, 3, "NORM_SQUARES with 3 tensors instead of 1"),
         (8, 7, r"NORM_SQUARES tensor 0 is torch.float64 \[7\]"),
         (8, 1 << 60, "NORM_SQUARES tensor 0"),
@@ -66,7 +68,7 @@ def test_what_is_announced_is_read() -> None:
 )
 def test_a_header_that_says_more_than_the_contract_is_refused(field: int, value: int, reason: str) -> None:
     """A kind, a place, a number of tensors or a size that cannot be: the reason, before any memory is taken."""
-    header = announce(frame(FrameKind.NORM_SQUARES, torch.ones(6, dtype=torch.float64)), sequence=0, is_on_device=False)
+    header = announce(frame(FrameKind.NORM_SQUARES, torch.ones(6, dtype=torch.float64)), sequence=0, route=Route.INLINE)
     header[field] = value
     with pytest.raises(ProtocolError, match=reason):
         reader().read(header)
