@@ -5,9 +5,11 @@ two_stage_speedup: tokens/s of a two-stage job with one thread per worker, over 
 the machine gives two processes at once: 2 × (two stages / one stage) / (two independent loops / one loop).
 
 snapshot_ratio: tokens/s of the two-stage job with a snapshot every 10 batches and two copies of it, over the same job
-without any. Here whole runs count, not median batches: a snapshot falls into few of them.
+without any. One job runs: every 20 batches it writes a snapshot, so that ten batches with one and ten without take
+turns. Each ten with one, all of their seconds, are compared with the mean of the tens before and after. A snapshot
+belongs to its ten: the bench fails if one was not on both nodes in time.
 
-The sides run in turns in one run; each measures the median batch of a short job, its first batches left out.
+The other sides run in turns too; each measures the median batch of a short job, its first batches left out.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from measure import Figure, progress, report
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import remove, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.coordination.boundaries import restorable
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
@@ -126,9 +129,12 @@ class Pipeline:
         await self._client.close()
 
 
-SNAPSHOT_EVERY = 10
+WINDOW = 10
+"""Batches that share one snapshot."""
+REPORT_DELAY = 2
+"""Batches by which the progress that etcd has may lie behind."""
 WITHOUT_SNAPSHOTS = FaultSpec(snapshot_every=0, copies=1, checkpoint_every=0)
-WITH_SNAPSHOTS = FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0)
+WITH_SNAPSHOTS = FaultSpec(snapshot_every=2 * WINDOW, copies=2, checkpoint_every=0)
 
 SMALL = ModelSpec(
     hidden_size=128, intermediate_size=344, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
@@ -150,8 +156,7 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
     """All sides in turns; one pass gives one sample of each figure."""
     job = overhead_job(model, batches)
     loops = (Loop(job), Loop(job))
-    ratios, speedups, raw, machine, snapshots = [], [], [], [], []
-    long_job = replace(job, train=replace(job.train, batches=NUM_WARMUP_BATCHES + 2 * SNAPSHOT_EVERY))
+    ratios, speedups, raw, machine = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         async with (
             LocalCluster(Path(folder), num_nodes=2) as cluster,
@@ -188,20 +193,12 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
                     + "  ".join(f"{name} {1e3 * time:.0f} ms" for name, time in took.items())
                     + f"  ratio {ratios[-1]:.3f}  speed-up {speedups[-1]:.3f}"
                 )
-            for index in range(num_pairs):
-                sides_of_pair = [WITHOUT_SNAPSHOTS, WITH_SNAPSHOTS][:: 1 if index % 2 == 0 else -1]
-                spent = {
-                    fault: sum(await pipeline.batches(2, replace(long_job, fault=fault))) for fault in sides_of_pair
-                }
-                snapshots.append(spent[WITHOUT_SNAPSHOTS] / spent[WITH_SNAPSHOTS])
-                progress(f"snapshots {index + 1} of {num_pairs}: ratio {snapshots[-1]:.3f}")
             await pipeline.close()
     for loop in loops:
         loop.close()
     figures = {
         "one_stage_ratio": Figure.of(ratios),
         "two_stage_speedup": Figure.of(speedups),
-        "snapshot_ratio": Figure.of(snapshots),
     }
     beside: dict[str, object] = {
         "two_stages_over_one": round(statistics.median(raw), 4),
@@ -212,22 +209,73 @@ async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[di
     return figures, beside
 
 
+async def measure_snapshots(model: ModelSpec, *, num_windows: int) -> tuple[dict[str, Figure], dict[str, object]]:
+    """So many windows with a snapshot, in one job, each between two without."""
+    job = replace(overhead_job(model, 2 * WINDOW * (num_windows + 1)), fault=WITH_SNAPSHOTS)
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+        async with (
+            LocalCluster(Path(folder), num_nodes=2) as cluster,
+            ClusterSession(cluster.address) as session,
+        ):
+            pipeline = Pipeline(cluster, session, job)
+            lags: dict[int, int] = {}
+            watching = asyncio.create_task(_watch_lags(session, lags))
+            seconds = await pipeline.batches(2, job)
+            watching.cancel()
+            await pipeline.close()
+    first = [0.0] * NUM_WARMUP_BATCHES  # of a window that is not used
+    windows = [sum([*first, *seconds][start : start + WINDOW]) for start in range(0, job.train.batches, WINDOW)]
+    ratios = []
+    for index in range(2, len(windows) - 1, 2):
+        ratios.append((windows[index - 1] + windows[index + 1]) / 2 / windows[index])
+        progress(f"batches from {index * WINDOW}: {windows[index]:.2f} s, ratio {ratios[-1]:.3f}")
+    late = {boundary: lag for boundary, lag in lags.items() if lag >= WINDOW - REPORT_DELAY}
+    if late or len(lags) < num_windows:
+        raise RuntimeError(f"of {num_windows} snapshots {len(lags)} were copied, and these late, in batches: {late}")
+    beside: dict[str, object] = {
+        "batch_s": round(statistics.median(seconds), 4),
+        "snapshot_lag_batches": max(lags.values()),
+    }
+    return {"snapshot_ratio": Figure.of(ratios)}, beside
+
+
+async def _watch_lags(session: ClusterSession, lags: dict[int, int]) -> None:
+    """Until cancelled: boundary to the number of batches after which two nodes held all of it."""
+    async for view in session.follow():
+        for job in view.jobs.values():
+            for _, boundary in restorable(job, view.nodes) if job.spec is not None else ():
+                if boundary not in lags and job.progress is not None and job.phase.phase is Phase.RUNNING:
+                    lags[boundary] = job.progress.batch + 1 - boundary
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute on a small model, for a first look")
     parser.add_argument(
         "--small", action="store_true", help="all pairs on a model of 1.6 million parameters instead of 6 million"
     )
+    parser.add_argument(
+        "--only",
+        choices=("stages", "snapshots"),
+        help="what stages bring, or what snapshots cost (3 minutes)",
+    )
     options = parser.parse_args()
     quick = options.quick
     is_small = quick or options.small
     model = SMALL if is_small else ModelSpec()
     batches = 8 if quick else 24 if is_small else 7
-    figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=batches))
+    figures, beside = dict[str, Figure](), dict[str, object]()
+    if options.only != "snapshots":
+        figures, beside = asyncio.run(measure(model, num_pairs=2 if quick else 11, batches=batches))
+    if options.only != "stages":
+        num_windows = 2 if quick else 36 if is_small else 9
+        more, and_beside = asyncio.run(measure_snapshots(model, num_windows=num_windows))
+        figures, beside = figures | more, beside | and_beside
+    bars = {} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8, "snapshot_ratio": 0.97}
     return report(
         "Overhead of daemon, worker and links",
         figures,
-        bars={} if quick else {"one_stage_ratio": 0.97, "two_stage_speedup": 1.8, "snapshot_ratio": 0.97},
+        bars={name: bar for name, bar in bars.items() if name in figures},
         extra=beside,
     )
 

@@ -37,9 +37,9 @@ from headway.stages.layer_state import LayerState
 from headway.stages.link import Link
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
-from headway.stages.schedule import Backward, Op, next_op, schedule_depth
+from headway.stages.schedule import Backward, Op, depths_with_slack, next_op, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.stage_context import StageContext
+from headway.stages.stage_context import MicrobatchSource, StageContext
 from headway.stages.stage_graph import StageGraph
 from headway.stages.stage_links import StageLinks
 from headway.stages.tls_identity import TlsIdentity
@@ -195,8 +195,8 @@ class StageRun:
     """Every process computes the only stage of a pipeline of its own."""
     orders: Sequence[Sequence[Op]] = ()
     """Of each stage: its operations in a fixed order; none: what is ready."""
-    further_depth: int = 0
-    """Microbatches in flight beyond what a planner would give every stage but the last."""
+    has_slack: bool = True
+    """More in flight than equal times need, as a planner gives it."""
     seed: int = 1
 
     def run(self, host: Host) -> StageReport:
@@ -219,11 +219,10 @@ class StageRun:
         ]
         journal = Journal() if stage == num_stages - 1 else None
         operations = _Operations()
-        make_graph: Any = StageGraph if self.sleeps is None else partial(sleeping_graph, self.sleeps, stage)
         executor = Executor(
             context,
             layers,
-            tokens=RandomTokens(self.model.vocab_size) if stage == 0 else None,
+            tokens=self.tokens() if stage == 0 else None,
             journal=journal,
             links=links,
             inbox=inbox,
@@ -231,19 +230,32 @@ class StageRun:
             recorder=operations,
             stops_at_non_finite=False,
             patience_s=TIMEOUT.total_seconds(),
-            make_graph=make_graph,
+            make_graph=self.graph_maker(stage),
             choose=FixedOrder(self.orders[stage]) if self.orders else next_op,
         )
         executor.run()
         return StageReport(operations.all, [] if journal is None else [row.loss for row in journal.rows])
 
+    def tokens(self) -> MicrobatchSource:
+        """What the first stage reads."""
+        return RandomTokens(self.model.vocab_size)
+
+    def graph_maker(self, stage: int) -> Callable[..., StageGraph]:
+        """What a stage computes with."""
+        return StageGraph if self.sleeps is None else partial(sleeping_graph, self.sleeps, stage)
+
     def depth(self, stage: int) -> int:
         """What a planner would give a stage."""
         train, num_stages, sleeps = self.train, len(self.cuts), self.sleeps
         microbatch_s = REAL_MICROBATCH_S if sleeps is None else sleeps.forward_s + sleeps.backward_s
-        trips = (num_stages - 1 - stage) * ROUND_TRIP_S / microbatch_s
-        depth = schedule_depth(train.schedule, train.microbatches, num_stages, stage, trips)
-        return depth if stage == num_stages - 1 else min(depth + self.further_depth, 2 * train.microbatches)
+        needed = [
+            schedule_depth(
+                train.schedule, train.microbatches, num_stages, s, (num_stages - 1 - s) * ROUND_TRIP_S / microbatch_s
+            )
+            for s in range(num_stages)
+        ]
+        depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
+        return depths[stage]
 
     def _context(self, stage: int) -> StageContext:
         return StageContext(

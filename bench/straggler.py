@@ -5,9 +5,11 @@ equal_vs_ideal: the same for the equal split that the job began with, when nothi
 
 Two nodes of a local cluster train one job; the second is slowed to a third of the first by the setting `slowdown`. Both
 are slowed so far that two workers, two daemons and etcd do not compete for the cores of a small machine. Nobody tells
-the planner: it begins with equal shares, measures, and cuts anew. The ideal is the sum of the batches a second that
-either node reaches with the whole model alone, on one stage: no cut by layers can reach it but by luck, and
-`granular_vs_ideal` says how near the best one comes. Losses must be those of `headway reference`, bit for bit.
+the planner: it begins with equal shares, measures, and cuts anew. The ideal is the sum of the batches a second that the
+two nodes reach side by side, each with a job of its own that has the whole model on one stage: two speeds of the same
+cluster, that take from each other what two workers of one machine do, without a word between them. No cut by layers
+can reach it but by luck, and `granular_vs_ideal` says how near the best one comes. Losses must be those of
+`headway reference`, bit for bit.
 """
 
 import argparse
@@ -30,7 +32,8 @@ from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import LayerTime, Phase
+from headway.daemon.measurements import LayerTime
+from headway.daemon.records import Phase
 from headway.daemon.reference import BatchResult, reference
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards
@@ -39,6 +42,8 @@ SLOWDOWN = 3.0
 UNHURRIED = 4.0
 """How many times slower than this machine the fast node is."""
 BATCHES = 40
+APART = {"fast": 15, "slow": 6}
+"""Batches of the two jobs whose speeds make the ideal: as long as each other."""
 BAR = 0.9
 TIMEOUT_S = 600.0
 SETTLING = 2
@@ -98,6 +103,30 @@ def straggler_job(name: str, *, batches: int, num_nodes: int) -> JobSpec:
     return resolve_job(spec, job_file=Path("straggler.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
 
 
+async def apart(folder: Path) -> dict[str, list[float]]:
+    """Seconds of each batch of two jobs that two unequal nodes train side by side, a whole model each."""
+    folder = folder / f"apart-{len(list(folder.iterdir()))}"
+    folder.mkdir()
+    slowdowns = {"fast": UNHURRIED, "slow": UNHURRIED * SLOWDOWN}
+    found: dict[str, list[float]] = {}
+    settings = {which: {**SETTINGS, "slowdown": slowdown} for which, slowdown in slowdowns.items()}
+    async with (
+        LocalCluster(folder / "fast", num_nodes=1, node_settings=settings["fast"]) as fast,
+        LocalCluster(folder / "slow", num_nodes=1, node_settings=settings["slow"]) as slow,
+        ClusterSession(fast.address) as fast_session,
+        ClusterSession(slow.address) as slow_session,
+    ):
+        sessions = {"slow": slow_session, "fast": fast_session}
+        for which, session in sessions.items():
+            await submit(session, straggler_job(which, batches=APART[which], num_nodes=1))
+        for which, session in sessions.items():
+            await wait_for_phase(session, which, frozenset({Phase.FINISHED}), timeout_s=TIMEOUT_S)
+            rows = await _journal(session, which, APART[which], folder)
+            found[which] = [row.seconds for row in rows[SETTLING:]]
+            progress(f"{which}: {statistics.median(found[which]):.3f} s a batch")
+    return found
+
+
 async def train(slowdowns: Sequence[float], spec: JobSpec, folder: Path) -> Run:
     """Train a job on a cluster of nodes that are so many times slower than this machine."""
     first, *others = ({**SETTINGS, "slowdown": slowdown} for slowdown in slowdowns)
@@ -117,15 +146,20 @@ async def train(slowdowns: Sequence[float], spec: JobSpec, folder: Path) -> Run:
                     if node == cluster.nodes[0].name:
                         measured |= profile.layers
                 await asyncio.sleep(0.5)
-            copy = JournalCopy(session, name, folder / f"{name}.jsonl")
-            try:
-                await copy.copy_whole(spec.train.batches)
-            finally:
-                await copy.close()
+            rows = await _journal(session, name, spec.train.batches, folder)
             events = tuple(job.events[number].text for number in sorted(job.events))
-    lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-    rows = tuple(Row(line["generation"], line["loss"], line["seconds"]) for line in lines)
     return Run(rows, measured, events)
+
+
+async def _journal(session: ClusterSession, name: str, num_batches: int, folder: Path) -> tuple[Row, ...]:
+    """Of a finished job."""
+    copy = JournalCopy(session, name, folder / f"{name}.jsonl")
+    try:
+        await copy.copy_whole(num_batches)
+    finally:
+        await copy.close()
+    lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return tuple(Row(line["generation"], line["loss"], line["seconds"]) for line in lines)
 
 
 def _check(job: JobView) -> None:
@@ -167,17 +201,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
         folder = Path(name)
 
-        def alone(which: str, slowdown: float, number: int) -> list[float]:
-            run = asyncio.run(train([slowdown], straggler_job(which, batches=number, num_nodes=1), folder))
-            seconds = [row.seconds for row in run.rows[SETTLING:]]
-            progress(f"{which}: {statistics.median(seconds):.3f} s a batch")
-            return seconds
-
-        quick = alone("fast", UNHURRIED, 12)
-        slow = alone("slow", UNHURRIED * SLOWDOWN, 8)
         spec = straggler_job("both", batches=BATCHES, num_nodes=2)
-        runs = [asyncio.run(train([UNHURRIED, UNHURRIED * SLOWDOWN], spec, folder)) for _ in range(num_runs)]
-        quick += alone("fast", UNHURRIED, 12)
+        speeds, runs = [asyncio.run(apart(folder))], []
+        for _ in range(num_runs):
+            runs.append(asyncio.run(train([UNHURRIED, UNHURRIED * SLOWDOWN], spec, folder)))
+            speeds.append(asyncio.run(apart(folder)))
     for run in runs:
         progress("\n".join(run.events))
         if len(run.generations) < 2:
@@ -185,7 +213,8 @@ def main() -> int:
             return 1
     expected = reference_losses(replace(spec, placement=PlacementSpec()))
     is_exact = all([row.loss for row in run.rows] == expected for run in runs)
-    ideal = 1 / statistics.median(quick) + 1 / statistics.median(slow)
+    fast_s, slow_s = (statistics.median([s for each in speeds for s in each[which]]) for which in ("fast", "slow"))
+    ideal = 1 / fast_s + 1 / slow_s
     figures = {
         "replanned_vs_ideal": Figure.of([1 / seconds / ideal for run in runs for seconds in run.replanned_s]),
         "equal_vs_ideal": Figure.of([1 / seconds / ideal for run in runs for seconds in run.equal_s]),
@@ -193,7 +222,7 @@ def main() -> int:
     extra: dict[str, object] = {
         "is_exact": is_exact,
         "plans": [len(run.generations) for run in runs],
-        "slow_vs_fast": round(statistics.median(slow) / statistics.median(quick), 3),
+        "slow_vs_fast": round(slow_s / fast_s, 3),
         "replanned_after_batches": [sum(row.generation == run.generations[0] for row in run.rows) for run in runs],
     }
     times = runs[0].layer_seconds

@@ -284,6 +284,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4, 8], help="of real compute")
     parser.add_argument("--link", choices=("grpc", "collective"), default="grpc", help="of ours, with real compute")
+    parser.add_argument("--schedules", choices=OURS, nargs="+", default=OURS, help="of emulated stages")
     parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
@@ -298,7 +299,11 @@ def main() -> int:
         extra.update(table, link=options.link)
 
     def emulated() -> None:
-        rows = emulated_rows((4,), (1, 2), ("2bw",)) if options.quick else emulated_rows((4, 8, 16), (1, 2, 4), OURS)
+        rows = (
+            emulated_rows((4,), (1, 2), ("2bw",))
+            if options.quick
+            else emulated_rows((4, 8, 16), (1, 2, 4), options.schedules)
+        )
         found, table, medians = measure_emulated(rows, 1 if options.quick else options.rounds)
         figures.update(found)
         extra.update(table)

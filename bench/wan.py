@@ -2,11 +2,15 @@
 
 The stages are real executors with real gRPC links and TLS in two processes; each operation takes a fixed time and
 computes nothing. Between the sites is an emulated line (wan_line.py says what it does). m and depth are what the
-planner advises for the line (`headway plan`), and the same m on one site is the other side of each ratio.
+planner advises for the line (`headway plan`); the other side of each ratio is the same m on one site, in turns.
 
-ratio_100ms_2bw, ratio_100ms_1f1b: tokens/s over a line of 100 ms round trip over tokens/s on one site. outage_cost_s:
-what a cut of 10 seconds costs, with no batch computed again. ceiling_mbit_s: what the emulator itself carries.
-reached_with_loss: at 0.1 % loss, what the link carries over the ceiling of one TCP connection, which the line has here.
+ratio_100ms_2bw, ratio_100ms_1f1b: tokens/s over a line of 100 ms round trip over tokens/s on one site; the other rows
+are named by their line. outage_cost_s: what a cut of 10 seconds costs, with no batch computed again. ceiling_mbit_s:
+what the emulator itself carries. loss_…: at 0.1 % loss, what the link carries over the most that it could: what the
+job needs, the line, or what one TCP connection, which the link is, reaches there by itself; advised: m and depth by
+the planner, who knows of no loss; room: with more of both.
+
+Each part can run alone (`--rows`), and prints its rows as they are done.
 """
 
 import argparse
@@ -14,27 +18,22 @@ import itertools
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection
-from pathlib import Path
 
-import pipeline_processes
 from emulated_stage import SleepTimes
-from measure import Figure, progress, report
-from pipeline_processes import Host, Processes, StageReport, StageRun, cut, seconds_per_batch
-from wan_ceiling import Wan, ceiling, ceiling_of_namespaces, ceilings
+from measure import Figure, alternate, report
+from pipeline_processes import Processes, cut, seconds_per_batch
+from wan_ceiling import ceiling, ceiling_of_namespaces, ceilings
 from wan_line import Line
-from wan_namespaces import ADDRESSES, LARGE_MTU, PLAIN_MTU, NamespacesWan, enter, is_possible
-from wan_proxy import ProxyWan
+from wan_namespaces import NamespacesWan
+from wan_plan import Advice, advice
+from wan_sites import Resumed, Sites, WanRun, best_kind, sites
 
-from headway.daemon.planning.distance import microbatches_on_the_way
 from headway.optim.spec import OptimSpec
-from headway.stages.schedule import ScheduleName, schedule_depth
+from headway.stages.schedule import ScheduleName
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage_context import StageContext
 
 MODEL = ModelSpec(
     num_hidden_layers=2, hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=4
@@ -45,52 +44,25 @@ MICROBATCH_SIZE = 4
 TOKENS = {100: 80, 400: 320}
 """A sequence's length by the line's Mbit/s: frames that need two thirds of the line."""
 ROUND_TRIPS_MS = (0, 20, 50, 100, 200)
+HEADLINE = Line(round_trip_ms=100, mbit_s=100)
+JITTER_MS = 20
+LOSS = 1e-3
+LOSSY_ROUND_TRIPS_MS = (20, 100)
 LEAST_MICROBATCHES = 4
 NUM_SETTLING = 4
 NUM_BATCHES = 10
+NUM_LOSSY_BATCHES = 12
+NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
-"""TCP's congestion controls, of the host; the first is the kernel's own choice."""
+"""TCP's congestion controls: what most hosts have, and one that takes no loss for a full line."""
 OUTAGE_S = 10.0
+NUM_CUT_BATCHES = 24
+NUM_AFTER_CUT = 6
+"""Batches until all is as before; what they take longer belongs to the cut."""
 MOST_OUTAGE_COST_S = 11.5
+BAR_2BW, BAR_LOSS = 0.95, 0.8
 SCHEDULES: tuple[ScheduleName, ...] = ("2bw", "1f1b", "gpipe")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """A stage's report, and how often its process took up a broken link."""
-
-    stage: StageReport
-    num_resumed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WanRun(StageRun):
-    """One stage of two, the first of which may dial the second over a line."""
-
-    address: str = ""
-    """Where the first stage dials; empty: the second one's own."""
-    depths: tuple[int, int] = (2, 1)
-
-    def run(self, host: Host) -> Resumed:  # type: ignore[override]
-        """The stage of the host's rank."""
-        direct = host.addresses
-        before = host._grpc.num_resumed
-        host.addresses = [direct[0], self.address or direct[1]]
-        try:
-            return Resumed(stage=StageRun.run(self, host), num_resumed=host._grpc.num_resumed - before)
-        finally:
-            host.addresses = direct
-
-    def _context(self, stage: int) -> StageContext:
-        return replace(StageRun._context(self, stage), depth=self.depths[stage])
-
-
-class Ports:
-    """A task: on which port a process listens."""
-
-    def run(self, host: Host) -> int:
-        """Of the host."""
-        return int(host.address.rpartition(":")[2])
+PARTS = ("emulator", "headline", "100", "400", "jitter", "cut", "loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +72,13 @@ class Job:
     schedule: ScheduleName
     line: Line
     sequence_length: int
+    room: int = 1
+    """More than 1: so many times the advised m, and all of 2m in flight."""
+
+    @classmethod
+    def over(cls, line: Line, schedule: ScheduleName = "2bw") -> "Job":
+        """With the frames that belong to the line."""
+        return cls(schedule=schedule, line=line, sequence_length=TOKENS[int(line.mbit_s)])
 
     @property
     def frame_bytes(self) -> int:
@@ -112,62 +91,29 @@ class Job:
         return self.frame_bytes * 8 / 1e6 / MICROBATCH_S
 
     @property
-    def advised(self) -> int:
-        """Microbatches in flight that hide the line, as the planner counts them."""
-        line = self.line
-        link_s = line.round_trip_ms / 1e3 + 2 * line.jitter_ms / 1e3 + 2 * self.frame_bytes / line.bytes_per_s
-        return microbatches_on_the_way([MICROBATCH_S, MICROBATCH_S], [link_s], MICROBATCH_S)
-
-    @property
     def microbatches(self) -> int:
-        """m."""
-        return max(LEAST_MICROBATCHES, self.advised)
+        """m: what the planner advises for 2bw, whichever the schedule."""
+        few = self._train("2bw", LEAST_MICROBATCHES, NUM_BATCHES)
+        return self.room * max(LEAST_MICROBATCHES, advice(MODEL, few, SLEEPS, self.line).least_microbatches)
 
-    @property
-    def depths(self) -> tuple[int, int]:
-        """Of both stages."""
-        if self.schedule == "2bw":
-            return self.advised, 1
-        first, second = (schedule_depth(self.schedule, self.microbatches, 2, stage) for stage in range(2))
-        return first, second
+    def train(self, num_batches: int) -> TrainSpec:
+        """Its recurrence."""
+        return self._train(self.schedule, self.microbatches, num_batches)
 
+    def advice(self, *, is_far: bool) -> Advice:
+        """Of the planner, over the line or on one site."""
+        of_planner = advice(MODEL, self.train(NUM_BATCHES), SLEEPS, self.line if is_far else None)
+        return of_planner if self.room == 1 else replace(of_planner, depths=(2 * self.microbatches, 1))
 
-class Apart(Processes):
-    """Two processes, each in a network namespace of its own."""
-
-    def __init__(self, namespaces: Sequence[str]) -> None:
-        super().__init__(2)
-        self._namespaces = namespaces
-
-    def target(self, rank: int) -> Callable[[Connection, int, Path], None]:
-        return partial(_serve_in, self._namespaces[rank], ADDRESSES[rank])
-
-
-def _serve_in(namespace: str, address: str, connection: Connection, rank: int, certificates: Path) -> None:
-    enter(namespace)
-    pipeline_processes.HOST = address
-    pipeline_processes.serve(connection, rank, certificates)
-
-
-@dataclass(frozen=True, slots=True)
-class Sites:
-    """Two sites, and the line between them."""
-
-    processes: Processes
-    wan: Wan
-    address: str
-    """Where the first stage dials; empty: the second one's own."""
-
-
-@contextmanager
-def sites(kind: str, near: Processes, *, has_loss: bool = False) -> Iterator[Sites]:
-    """Two sites by a kind of emulator; near: two processes on one site, which the proxy puts a line between."""
-    if kind == "proxy":
-        with ProxyWan(near.run(Ports(), number=2)[1]) as wan:
-            yield Sites(near, wan, f"{pipeline_processes.HOST}:{wan.port}")
-        return
-    with NamespacesWan(mtu=PLAIN_MTU if has_loss else LARGE_MTU) as line, Apart(line.namespaces) as processes:
-        yield Sites(processes, line, "")
+    def _train(self, schedule: ScheduleName, microbatches: int, num_batches: int) -> TrainSpec:
+        return TrainSpec(
+            schedule=schedule,
+            batches=num_batches,
+            microbatches=microbatches,
+            microbatch_size=MICROBATCH_SIZE,
+            sequence_length=self.sequence_length,
+            clip_norm=1.0,
+        )
 
 
 @dataclass
@@ -176,156 +122,188 @@ class Bench:
 
     near: Processes
     far: Sites
-    num_batches: int
-    _near: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def seconds(self, job: Job, *, is_far: bool) -> float:
+    def warm_up(self) -> None:
+        """The first run of a process is slower."""
+        for is_far in (False, True):
+            self.seconds(Job.over(HEADLINE), is_far=is_far)
+
+    def seconds(self, job: Job, *, is_far: bool, num_batches: int = NUM_BATCHES) -> float:
         """Of a batch, over the line or on one site."""
-        reports = self.run(job, num_batches=self.num_batches, is_far=is_far)
+        reports = self.run(job, num_batches=num_batches, is_far=is_far)
         return seconds_per_batch(reports[0].stage.batch_ends(), num_settling=NUM_SETTLING)
 
-    def near_seconds(self, job: Job) -> float:
-        """On one site; measured once for each form of job."""
-        key = (job.schedule, job.microbatches, job.sequence_length, job.depths)
-        if key not in self._near:
-            self._near[key] = self.seconds(job, is_far=False)
-        return self._near[key]
+    def ratios(self, job: Job, *, num_pairs: int) -> list[float]:
+        """Tokens/s over the line over tokens/s on one site, pairs in turns."""
+        far, near = (partial(self.seconds, job, is_far=is_far) for is_far in (True, False))
+        return [there / over_the_line for over_the_line, there in alternate(num_pairs, far, near)]
 
-    def ratio(self, job: Job, *, is_fresh: bool = False) -> float:
-        """Tokens/s over the line over tokens/s on one site."""
-        near = self.seconds(job, is_far=False) if is_fresh else self.near_seconds(job)
-        return near / self.seconds(job, is_far=True)
-
-    def run(self, job: Job, *, num_batches: int, is_far: bool) -> list[Resumed]:
-        """Both stages' reports."""
-        train = TrainSpec(
-            schedule=job.schedule,
-            batches=num_batches,
-            microbatches=job.microbatches,
-            microbatch_size=MICROBATCH_SIZE,
-            sequence_length=job.sequence_length,
-            clip_norm=1.0,
-        )
+    def run(self, job: Job, *, num_batches: int, is_far: bool, line: Line | None = None) -> list[Resumed]:
+        """Both stages' reports. line: where it is another than the planner knows."""
         task = WanRun(
             job=self.near.new_name(),
             model=MODEL,
-            train=train,
+            train=job.train(num_batches),
             optim=OptimSpec(),
             cuts=cut(layer_names(MODEL), 2),
             sleeps=SLEEPS,
             address=self.far.address if is_far else "",
-            depths=job.depths,
+            depths=job.advice(is_far=is_far).depths,
         )
         if is_far:
-            self.far.wan.set(job.line)
+            self.far.wan.set(line or job.line)
         return (self.far.processes if is_far else self.near).run(task, number=2)
 
     def outage_cost_s(self) -> tuple[float, int]:
         """Seconds that a cut costs a run, and how many connections took up the link again."""
-        job = Job(schedule="2bw", line=Line(round_trip_ms=50, mbit_s=100), sequence_length=TOKENS[100])
+        job = Job.over(Line(round_trip_ms=50, mbit_s=100))
         batch_s = job.microbatches * MICROBATCH_S + SLEEPS.update_s
         timer = threading.Timer(8 * batch_s, partial(self.far.wan.cut, OUTAGE_S))
         timer.start()
-        reports = self.run(job, num_batches=24, is_far=True)
+        reports = self.run(job, num_batches=NUM_CUT_BATCHES, is_far=True)
         timer.join()
         ends = reports[0].stage.batch_ends()
+        assert len(ends) == NUM_CUT_BATCHES, "a batch was computed twice, or never"
         steps = [after - before for before, after in itertools.pairwise(ends)]
-        assert len(ends) == 24, "a batch was computed twice, or never"
-        cost = ends[-2] - ends[NUM_SETTLING - 1] - statistics.median(steps) * (len(ends) - 1 - NUM_SETTLING)
-        return cost, reports[1].num_resumed
+        longest = steps.index(max(steps))
+        around = steps[longest - 1 : longest + NUM_AFTER_CUT]
+        return sum(around) - statistics.median(steps[NUM_SETTLING:]) * len(around), reports[1].num_resumed
+
+
+@dataclass
+class Results:
+    """What is measured so far."""
+
+    rows: list[str] = field(default_factory=list)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    bars: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)
+    has_failed: bool = False
+
+    def row(self, text: str) -> None:
+        """One line of the table, at once."""
+        self.rows.append(text)
+        print(text, flush=True)
+
+    def figure(self, name: str, samples: Sequence[float], *, bar: float | None = None) -> Figure:
+        """For the table at the end and the JSON line."""
+        self.figures[name] = Figure.of(samples)
+        if bar is not None:
+            self.bars[name] = bar
+        return self.figures[name]
+
+
+def measure_emulator(kind: str, results: Results) -> None:
+    """What it carries at most, and what that costs it."""
+    limit = ceiling if kind == "proxy" else ceiling_of_namespaces
+    most, _ = limit(Line(), 2.0)
+    at_400, cores = limit(Line(mbit_s=400, round_trip_ms=20), 4.0)
+    results.row(f"{kind}: {most:.0f} Mbit/s at most; {at_400:.0f} of 400 Mbit/s one way with {cores:.2f} of a core")
+    results.extra |= {"ceiling_mbit_s": round(most), "emulator_cores_at_400_mbit_s": round(cores, 3)}
+
+
+def measure_line(bench: Bench, line: Line, results: Results, *, pairs: dict[ScheduleName, int], name: str = "") -> None:
+    """A row: each schedule over a line. pairs: how many of each; name: of its figures."""
+    jobs = [Job.over(line, schedule) for schedule in pairs]
+    name = name or f"{line.round_trip_ms:g}ms_{line.mbit_s:g}mbit" + ("_jitter" if line.jitter_ms else "")
+    told = []
+    for job in jobs:
+        has_bar = job.schedule == "2bw" and line.round_trip_ms == HEADLINE.round_trip_ms
+        figure = results.figure(
+            f"ratio_{name}_{job.schedule}",
+            bench.ratios(job, num_pairs=pairs[job.schedule]),
+            bar=BAR_2BW if has_bar else None,
+        )
+        told.append(f"{job.schedule} {figure.median:.3f} [{figure.low:.3f}, {figure.high:.3f}]")
+    advised = jobs[0].advice(is_far=True)
+    jitter = f", jitter {line.jitter_ms:g} ms" if line.jitter_ms else ""
+    results.row(
+        f"{line.round_trip_ms:3g} ms, {line.mbit_s:g} Mbit/s{jitter}: needs {jobs[0].needed_mbit_s:.0f} Mbit/s, "
+        f"m = {jobs[0].microbatches}, depth {advised.depths[0]}: {', '.join(told)}"
+    )
+
+
+def measure_cut(bench: Bench, results: Results) -> None:
+    """What it costs."""
+    cost, num_resumed = bench.outage_cost_s()
+    results.figure("outage_cost_s", [cost])
+    results.extra["num_resumed"] = num_resumed
+    results.has_failed |= cost > MOST_OUTAGE_COST_S or num_resumed < 1
+    results.row(f"a cut of {OUTAGE_S:g} s costs {cost:.2f} s, no batch computed again; resumed {num_resumed} times")
+
+
+def measure_loss(bench: Bench, line: Line, results: Results) -> None:
+    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss.
+
+    First as the planner advises, who knows of no loss; then with room: twice as many microbatches, and all that the
+    schedule may have in flight, so that a stage has work while what stands behind a lost segment waits for it.
+    """
+    has_tcp = isinstance(bench.far.wan, NamespacesWan)
+    for congestion in CONGESTION if has_tcp else ("reno",):
+        found = ceilings(bench.far.wan, line, congestion, NUM_CONNECTIONS)
+        # The planner is told what a probe would find: what one connection carries.
+        advised = replace(Job.over(line), line=replace(line, mbit_s=min(line.mbit_s, found[1])))
+        told = []
+        for name, job in (("advised", advised), ("room", replace(advised, room=2))):
+            reports = bench.run(job, num_batches=NUM_LOSSY_BATCHES // job.room, is_far=True, line=line)
+            batch_s = seconds_per_batch(reports[0].stage.batch_ends(), num_settling=NUM_SETTLING // job.room)
+            carried = job.microbatches * job.frame_bytes * 8 / 1e6 / batch_s
+            busy = MICROBATCH_S / (MICROBATCH_S + SLEEPS.update_s / job.microbatches)
+            most = min(line.mbit_s, found[1], job.needed_mbit_s * busy)
+            bar = BAR_LOSS if name == "room" else None
+            figure = results.figure(f"loss_{line.round_trip_ms:g}ms_{congestion}_{name}", [carried / most], bar=bar)
+            depth = job.advice(is_far=True).depths[0]
+            told.append(f"m = {job.microbatches}, depth {depth}: {carried:.1f} of {most:.1f} ({figure.median:.2f})")
+        ceilings_told = ", ".join(f"{number}: {mbit_s:.1f}" for number, mbit_s in found.items())
+        results.row(
+            f"{line.round_trip_ms:3g} ms, {line.mbit_s:g} Mbit/s, loss {line.loss:.1%}, {congestion}: TCP connections "
+            f"carry {ceilings_told} Mbit/s; the job, of what it needs or its one connection can: {'; '.join(told)}"
+        )
 
 
 def main() -> int:
-    """Measure the grid, the cut and the emulator."""
+    """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 ms at 100 Mbit/s and the cut alone, within a minute")
+    parser.add_argument("--rows", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
     parser.add_argument("--emulator", choices=("auto", "proxy", "namespaces"), default="auto", help="auto: what may be")
     options = parser.parse_args()
-    quick, kind = options.quick, options.emulator
-    if kind == "auto":
-        kind = "namespaces" if is_possible() else "proxy"
-    limit = ceiling if kind == "proxy" else ceiling_of_namespaces
-    most, _ = limit(Line(), 2.0)
-    at_400, cpu_share = limit(Line(mbit_s=400, round_trip_ms=20), 4.0)
-    progress(f"{kind}: {most:.0f} Mbit/s at most; {at_400:.0f} of 400 Mbit/s one way at {cpu_share:.0%} of a core")
-    rows: list[str] = []
+    parts = ("headline", "cut") if options.quick else options.rows
+    kind = best_kind() if options.emulator == "auto" else options.emulator
+    results = Results(extra={"emulator": kind, "parts": list(parts)})
+    if "emulator" in parts:
+        measure_emulator(kind, results)
     with Processes(2) as near:
-        with sites(kind, near) as far:
-            bench = Bench(near, far, num_batches=NUM_BATCHES)
-            figures = _headline(bench, num_pairs=2 if quick else 3)
-            if not quick:
-                _grid(bench, rows)
-            cost, num_resumed = bench.outage_cost_s()
-            progress(f"a cut of {OUTAGE_S:g} s costs {cost:.2f} s; resumed {num_resumed} times")
-        if not quick:
+        if set(parts) - {"emulator", "loss"}:
+            with sites(kind, near) as far:
+                _without_loss(Bench(near, far), parts, results, is_quick=options.quick)
+        if "loss" in parts:
             with sites(kind, near, has_loss=True) as far:
-                figures["reached_with_loss"] = _with_loss(Bench(near, far, num_batches=NUM_BATCHES), rows)
-    print("\n".join(rows))
-    figures["outage_cost_s"] = Figure.of([cost])
-    status = report(
-        f"Two sites over an emulated line ({kind})",
-        figures,
-        bars={"ratio_100ms_2bw": 0.95} | ({} if quick else {"reached_with_loss": 0.8}),
-        extra={
-            "emulator": kind,
-            "num_resumed": num_resumed,
-            "ceiling_mbit_s": round(most),
-            "emulator_cores_at_400_mbit_s": round(cpu_share, 3),
-            "rows": rows,
-        },
-    )
-    return status or int(cost > MOST_OUTAGE_COST_S or num_resumed < 1)
+                for round_trip_ms in LOSSY_ROUND_TRIPS_MS:
+                    line = Line(round_trip_ms=round_trip_ms, mbit_s=100, loss=LOSS)
+                    measure_loss(Bench(near, far), line, results)
+    title = f"Two sites over an emulated line ({kind})"
+    status = report(title, results.figures, bars=results.bars, extra={**results.extra, "rows": results.rows})
+    return status or int(results.has_failed)
 
 
-def _headline(bench: Bench, *, num_pairs: int) -> dict[str, Figure]:
-    """The ratios at 100 ms and 100 Mbit/s, pairs in turns."""
-    line = Line(round_trip_ms=100, mbit_s=100)
-    for is_far in (False, True):  # the first run of a process is slower
-        bench.seconds(Job(schedule="2bw", line=line, sequence_length=TOKENS[100]), is_far=is_far)
-    figures = {}
-    for schedule in SCHEDULES:
-        job = Job(schedule=schedule, line=line, sequence_length=TOKENS[100])
-        number = num_pairs if schedule == "2bw" else 1
-        ratios = [bench.ratio(job, is_fresh=True) for _ in range(number)]
-        figures[f"ratio_100ms_{schedule}"] = Figure.of(ratios)
-        progress(f"{schedule}, 100 ms, 100 Mbit/s, m = {job.microbatches}, depth {job.depths}: {ratios}")
-    return figures
-
-
-def _grid(bench: Bench, rows: list[str]) -> None:
-    rows.append(f"{'line':32} {'needs':>11} {'m':>3} {'depth':>6} {'2bw':>7} {'1f1b':>7} {'gpipe':>7}")
-    lines = [Line(round_trip_ms=ms, mbit_s=mbit_s) for mbit_s in TOKENS for ms in ROUND_TRIPS_MS]
-    lines += [Line(round_trip_ms=100, mbit_s=mbit_s, jitter_ms=20) for mbit_s in TOKENS]
-    for line in lines:
-        schedules = SCHEDULES if line.mbit_s == min(TOKENS) else SCHEDULES[:1]
-        jobs = [Job(schedule=schedule, line=line, sequence_length=TOKENS[int(line.mbit_s)]) for schedule in schedules]
-        ratios = [bench.ratio(job) for job in jobs]
-        name = f"{line.round_trip_ms:g} ms, {line.mbit_s:g} Mbit/s"
-        name += f", jitter {line.jitter_ms:g} ms" if line.jitter_ms else ""
-        rows.append(
-            f"{name:32} {jobs[0].needed_mbit_s:4.0f} Mbit/s {jobs[0].microbatches:3} {jobs[0].depths[0]:6} "
-            + " ".join(f"{ratio:7.3f}" for ratio in ratios)
-        )
-        progress(rows[-1])
-
-
-def _with_loss(bench: Bench, rows: list[str]) -> Figure:
-    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss."""
-    line = Line(round_trip_ms=20, mbit_s=100, loss=1e-3)
-    job = Job(schedule="2bw", line=line, sequence_length=TOKENS[100])
-    reached = []
-    for congestion in CONGESTION if isinstance(bench.far.wan, NamespacesWan) else ("reno",):
-        one, four = ceilings(bench.far.wan, line, congestion)
-        carried = job.microbatches * job.frame_bytes * 8 / 1e6 / bench.seconds(job, is_far=True)
-        busy = MICROBATCH_S / (MICROBATCH_S + SLEEPS.update_s / job.microbatches)
-        most = min(line.mbit_s, one, job.needed_mbit_s * busy)
-        reached.append(carried / most)
-        rows.append(
-            f"{line.round_trip_ms:g} ms, {line.mbit_s:g} Mbit/s, loss {line.loss:.1%}, {congestion}: one connection "
-            f"{one:.1f} Mbit/s, four {four:.1f}; the job {carried:.1f} of {most:.1f} that it needs or can have"
-        )
-        progress(rows[-1])
-    return Figure.of(reached[:1])
+def _without_loss(bench: Bench, parts: Sequence[str], results: Results, *, is_quick: bool) -> None:
+    bench.warm_up()
+    if "headline" in parts:
+        pairs: dict[ScheduleName, int] = {"2bw": 2, "1f1b": 1} if is_quick else {"2bw": 7, "1f1b": 3, "gpipe": 2}
+        measure_line(bench, HEADLINE, results, pairs=pairs, name="100ms")
+    if "cut" in parts:
+        measure_cut(bench, results)
+    for mbit_s in TOKENS:
+        if str(mbit_s) in parts:
+            for round_trip_ms in ROUND_TRIPS_MS:
+                line = Line(round_trip_ms=round_trip_ms, mbit_s=mbit_s)
+                if line != HEADLINE or "headline" not in parts:
+                    measure_line(bench, line, results, pairs={"2bw": 2, "1f1b": 1} if mbit_s == 100 else {"2bw": 2})
+    if "jitter" in parts:
+        for mbit_s in TOKENS:
+            line = replace(HEADLINE, mbit_s=mbit_s, jitter_ms=JITTER_MS)
+            measure_line(bench, line, results, pairs={"2bw": 2})
 
 
 if __name__ == "__main__":

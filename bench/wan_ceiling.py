@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
@@ -10,6 +11,11 @@ from typing import Protocol
 from wan_line import Line, reno_bytes_per_s
 from wan_namespaces import NamespacesWan, connected
 from wan_proxy import HOST, ProxyWan
+
+LOSSY_S = 8.0
+"""Of sending, the later half of which counts: TCP finds its rate first."""
+
+FAR_BELOW = 0.9
 
 
 class Wan(Protocol):
@@ -75,17 +81,19 @@ class _Counter:
                 self.number += len(data)
 
 
-def ceilings(wan: Wan, line: Line, congestion: str) -> tuple[float, float]:
-    """Mbit/s of one TCP connection and of four: measured between namespaces, which keep that congestion control."""
+def ceilings(wan: Wan, line: Line, congestion: str, numbers: Sequence[int]) -> dict[int, float]:
+    """Mbit/s of so many TCP connections together: measured between namespaces, which keep that congestion control."""
     if not isinstance(wan, NamespacesWan):
         one = reno_bytes_per_s(line.loss, line.round_trip_ms / 1e3) * 8 / 1e6
-        return min(line.mbit_s, one), min(line.mbit_s, 4 * one)
+        return {number: min(line.mbit_s, number * one) for number in numbers}
     wan.set(line)
     wan.set_congestion(congestion)
-    with ThreadPoolExecutor(4) as threads:
-        found = []
-        for number in (1, 4):
+    found = {}
+    with ThreadPoolExecutor(max(numbers)) as threads:
+        for number in numbers:
             pairs = [connected(wan) for _ in range(number)]
-            carrying = [threads.submit(_carried, wan, near, far, 6.0) for near, far in pairs]
-            found.append(sum(each.result()[0] for each in carrying))
-    return found[0], found[1]
+            carrying = [threads.submit(_carried, wan, near, far, LOSSY_S) for near, far in pairs]
+            found[number] = sum(each.result()[0] for each in carrying)
+    if max(found.values()) < FAR_BELOW * line.mbit_s:  # the line is in nobody's way: all are samples of one
+        found[1] = sum(found.values()) / sum(found)
+    return found

@@ -32,6 +32,7 @@ TUNSETIFF = 0x400454CA
 IFF_TAP_WITHOUT_HEADER = 0x1002
 DEVICE = "wan0"
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
+NETWORK = "10.213.7.0/24"
 LARGE_MTU, PLAIN_MTU = 9000, 1500
 """Bytes: fewer packets to carry, and, where packets are lost, as many as there would be."""
 WINDOW_BYTES = 16 << 20
@@ -157,10 +158,10 @@ class NamespacesWan(LineProcess):
         self.end()
 
     def set_congestion(self, name: str) -> None:
-        """TCP's congestion control for connections that are made from now on."""
+        """TCP's congestion control for connections that are made from now on: that of the route."""
         for namespace in self.namespaces:
-            command = ["ip", "netns", "exec", namespace, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={name}"]
-            subprocess.run(command, check=True, timeout=TIMEOUT_S)
+            route = ["ip", "-n", namespace, "route", "replace", NETWORK, "dev", DEVICE, "congctl", name]
+            subprocess.run(route, check=True, timeout=TIMEOUT_S)
 
 
 def in_namespace(namespace: str, make: Callable[[], socket.socket]) -> socket.socket:

@@ -6,7 +6,7 @@ ready, not when a table says; since backwards add up in order, readiness never c
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -90,7 +90,7 @@ def replica_depth(stage_depth: int, *, num_held: int, num_microbatches: int) -> 
 
 
 def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_in_microbatches: float = 0.0) -> int:
-    """How many microbatches stage s of p may have in flight, with m microbatches a batch.
+    """How many microbatches stage s of p needs in flight while no time varies, with m microbatches a batch.
 
     round_trips_in_microbatches: the sum of the round trips of the links downstream of s, over a microbatch's time.
     """
@@ -99,6 +99,27 @@ def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_i
     if schedule == "1f1b":
         return min(m, p - s)
     return min(2 * m, p - s + math.ceil(round_trips_in_microbatches))
+
+
+def depths_with_slack(
+    schedule: ScheduleName, needed: Sequence[int], m: int, num_replicas: Sequence[int] = ()
+) -> list[int]:
+    """How many microbatches each stage may have in flight, by what it needs while no time varies.
+
+    Times do vary. Under 2bw every stage but the last has room for one more for itself and one for each stage after it,
+    so that an operation that ends late leaves no other stage without work; but only as far as a batch has more
+    microbatches than the first stage needs, and one. Two batches take at least one batch of work and one way through
+    the pipe: with no more microbatches than are under way, forwards that nobody waits for would run ahead of backwards
+    for which the next batch waits.
+
+    num_replicas: of each stage, if not one. R replicas have R microbatches at work, and unlike neighbours hand them
+    over unevenly: such a stage counts as R.
+    """
+    if schedule != "2bw":
+        return list(needed)
+    p, most = len(needed), max(0, 1 + m - needed[0])
+    slacks = [sum(num_replicas[s:]) if num_replicas else p - s for s in range(p - 1)]
+    return [depth + min(slack, most) for depth, slack in zip(needed, [*slacks, 0], strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,11 +80,6 @@ class SnapshotWriter:
         self._current: _Task | None = None
         self._thread = threading.Thread(target=self._main, name="headway-snapshots", daemon=True)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a snapshot's tensors are still being read."""
-        return self._current is not None
-
     def begin(self, snapshot: Snapshot) -> bool:
         """Write in the background; its end is reported. False, and nothing is done, while another is being written."""
         with self._lock:

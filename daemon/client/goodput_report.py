@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.measurements import GoodputRecord
 from headway.daemon.planning.pipeline_shape import worker_name
-from headway.daemon.records import GoodputRecord, PlanRecord
+from headway.daemon.records import PlanRecord
 
 USEFUL: Final = "useful"
 WAITING: Final = "waiting:"

@@ -8,7 +8,8 @@ from typing import Final
 
 from headway.daemon.coordination.boundaries import fewest_holders, lead_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted, was_killed
+from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted
+from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
 from headway.daemon.jobs.job import JobSpec
@@ -67,48 +68,6 @@ def place(stage: StagePlan) -> tuple[str, str, int]:
 def is_moving(plan: PlanRecord, successor: PlanRecord, layer: str) -> bool:
     """Whether a worker of the next plan needs a layer that it does not compute in the present one."""
     return not {place(stage) for stage in successor.holders(layer)} <= {place(stage) for stage in plan.holders(layer)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """A worker that a plan has lost: it failed or did not answer in time, or its node is gone."""
-
-    position: int
-    """Among the plan's workers."""
-    plan: PlanRecord
-    worker: WorkerRecord | None = None
-    """Its record, if it failed."""
-    is_late: bool = False
-
-    @property
-    def stage(self) -> StagePlan:
-        """What it computed, and where."""
-        return self.plan.stages[self.position]
-
-    @property
-    def is_death(self) -> bool:
-        """Whether the worker is to blame, or whoever ended it: not its node's end, not a neighbour's."""
-        worker = self.worker
-        return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
-
-    @property
-    def is_held_against_node(self) -> bool:
-        """A node that was lost, or whose worker died or did not answer; not one whose neighbour is out of reach."""
-        return self.worker is None or self.is_death
-
-    @property
-    def death(self) -> Death:
-        """For the failure budget."""
-        worker = self.worker
-        if worker is None:
-            return Death(node=self.stage.node)
-        return Death(
-            node=worker.node,
-            batch=worker.batch,
-            fault=worker.fault,
-            error=worker.error,
-            is_hopeless=worker.is_hopeless,
-        )
 
 
 @dataclass(kw_only=True)
@@ -194,7 +153,8 @@ class Case:
         best = self.best_plan
         if not isinstance(best, ClusterPlan):
             return None
-        return outlook(self.job, self.nodes.values(), best, self.profiles, now=self.now)
+        newcomers = self.view.newcomers(self.job)
+        return outlook(self.job, self.nodes.values(), best, self.profiles, now=self.now, newcomers=newcomers)
 
     @cached_property
     def verdict(self) -> Verdict | None:

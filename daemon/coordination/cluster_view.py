@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
     EventRecord,
-    GoodputRecord,
     Keys,
     LeaderRecord,
     NodeFailureRecord,
@@ -23,9 +23,6 @@ from headway.daemon.records import (
     PhaseRecord,
     PlacementRecord,
     PlanRecord,
-    ProbeRecord,
-    ProfileRecord,
-    ProgressRecord,
     SpecRecord,
     StateFile,
     StateRecord,
@@ -125,6 +122,8 @@ class ClusterView:
     """Counts from the listing that found it gone, if etcd was out of sight when it went."""
     arrived_at: dict[str, float] = field(default_factory=dict)
     """When a node's present incarnation was first seen."""
+    arrived_in: dict[str, int] = field(default_factory=dict)
+    """The revision in which a node's present incarnation was registered when it was first seen."""
     departures: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """When a node's incarnations were seen to go, the last `MAX_REMEMBERED` times."""
     probes: dict[str, ProbeRecord] = field(default_factory=dict)
@@ -203,6 +202,11 @@ class ClusterView:
             (job for job in self.jobs.values() if job.submission is not None), key=lambda job: job.spec_revision
         )
 
+    def newcomers(self, job: JobView) -> frozenset[str]:
+        """Nodes that registered after a job's plan came into force."""
+        planned_in = self.revision_of(Keys.of(job.name, "plan"))
+        return frozenset(name for name in self.nodes if self.arrived_in[name] > planned_in)
+
     def _fold(self, key: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         if key == Keys.LEADER:
             self.leader = decode(value, LeaderRecord) if value is not None else None
@@ -210,7 +214,7 @@ class ClusterView:
             if value is not None:
                 decode(value, PlacementRecord)  # its revision is all that counts
         elif key.startswith(Keys.NODES):
-            self._fold_node(key.removeprefix(Keys.NODES), value, now=now)
+            self._fold_node(key.removeprefix(Keys.NODES), value, create_revision=create_revision, now=now)
         elif key.startswith(Keys.PROBES):
             node = key.removeprefix(Keys.PROBES)
             if value is not None:
@@ -227,7 +231,7 @@ class ClusterView:
         else:
             raise ValueError("unknown key")
 
-    def _fold_node(self, name: str, value: bytes | None, *, now: float) -> None:
+    def _fold_node(self, name: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         before = self.nodes.get(name)
         if value is not None:
             self.nodes[name] = decode(value, NodeRecord)
@@ -240,6 +244,7 @@ class ClusterView:
             self.departures[name] = (*self.departures.get(name, ()), now)[-MAX_REMEMBERED:]
         if after is not None and (before is None or after.incarnation != before.incarnation):
             self.arrived_at[name] = now
+            self.arrived_in[name] = create_revision
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
 

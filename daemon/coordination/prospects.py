@@ -86,11 +86,18 @@ def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> d
 
 
 def outlook(
-    job: JobView, nodes: Iterable[NodeRecord], best: ClusterPlan, profiles: Profiles, *, now: float
+    job: JobView,
+    nodes: Iterable[NodeRecord],
+    best: ClusterPlan,
+    profiles: Profiles,
+    *,
+    now: float,
+    newcomers: frozenset[str] = frozenset(),
 ) -> Outlook | None:
     """What the best plan would change; None: there is no plan in force, or a worker of it is gone or not measured yet.
 
-    Half a measurement would cut by the half that is known, only to cut again.
+    Half a measurement would cut by the half that is known, only to cut again. newcomers: nodes that registered after
+    the plan; a job without `recut` moves to no other.
     """
     plan, spec = job.plan, job.spec
     if plan is None or spec is None:
@@ -108,6 +115,8 @@ def outlook(
     is_unmoved = is_same(plan.stages, best.stages)
     own = {(stage.node, stage.device_index) for stage in plan.stages}
     brings_workers = not own >= {(stage.node, stage.device_index) for stage in best.stages}
+    if not spec.placement.recut and newcomers.isdisjoint(stage.node for stage in best.stages):
+        return None
     if job.profiles and not brings_workers and not all(_is_measured(job, plan, device) for device in own):
         return None
     rates = [speed.bytes_per_s for _, speed in profiles.links]

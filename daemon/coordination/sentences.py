@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from headway.daemon.coordination.case import Case, Loss
+from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.loss import Loss
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone

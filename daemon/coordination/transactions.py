@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from headway.daemon.coordination.case import Case, Loss
+from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.failure_budget import QUARANTINE_S
+from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import (

@@ -56,6 +56,8 @@ class PlacementSpec:
     """Only nodes of these sites; empty: all."""
     replicas: tuple[int, ...] = ()
     """How many workers each stage has, from the first stage to the last; empty: the planner chooses."""
+    recut: bool = True
+    """Whether a running job moves to a plan that measurements alone make better; else only nodes that come or go do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

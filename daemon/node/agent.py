@@ -61,6 +61,8 @@ REST_S: Final = 0.2
 """After a first failure; doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
 """After a comparison that did not hold: the view is about to catch up."""
+NUM_MISSED_REMEMBERED: Final = 8
+"""Boundaries of a generation whose snapshots were not written."""
 WATCH_S: Final = 5.0
 """A write of ours that the watch has not shown by then was undone: its lease ended, or etcd is another."""
 
@@ -96,6 +98,7 @@ class Agent:
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
+        self._missed: dict[JobGeneration, tuple[int, ...]] = {}
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
         self._epoch = around.view.epoch
@@ -144,6 +147,8 @@ class Agent:
         of = JobGeneration(missed.job, missed.generation)
         if missed.factor > self._spacings.get(of, Spacing()).factor:
             self._spacings[of] = Spacing(missed.factor, missed.boundary)
+        self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
+        self._due.set()
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +221,7 @@ class Agent:
     def _node_state(self, supervisor: Supervisor) -> NodeState:
         self._keeper.forget_what_is_gone()
         self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
+        self._missed = {of: places for of, places in self._missed.items() if not is_over(self._around.view, of)}
         for job in self._around.view.jobs.values():
             if job.plan is not None:
                 key = seen_key(job.name, job.uid)
@@ -230,6 +236,7 @@ class Agent:
             data_paths=self._data_paths,
             in_force=self._in_force,
             spacings=self._spacings,
+            missed=self._missed,
             now=time.monotonic(),
         )
 

@@ -31,10 +31,9 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
         is_recovering = job.phase.phase is Phase.RECOVERING
         coming = job.next if is_recovering and job.next is not None else plan
         for stage_index, names in enumerate(copy_places(spec, coming, view.nodes)):
-            if node.name in names:
-                step = _oldest_missing(view, job, coming, stage_index, newer, node)
-                if step is not None:
-                    yield step
+            step = _oldest_missing(view, job, coming, stage_index, newer, node, is_named=node.name in names)
+            if step is not None:
+                yield step
         yield from _spacing(job, plan, newer, node)
 
 
@@ -52,13 +51,22 @@ def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
 
 
 def _oldest_missing(
-    view: ClusterView, job: JobView, plan: PlanRecord, stage_index: int, newer: list[Place], node: NodeState
+    view: ClusterView,
+    job: JobView,
+    plan: PlanRecord,
+    stage_index: int,
+    newer: list[Place],
+    node: NodeState,
+    *,
+    is_named: bool,
 ) -> FetchCopies | None:
+    """is_named: whether this node is a place for copies of the stage."""
     lead = plan.replicas[stage_index][0]
+    missed = node.missed.get(JobGeneration(job.name, plan.generation), ())
     for place in newer:
         living = holders(job, place, view.nodes)
         files = []
-        for part in _parts_to_fetch(plan, stage_index, place, node):
+        for part in _parts_to_fetch(plan, stage_index, place, node, is_named=is_named, has_missed=place[1] in missed):
             others = living[part] - {node.name}
             if others and StateKey(job.name, *place, part) not in node.held:
                 files.append(_copy_file(job, place, part, others, plan.stages[lead]))
@@ -67,13 +75,21 @@ def _oldest_missing(
     return None
 
 
-def _parts_to_fetch(plan: PlanRecord, stage_index: int, place: Place, node: NodeState) -> tuple[str, ...]:
-    """What a place for copies of a stage does not write itself: a replica of it has all but the journal of its own."""
+def _parts_to_fetch(
+    plan: PlanRecord, stage_index: int, place: Place, node: NodeState, *, is_named: bool, has_missed: bool
+) -> tuple[str, ...]:
+    """What a place for copies of a stage does not write itself: a replica of it has all but the journal of its own.
+
+    A replica that could not write its snapshot, named or not, has it from a sibling.
+    """
     workers = plan.replicas[stage_index]
-    parts = parts_of_worker(plan, workers[0])
+    lead = workers[0]
     is_replica = any(node.worker_of(plan.stages[position]) is not None for position in workers)
-    has_come_to_it = place[0] == plan.timeline and place[1] >= plan.boundary
-    return tuple(part for part in parts if part == JOURNAL) if is_replica and has_come_to_it else parts
+    writes_it = is_replica and place[0] == plan.timeline and place[1] >= plan.boundary
+    if not is_named and not (writes_it and has_missed):
+        return ()
+    layers = plan.stages[lead].layers if has_missed or not writes_it else ()
+    return (*layers, JOURNAL) if is_named and plan.has_journal(lead) else layers
 
 
 def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:

@@ -13,7 +13,8 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConflictError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
-from headway.daemon.records import GoodputRecord, Keys, PlanRecord, encode
+from headway.daemon.measurements import GoodputRecord
+from headway.daemon.records import Keys, PlanRecord, encode
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

@@ -28,6 +28,7 @@ from headway.daemon.history.sightings import note_sightings
 from headway.daemon.node.config import NodeConfig, advertised_host, listen_address, split_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
+from headway.daemon.node.kept_memory import keep_freed_memory
 from headway.daemon.node.logs import configure_logs
 from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
@@ -51,6 +52,7 @@ MAX_RUNTIME_DIR_BYTES = 80
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
     arm()
+    keep_freed_memory()
     try:
         configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)
     except OSError as error:

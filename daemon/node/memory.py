@@ -1,18 +1,24 @@
 """What a node remembers across restarts: its last incarnation and the highest generation it saw of each job.
 
-By name, and by submission: see NodeRecord.generations.
+By name, and by submission: see NodeRecord.generations. A job that etcd has no more may come back with a backup, so
+the newest of them are remembered, and no others: the whole memory is part of the node's record.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from headway.daemon.errors import ConfigError
 
+NUM_JOBS_REMEMBERED: Final = 100
+"""By name, beside those that etcd has."""
+NUM_SUBMISSIONS_REMEMBERED: Final = 4
+"""Of one name, beside those that etcd has."""
 GENERATIONS_FILE = "generations.json"
 INCARNATION_FILE = "incarnation"
 LOCK_FILE = "daemon.lock"
@@ -25,6 +31,7 @@ class NodeMemory:
         self._directory = directory
         self._lock = -1
         self.generations: dict[str, int] = {}
+        """The last that rose comes last."""
         self.last_incarnation = ""
 
     def open(self) -> None:
@@ -53,11 +60,15 @@ class NodeMemory:
         self._write(INCARNATION_FILE, incarnation)
 
     def saw_generations(self, seen: Mapping[str, int]) -> bool:
-        """Take over what is higher, durably; returns whether anything was."""
-        higher = {job: number for job, number in seen.items() if number > self.generations.get(job, 0)}
+        """Take over what is higher, durably, and forget what is old; returns whether anything was higher.
+
+        seen: of all jobs that etcd has.
+        """
+        higher = {key: number for key, number in seen.items() if number > self.generations.get(key, 0)}
         if higher:
-            self.generations |= higher
-            self._write(GENERATIONS_FILE, json.dumps(self.generations, indent=2, sort_keys=True))
+            unchanged = {key: number for key, number in self.generations.items() if key not in higher}
+            self.generations = _remembered(unchanged | higher, seen.keys())
+            self._write(GENERATIONS_FILE, json.dumps(self.generations, indent=2))
         return bool(higher)
 
     def _read_generations(self) -> dict[str, int]:
@@ -79,3 +90,17 @@ class NodeMemory:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+
+
+def _remembered(generations: dict[str, int], present: Set[str]) -> dict[str, int]:
+    """Without the oldest of many jobs and of many submissions of a name. A name goes with the last of its submissions:
+    alone it would count for every job that is called so.
+    """
+    newest_first: dict[str, list[str]] = {}
+    for key in reversed(generations):
+        newest_first.setdefault(key.partition("/")[0], []).append(key)
+    kept = set(present)
+    for rank, (name, keys) in enumerate(newest_first.items()):
+        if rank < NUM_JOBS_REMEMBERED or name in present:
+            kept |= {name, *[key for key in keys if key != name][:NUM_SUBMISSIONS_REMEMBERED]}
+    return {key: number for key, number in generations.items() if key in kept}

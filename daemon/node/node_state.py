@@ -36,6 +36,8 @@ class NodeState:
     """`seen_key` of a job to the highest generation that this node saw in force: one below is from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
     """What was ordered by OrderSpaceSnapshots."""
+    missed: Mapping[JobGeneration, tuple[int, ...]] = field(default_factory=dict)
+    """The newest boundaries whose snapshots this node's workers could not write."""
     now: float = 0.0
     """Seconds of the clock that the view was fed with."""
 

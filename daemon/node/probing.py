@@ -18,8 +18,9 @@ from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.errors import RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import Keys, LinkProbe, NodeRecord, ProbeRecord, encode
+from headway.daemon.records import Keys, NodeRecord, encode
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()

@@ -12,7 +12,8 @@ from headway.daemon.coordination.prospects import LEAST_SAMPLES
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.records import Keys, LayerTime, ProfileRecord, encode
+from headway.daemon.measurements import LayerTime, ProfileRecord
+from headway.daemon.records import Keys, encode
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

@@ -10,7 +10,8 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConflictError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.records import Keys, ProgressRecord, encode
+from headway.daemon.measurements import ProgressRecord
+from headway.daemon.records import Keys, encode
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from headway.daemon.planning.connections import ConnectionEstimate, ReductionEstimate
 from headway.daemon.planning.distance import Distance
-from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.pipeline_shape import group_names, worker_name
 from headway.daemon.records import StagePlan
 
 
@@ -89,7 +89,7 @@ class ClusterPlan:
         estimate = self.estimates[position]
         limit = f" of {size(estimate.device_limit_bytes)}" if estimate.device_limit_bytes else ""
         groups = estimate.stage.groups
-        share = f", {estimate.share:.0%} of the microbatches ({_groups(groups)})" if groups else ""
+        share = f", {estimate.share:.0%} of the microbatches ({group_names(groups)})" if groups else ""
         return (
             f"{_capital(worker_name(self.stages, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
             f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}."
@@ -130,11 +130,6 @@ def _about_reduction(reduction: ReductionEstimate) -> str:
         f"add their gradients, {reduction.batch_seconds:.3g} s"
         f"{', while the next batch computes' if reduction.is_hidden else ''}."
     )
-
-
-def _groups(groups: tuple[int, ...]) -> str:
-    """`group 0`, `groups 1-3`"""
-    return f"group {groups[0]}" if len(groups) == 1 else f"groups {groups[0]}-{groups[-1]}"
 
 
 def _capital(text: str) -> str:

@@ -1,4 +1,4 @@
-"""In which order devices could form a pipeline: sites stay together; all orders if few, else good ones. Pure.
+"""In which order devices could form a pipeline: all orders if they are few, else good ones with sites together. Pure.
 
 Devices that are alike in all that matters to a plan are interchangeable, so only orders of kinds are tried, and each
 kind's places go to those devices that hold the layers already.
@@ -94,18 +94,24 @@ def orders(
     kinds: Kinds | None = None,
     previous: tuple[StagePlan, ...] = (),
 ) -> Iterator[tuple[Seat, ...]]:
-    """Orders of so many seats, each site's seats next to each other, in a deterministic sequence."""
+    """Orders of so many seats, in a deterministic sequence: all while they are few, those in which each site's seats
+    are next to each other first, since of equals the first is taken; else all of the latter; else good ones of them."""
     kinds = kinds or Kinds()
+    counts = Counter(map(kinds.of, seats))
     for length in lengths:
-        found = list(islice(_kind_orders(Counter(map(kinds.of, seats)), length), MAX_ORDERS + 1))
+        found = list(islice(_kind_orders(counts, length), MAX_ORDERS + 1))
         if len(found) > MAX_ORDERS:
             found = _good_orders(seats, length, kinds)
+        else:
+            mixed = list(islice(_kind_orders(counts, length, sites_together=False), MAX_ORDERS + 1))
+            if len(mixed) <= MAX_ORDERS:
+                found = list(dict.fromkeys([*found, *mixed]))
         for order in found:
             yield _seated(order, seats, previous, kinds)
 
 
-def _kind_orders(counts: Counter[Kind], length: int) -> Iterator[tuple[Kind, ...]]:
-    """All different sequences of kinds, sites contiguous, in order of kinds."""
+def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = True) -> Iterator[tuple[Kind, ...]]:
+    """All different sequences of kinds, in order of kinds."""
 
     def extend(order: tuple[Kind, ...], closed: frozenset[str]) -> Iterator[tuple[Kind, ...]]:
         if len(order) == length:
@@ -114,7 +120,7 @@ def _kind_orders(counts: Counter[Kind], length: int) -> Iterator[tuple[Kind, ...
         for kind in sorted(counts):
             if counts[kind] == 0 or kind[0] in closed:
                 continue
-            leaves_site = bool(order) and order[-1][0] != kind[0]
+            leaves_site = sites_together and bool(order) and order[-1][0] != kind[0]
             counts[kind] -= 1
             yield from extend((*order, kind), closed | {order[-1][0]} if leaves_site else closed)
             counts[kind] += 1

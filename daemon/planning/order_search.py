@@ -12,7 +12,7 @@ from typing import Final
 from headway.daemon.planning.device_order import Kinds, Seat, long_orders, natural, orders
 from headway.daemon.planning.pace_search import PaceSearch
 from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
-from headway.daemon.planning.plan_assembly import place
+from headway.daemon.planning.plan_assembly import depths_within_memory, place
 from headway.daemon.planning.predicted_time import PredictedTime
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import StagePlan
@@ -106,9 +106,10 @@ class OrderSearch:
         )
 
     def _seconds(self, cut: Cut) -> float:
-        """Of a batch, with what distance costs where there are too few microbatches to hide it."""
-        times = PredictedTime(self._costs, place(self._costs, cut))
-        return times.distance([times.depth(stage) for stage in range(len(cut.runs))]).batch_s
+        """Of a batch, with what distance costs where too few microbatches, or memory for them, hide it."""
+        placed = place(self._costs, cut)
+        times = PredictedTime(self._costs, placed)
+        return times.distance(depths_within_memory(self._costs, placed, times)).batch_s
 
     # --- Few devices --------------------------------------------------------------------------------------------------
 

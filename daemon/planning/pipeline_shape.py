@@ -1,8 +1,12 @@
 """How a plan's workers are spoken of: which stage, which replica, how many of each. Pure."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from headway.daemon.records import StagePlan, replicas_of
+
+MOST_RUNS: Final = 4
+"""Of groups that follow one another: more are not listed."""
 
 
 def worker_name(workers: Sequence[StagePlan], position: int) -> str:
@@ -30,6 +34,22 @@ def shape(workers: Sequence[StagePlan]) -> str:
     if len(set(counts)) == 1:
         return f"{text} of {counts[0]} replicas" + (" each" if len(counts) > 1 else "")
     return f"{text} of {', '.join(map(str, counts[:-1]))} and {counts[-1]} replicas"
+
+
+def group_names(groups: Sequence[int]) -> str:
+    """Reduction groups for people: `group 0`, `groups 0-3`, `groups 0, 2-3 and 5`, `16 groups from 0 to 61`."""
+    if len(groups) == 1:
+        return f"group {groups[0]}"
+    runs: list[list[int]] = []
+    for group in groups:
+        if runs and runs[-1][-1] == group - 1:
+            runs[-1][1:] = [group]
+        else:
+            runs.append([group])
+    if len(runs) > MOST_RUNS:
+        return f"{len(groups)} groups from {groups[0]} to {groups[-1]}"
+    names = ["-".join(map(str, run)) for run in runs]
+    return f"groups {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"groups {names[0]}"
 
 
 def _place_of(workers: Sequence[StagePlan], position: int) -> tuple[int, int, int]:

@@ -1,12 +1,12 @@
 """From a cut to a plan: shares of the replicas, depth of every worker, and all figures about them. Pure."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
 from headway.daemon.planning.device_order import Seat, natural
 from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
+from headway.daemon.planning.replica_shares import interleaved
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import StagePlan
 
@@ -15,7 +15,7 @@ def assemble(costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[
     """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on."""
     placed = place(costs, cut)
     times = PredictedTime(costs, placed)
-    depths = _depths(costs, placed, times)
+    depths = depths_within_memory(costs, placed, times)
     estimates = tuple(
         _estimate(costs, placed, times, depths, index, position)
         for index, stage in enumerate(placed)
@@ -44,21 +44,21 @@ def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
     """The stages of a cut, with the groups of every worker."""
     placed = []
     for index, (run, (first, end)) in enumerate(zip(cut.runs, cut.spans, strict=True)):
-        ends = list(accumulate(costs.shares(run, first, end, len(cut.runs) - index), initial=0))
+        shares = costs.shares(run, first, end, len(cut.runs) - index)
         placed.append(
             PlacedStage(
                 span=(first, end),
                 workers=tuple(
-                    Worker(seat=seat, groups=tuple(range(ends[position], ends[position + 1])))
-                    for position, seat in enumerate(run)
+                    Worker(seat=seat, groups=groups)
+                    for seat, groups in zip(run, interleaved(shares, costs.num_microbatches), strict=True)
                 ),
             )
         )
     return tuple(placed)
 
 
-def _depths(costs: StageCosts, placed: Sequence[PlacedStage], times: PredictedTime) -> list[int]:
-    """Per stage, what the schedule needs with the distance below it, as far as every worker's memory allows."""
+def depths_within_memory(costs: StageCosts, placed: Sequence[PlacedStage], times: PredictedTime) -> list[int]:
+    """Per stage, what the schedule needs with the distance below it, and slack, as far as every memory allows."""
     depths = []
     for index, stage in enumerate(placed):
         least = costs.least_depth(len(placed) - index)

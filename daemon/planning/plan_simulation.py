@@ -27,7 +27,7 @@ class Forecast:
 
     num_batches: int
     step_seconds: float
-    """Per batch, once the pipe is full."""
+    """Per batch, once the pipe is full, of the slowest worker: others may run ahead as far as their depth allows."""
     bubbles: tuple[float, ...]
     """Per worker: the share of that time without an operation."""
     peaks: tuple[int, ...]
@@ -149,15 +149,18 @@ def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequ
 
 def _forecast(run: Simulation, num_batches: int, num_workers: int) -> Forecast:
     assert not run.is_stuck, "a plan's schedule got stuck"
-    ends = [0.0, *(done.ended for done in run.timeline if done.stage == 0 and isinstance(done.op, Update))]
+    ends: list[list[float]] = [[0.0] for _ in range(num_workers)]
+    for done in run.timeline:
+        if isinstance(done.op, Update):
+            ends[done.stage].append(done.ended)
     first, last = (num_batches // 4, num_batches * 3 // 4) if num_batches >= 8 else (0, num_batches)
-    begin, end = ends[first], ends[last]
+    begin, end = ends[0][first], ends[0][last]
     busy = [0.0] * num_workers
     for done in run.timeline:
         busy[done.stage] += max(0.0, min(done.ended, end) - max(done.started, begin))
     return Forecast(
         num_batches=num_batches,
-        step_seconds=run.step_seconds,
+        step_seconds=max(own[last] - own[first] for own in ends) / (last - first),
         bubbles=tuple(max(0.0, 1.0 - seconds / (end - begin)) for seconds in busy),
         peaks=run.peak_in_flight,
         window=(begin, end),

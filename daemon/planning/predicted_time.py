@@ -7,6 +7,7 @@ microbatches: `distance` says what it costs where there are not.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from headway.daemon.jobs.job import JobSpec
@@ -17,6 +18,7 @@ from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import NodeRecord, StagePlan, replicas_of
+from headway.stages.schedule import depths_with_slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +88,24 @@ class PredictedTime:
             self.batch_seconds += sum(self.round_trips_s)
 
     def depth(self, stage: int) -> int:
-        """Of a stage, as `replica_depth` takes it: the schedule's own, or with delay what hides the distance below."""
+        """Of a stage, as `replica_depth` takes it: what it needs, and the schedule's slack for times that vary."""
+        return self._depths[stage]
+
+    @cached_property
+    def _depths(self) -> list[int]:
+        train, num_replicas = self._costs.spec.train, [len(stage.workers) for stage in self._stages]
+        return depths_with_slack(train.schedule, self._needed_depths, train.microbatches, num_replicas)
+
+    @cached_property
+    def _needed_depths(self) -> list[int]:
+        """The schedule's own, or with delay what hides the distance below."""
+        num_stages, most = len(self._stages), 2 * self._costs.num_microbatches
         if not self._costs.spec.train.delay:
-            return self._costs.least_depth(len(self._stages) - stage)
-        needed = microbatches_on_the_way(self.microbatch_seconds[stage:], self.link_seconds[stage:], self._pace_s)
-        return min(2 * self._costs.num_microbatches, needed)
+            return [self._costs.least_depth(num_stages - stage) for stage in range(num_stages)]
+        return [
+            min(most, microbatches_on_the_way(self.microbatch_seconds[s:], self.link_seconds[s:], self._pace_s))
+            for s in range(num_stages)
+        ]
 
     def distance(self, depths: Sequence[int]) -> Distance:
         """What distance makes of the batches. depths: per stage, as `replica_depth` takes them."""
@@ -98,7 +113,7 @@ class PredictedTime:
             sum(self._costs.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
             for stage, depth in zip(self._stages, depths, strict=True)
         ]
-        is_cut_short = any(depth < self.depth(stage) for stage, depth in enumerate(depths))
+        is_cut_short = any(depth < needed for depth, needed in zip(depths, self._needed_depths, strict=True))
         return self._distance(together, is_cut_short=is_cut_short and bool(self._costs.spec.train.delay))
 
     def seconds_with(self, depths: Sequence[int]) -> float:

@@ -11,6 +11,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.connections import LinkAssumptions
+from headway.daemon.planning.pipeline_shape import group_names
 from headway.daemon.planning.plan_simulation import Forecast, forecast
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.planning.profiles import Profiles
@@ -235,7 +236,7 @@ def _worker_row(worker: WorkerPreview) -> Row:
         worker.node,
         worker.device,
         worker.layers,
-        f"{worker.share:.0%}, {_groups(worker.groups)}" if worker.groups else "all",
+        f"{worker.share:.0%}, {group_names(worker.groups)}" if worker.groups else "all",
         str(worker.depth),
         f"{worker.batch_seconds:.3g}",
         _of(worker.device_bytes, worker.device_limit_bytes),
@@ -251,10 +252,6 @@ def _link_row(link: LinkPreview) -> Row:
         f"{link.batch_seconds:.3g}",
         f"{link.round_trip_s * 1e3:.3g} ms",
     )
-
-
-def _groups(groups: tuple[int, ...]) -> str:
-    return f"group {groups[0]}" if len(groups) == 1 else f"groups {groups[0]}-{groups[-1]}"
 
 
 def _of(num_bytes: int, limit: int) -> str:

@@ -1,11 +1,13 @@
 """How the replicas of a stage share its reduction groups: the least time that the slowest of them can need. Pure.
 
-Microbatch i of m belongs to group i mod G, so the first m mod G groups have one microbatch more. Each replica holds
-groups that follow one another, the first replica the lowest, each at least one. Shares need not be even.
+Microbatch i of m belongs to group i mod G, so the first m mod G groups have one microbatch more. The groups are counted
+out from the first replica to the last, each at least one; shares need not be even. Which groups those are is another
+question: `interleaved` deals them out in turn.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import floor
 
 import numpy as np
@@ -80,6 +82,29 @@ def best_shares(
         else:
             above, shares = middle, fitting
     return shares
+
+
+def interleaved(shares: Sequence[int], num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of each replica, by how many it holds: dealt out as evenly as they go, rising by their first ones.
+
+    Microbatches come in order, and so to the replicas in turn: none waits while the others' pass, which would need a
+    whole round of groups in flight. Of groups with one microbatch more, each replica has as many as if its groups
+    followed one another.
+    """
+    num_groups = sum(shares)
+    held: list[list[int]] = [[] for _ in shares]
+    bounds = list(pairwise(accumulate(shares, initial=0)))
+    num_longer = num_microbatches % num_groups
+    for first, end in ((0, num_longer), (num_longer, num_groups)):
+        counts = [max(0, min(last, end) - max(begin, first)) for begin, last in bounds]
+        turns = sorted(
+            (replica + turn * (end - first) / count, replica)
+            for replica, count in enumerate(counts)
+            for turn in range(count)
+        )
+        for group, (_, replica) in zip(range(first, end), turns, strict=True):
+            held[replica].append(group)
+    return tuple(map(tuple, held))
 
 
 def _assign(

@@ -188,7 +188,7 @@ class StageCosts:
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def least_depth(self, num_stages: int) -> int:
-        """Microbatches in flight that the schedule needs without latency on the first of so many stages."""
+        """Microbatches in flight that the schedule needs, without latency or slack, on the first of so many stages."""
         train = self.spec.train
         return schedule_depth(train.schedule, train.microbatches, num_stages, 0)
 

@@ -27,6 +27,7 @@ PURE = (
     "daemon/coordination/conditions.py",
     "daemon/coordination/coordinator.py",
     "daemon/coordination/left_folders.py",
+    "daemon/coordination/loss.py",
     "daemon/history/checker.py",
     "daemon/history/events.py",
     "daemon/node/agent_orders.py",

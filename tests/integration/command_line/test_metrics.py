@@ -9,9 +9,10 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
+from headway.daemon.measurements import GoodputRecord
 from headway.daemon.node.metrics import MetricSource, serve_metrics
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
-from headway.daemon.records import GoodputRecord, Keys, NodeFailureRecord, encode
+from headway.daemon.records import Keys, NodeFailureRecord, encode
 from headway.daemon.storage.state_store import StateStore
 from tests.unit.cli.fake_cluster import cluster_view
 

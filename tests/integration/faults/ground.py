@@ -7,8 +7,8 @@ history holds (daemon/history/checker.py).
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import LeaseLostError
 from headway.daemon.history.checker import FaultSeen, History, check
 from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.records import TERMINAL_PHASES, Keys, Phase
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, finished, small_job
 
 TIMEOUT_S = 60.0
@@ -43,7 +44,7 @@ def faulty_job(name: str, *, batches: int = 24, num_nodes: int = 3, fault: Fault
     return replace(
         spec,
         fault=fault or FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0),
-        placement=PlacementSpec(min_nodes=1, max_nodes=num_nodes),
+        placement=PlacementSpec(min_nodes=1, max_nodes=num_nodes, recut=False),
     )
 
 
@@ -208,6 +209,17 @@ class Ground:
     async def until_batch(self, name: str, batch: int) -> JobView:
         """Wait until a batch is known to be done."""
         return await self.until(lambda _, job: job.progress is not None and job.progress.batch >= batch, name)
+
+    async def leader_among(self, nodes: Collection[str]) -> str:
+        """The leading node, after elections until it is one of these."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while (leader := (await self.session.view()).leader) is None or leader.node not in nodes:
+                found = await self.session.client.get(Keys.LEADER)
+                if leader is not None and found is not None and found.lease_id:
+                    with suppress(LeaseLostError):
+                        await self.session.client.revoke_lease(found.lease_id)
+                await asyncio.sleep(0.1)
+        return leader.node
 
     async def all_nodes_up(self, count: int) -> None:
         """Wait until so many nodes are registered with living workers."""

@@ -29,18 +29,22 @@ async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None
 
 
 async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
-    """Whoever decides is the one that dies, in the plan or beside it: another one leads."""
-    leader = (await field.session.view()).leader
-    assert leader is not None
+    """Whoever decides is the one that dies, in the middle of a batch that it computes a stage of."""
     spec = faulty_job("leader", num_nodes=4, batches=150)
+    leader = ""
 
     async def strike() -> None:
-        await field.until_batch("leader", 5)
-        field.cluster.kill_node(leader.node, signal.SIGKILL)
-        await field.until(lambda view, _: view.leader is not None and view.leader != leader, "leader")
+        nonlocal leader
+        job = await field.until_batch("leader", 5)
+        assert job.plan is not None
+        leader = await field.leader_among(_nodes_of(job.plan))
+        when = {"node": leader, "op": "backward", "microbatch": 3}
+        field.arm({"at": "operation", "when": when, "do": "kill_parent"})
+        await field.until_struck()
 
     outcome = await field.train(spec, during=strike)
-    outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
+    outcome.assert_exact(oracle, hit=frozenset({leader}))
+    assert outcome.struck[0]["node"] == leader
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from headway.optim.spec import OptimSpec
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Order, Report
 from headway.stages.loop_thread import LoopThread
-from headway.stages.schedule import schedule_depth
+from headway.stages.schedule import depths_with_slack, schedule_depth
 from headway.stages.shard_writer import writing_shards
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards
@@ -195,11 +195,13 @@ class Case:
         """Worker `index` of a plan that assigns these layers to its workers; equal ones side by side are replicas."""
         stages = replicas_of(cuts)
         stage = next(s for s, workers in enumerate(stages) if index in workers)
+        train, p = self.spec.train, len(stages)
+        needed = [schedule_depth(train.schedule, train.microbatches, p, s) for s in range(p)]
         return control_pb2.StageAssignment(
             index=stage,
             num_stages=len(stages),
             layers=cuts[index],
-            depth=schedule_depth(self.spec.train.schedule, self.spec.train.microbatches, len(stages), stage),
+            depth=depths_with_slack(train.schedule, needed, train.microbatches)[stage],
             groups=self.groups(index, cuts),
             worker=index,
         )

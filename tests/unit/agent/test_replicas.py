@@ -279,8 +279,9 @@ def snapshot(**others: StateRecord) -> ClusterView:
     return view_of(TWO_ONE_TWO, state={(1, 20): own | others})
 
 
-def fetched_by(name: str, view: ClusterView, *held: tuple[int, str]) -> list[str]:
-    steps = [step for step in copy_steps(view, started(name, *held)) if isinstance(step, FetchCopies)]
+def fetched_by(name: str, view: ClusterView, *held: tuple[int, str], missed: tuple[int, ...] = ()) -> list[str]:
+    state = replace(started(name, *held), missed={JobGeneration("j", TWO_ONE_TWO.generation): missed})
+    steps = [step for step in copy_steps(view, state) if isinstance(step, FetchCopies)]
     return [file.layer for step in steps for file in step.files]
 
 
@@ -302,6 +303,20 @@ def test_a_sibling_whose_own_snapshot_is_still_being_written_fetches_no_layer() 
     view = snapshot()
     del view.jobs["j"].state[1, 20]["e"]
     assert fetched_by("e", view) == [JOURNAL]
+
+
+def test_a_replica_that_missed_its_snapshot_has_it_from_its_sibling() -> None:
+    """e could not write boundary 20, nor could a, which leads the front: each fetches its layers, e the journal too.
+
+    Of the boundary that e did write, and of stages with one worker, nobody fetches more than before.
+    """
+    view = snapshot()
+    for name in "ae":
+        del view.jobs["j"].state[1, 20][name]
+    assert fetched_by("e", view, missed=(20,)) == ["head", JOURNAL]
+    assert fetched_by("a", view, missed=(20,)) == [*FRONT]
+    assert fetched_by("e", view, missed=(40,)) == [JOURNAL]
+    assert fetched_by("c", view, missed=(20,)) == []
 
 
 def test_a_replica_fetches_what_was_written_before_its_plan() -> None:

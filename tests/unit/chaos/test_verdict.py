@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from headway.daemon.chaos.verdict import Blow, Watcher, judge, table
 from headway.daemon.coordination.cluster_view import JobView
-from headway.daemon.records import Phase, PhaseRecord, PlanRecord, ProgressRecord
+from headway.daemon.measurements import ProgressRecord
+from headway.daemon.records import Phase, PhaseRecord, PlanRecord
 
 
 def job(*, generation: int, batch: int, phase: Phase = Phase.RUNNING, boundary: int = 0, furthest: int = 0) -> JobView:

@@ -6,6 +6,7 @@ from typing import Self
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.measurements import ProgressRecord
 from headway.daemon.records import (
     DesiredRecord,
     Device,
@@ -16,7 +17,6 @@ from headway.daemon.records import (
     Phase,
     PhaseRecord,
     PlanRecord,
-    ProgressRecord,
     SpecRecord,
     StagePlan,
     WorkerRecord,

@@ -8,8 +8,9 @@ import pytest
 from headway.daemon.client.goodput_report import goodput_line, report_goodput
 from headway.daemon.client.job_report import report_job
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.measurements import GoodputRecord
 from headway.daemon.node.goodput import GoodputBook, superseded
-from headway.daemon.records import GoodputRecord, Keys, encode
+from headway.daemon.records import Keys, encode
 from headway.proto import control_pb2
 from tests.unit.cli.fake_cluster import cluster_view
 

@@ -6,11 +6,11 @@ from headway.daemon.client.job_report import report_job
 from headway.daemon.client.safety_report import SafetyReport, safety_lines, why_unprotected
 from headway.daemon.client.watch_view import LossHistory, snapshot
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.measurements import ProgressRecord
 from headway.daemon.records import (
     CheckpointRecord,
     Keys,
     PlanRecord,
-    ProgressRecord,
     SpecRecord,
     StateFile,
     StateRecord,

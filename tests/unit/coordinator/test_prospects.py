@@ -14,19 +14,15 @@ from headway.daemon.coordination.conditions import (
 )
 from headway.daemon.coordination.coordinator import decide, waits
 from headway.daemon.coordination.prospects import measured
+from headway.daemon.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.records import (
     Device,
     Keys,
-    LayerTime,
-    LinkProbe,
     NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
-    ProbeRecord,
-    ProfileRecord,
-    ProgressRecord,
     SpecRecord,
     WorkerRecord,
     WorkerState,
@@ -130,7 +126,7 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
 
 
 def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
-    """Four microbatches' time of round trip where there was none: the same cut with more in flight, by a planned
+    """Six microbatches' time of round trip where there was none: the same cut with more in flight, by a planned
     change; a round trip that hardly matters moves nothing."""
     scene = Scene()
     scene.profile("a", slower=1.0)
@@ -141,7 +137,7 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     scene.enforce(1, shallow, now=0.0)
     scene.probe("b", "a", round_trip_s=20e-3)
     assert not a_better_plan_exists(scene.case())
-    scene.probe("b", "a", round_trip_s=4 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
+    scene.probe("b", "a", round_trip_s=6 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
     case = scene.case()
     assert a_better_plan_exists(case)
     deep = case.best_plan
@@ -151,6 +147,23 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
     assert "Measured links ask for more microbatches in flight" in command.reason
+
+
+def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
+    """A straggler stays, also under a new leader; a node that comes after the plan brings its best plan with it."""
+    scene = Scene()
+    spec = replace(SPEC, placement=replace(SPEC.placement, recut=False))
+    scene.put(Keys.of("demo", "spec"), SpecRecord(spec=spec))
+    scene.profile("a", slower=1.0)
+    scene.profile("b", slower=3.0)
+    assert not a_better_plan_exists(scene.case())
+    scene.join("c", now=1.0)
+    assert a_better_plan_exists(scene.case())
+    plan = scene.case().best_plan
+    assert isinstance(plan, ClusterPlan)
+    scene.enforce(2, plan, now=2.0)
+    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
+    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset()
 
 
 def test_too_few_samples_say_nothing() -> None:

@@ -1,17 +1,9 @@
 """Whom a node measures, and what of it is worth a record."""
 
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.node.probing import MAX_PEERS, has_moved, peers_of
-from headway.daemon.records import (
-    Device,
-    Keys,
-    LinkProbe,
-    NodeRecord,
-    PlanRecord,
-    ProbeRecord,
-    StagePlan,
-    encode,
-)
+from headway.daemon.records import Device, Keys, NodeRecord, PlanRecord, StagePlan, encode
 
 
 def node(name: str, host: str) -> NodeRecord:

@@ -45,7 +45,10 @@ def best_seconds(instance: Instance) -> float:
         for sizes in divisions(len(nodes), num_stages):
             firsts = list(itertools.accumulate(sizes, initial=0))
             runs = list(itertools.pairwise(firsts))
-            around = [_between(instance, *pair) for pair in itertools.pairwise(runs)]
+            around = [
+                between(instance, nodes[slice(*uppers)], nodes[slice(*lowers)])
+                for uppers, lowers in itertools.pairwise(runs)
+            ]
             for layers in divisions(num_layers, num_stages):
                 spans = itertools.pairwise(itertools.accumulate(layers, initial=0))
                 times = [
@@ -61,15 +64,15 @@ def best_seconds(instance: Instance) -> float:
     return best
 
 
-def _between(instance: Instance, uppers: tuple[int, int], lowers: tuple[int, int]) -> tuple[float, float]:
-    """(seconds to carry a batch, round trip) between two stages, each (first node, end)."""
+def between(instance: Instance, uppers: Sequence[NodeRecord], lowers: Sequence[NodeRecord]) -> tuple[float, float]:
+    """(seconds to carry a batch, round trip) between the nodes of two stages."""
     model, train = instance.spec.model, instance.spec.train
     size = 2 if train.dtype == "bfloat16" else 4
     carried = train.microbatches * train.microbatch_size * train.sequence_length * model.hidden_size * size
-    nodes, links = instance.nodes, instance.links
-    is_far = any(upper.site != lower.site for upper in nodes[slice(*uppers)] for lower in nodes[slice(*lowers)])
+    links = instance.links
+    is_far = any(upper.site != lower.site for upper in uppers for lower in lowers)
     bandwidth = links.far_bytes_per_s if is_far else links.site_bytes_per_s
-    num_links = min(uppers[1] - uppers[0], lowers[1] - lowers[0])
+    num_links = min(len(uppers), len(lowers))
     return carried / num_links / bandwidth, links.far_round_trip_s if is_far else links.site_round_trip_s
 
 
@@ -81,28 +84,36 @@ def _stage_seconds(instance: Instance, first_node: int, end_node: int, first: in
     if len(run) > num_groups or len({node.arithmetic_class for node in run}) > 1:
         return inf
     best = inf
+    depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
     for counts in divisions(num_groups, len(run)):
         ends = list(itertools.accumulate(counts, initial=0))
         slowest = 0.0
-        for node, (group, group_end) in zip(run, itertools.pairwise(ends), strict=True):
-            if not _fits(spec, node, first, end, range(group, group_end), len(run), num_stages):
+        for node, bounds in zip(run, itertools.pairwise(ends), strict=True):
+            if not fits(spec, node, first, end, range(*bounds), len(run), depth):
                 break
-            held = [i for i in range(train.microbatches) if group <= i % num_groups < group_end]
-            slowest = max(slowest, _worker_seconds(instance, node, first, end, len(held)))
+            slowest = max(slowest, worker_seconds(instance, node, first, end, range(*bounds)))
         else:
             best = min(best, slowest)
-    if len(run) == 1 or best == inf:
-        return best
-    links, num = instance.links, len(run)
-    bandwidth = links.site_bytes_per_s if len({node.site for node in run}) == 1 else links.far_bytes_per_s
-    num_parameters = sum(cost.num_parameters for cost in layer_costs(spec)[first:end])
-    slices = num_groups * (num - 1) / num + (num - 1)  # of 1 / R of the layers: sums sent by all, reduced ones by all
-    reducing = 4 * num_parameters * slices / num / bandwidth
+    reducing = reduction_seconds(instance, run, first, end)
     return max(best, reducing) if train.delay else best + reducing
 
 
-def _worker_seconds(instance: Instance, node: NodeRecord, first: int, end: int, num_microbatches: int) -> float:
+def reduction_seconds(instance: Instance, run: Sequence[NodeRecord], first: int, end: int) -> float:
+    """Of a batch, between the replicas of a stage."""
+    if len(run) == 1:
+        return 0.0
+    links, num = instance.links, len(run)
+    bandwidth = links.site_bytes_per_s if len({node.site for node in run}) == 1 else links.far_bytes_per_s
+    num_parameters = sum(cost.num_parameters for cost in layer_costs(instance.spec)[first:end])
+    # Of 1 / R of the layers: sums sent by all, reduced ones by all.
+    slices = instance.spec.train.reduction_groups * (num - 1) / num + (num - 1)
+    return 4 * num_parameters * slices / num / bandwidth
+
+
+def worker_seconds(instance: Instance, node: NodeRecord, first: int, end: int, groups: range) -> float:
+    """Of a batch, on a worker that computes some groups' microbatches."""
     train, seconds = instance.spec.train, 0.0
+    num_microbatches = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
     for cost in layer_costs(instance.spec)[first:end]:
         known = (instance.measured or {}).get((node.name, cost.name.partition(".")[0]))
         if known is None:
@@ -111,11 +122,11 @@ def _worker_seconds(instance: Instance, node: NodeRecord, first: int, end: int, 
     return seconds
 
 
-def _fits(
-    spec: JobSpec, node: NodeRecord, first: int, end: int, groups: range, num_replicas: int, num_stages: int
+def fits(
+    spec: JobSpec, node: NodeRecord, first: int, end: int, groups: Sequence[int], num_replicas: int, depth: int
 ) -> bool:
+    """Whether a worker of a stage of this depth has room on its device and in its machine."""
     train, costs = spec.train, layer_costs(spec)[first:end]
-    depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
     # Of as many groups: those that have most microbatches.
     num_held = sum(i % train.reduction_groups < len(groups) for i in range(train.microbatches))
     held = min(depth, ceil(depth * num_held / train.microbatches) + 1)

@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.planning.connections import LinkAssumptions
-from headway.daemon.planning.layer_costs import hidden_bytes
+from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
 from headway.daemon.planning.plan_simulation import forecast
 from headway.daemon.planning.predicted_time import predict
 from headway.daemon.planning.profiles import LayerSeconds, LinkSpeed, Profiles
@@ -53,15 +53,35 @@ def links_of(spec: JobSpec, pace_s: float, *, round_trip: float, transfer: float
 
 @pytest.mark.parametrize(
     ("round_trip", "transfer", "depths"),
-    [(0.0, 0.0, [2, 1]), (3.0, 0.0, [5, 1]), (0.0, 0.5, [3, 1]), (2.5, 0.75, [6, 1]), (99.0, 0.5, [32, 1])],
+    [(0.0, 0.0, [4, 1]), (3.0, 0.0, [7, 1]), (0.0, 0.5, [5, 1]), (2.5, 0.75, [8, 1]), (99.0, 0.5, [32, 1])],
 )
 def test_depth_covers_round_trip_and_transfer(round_trip: float, transfer: float, depths: list[int]) -> None:
-    """p − s, one more for each microbatch's time on the line, there and back, and never more than 2m."""
+    """p − s, one more for each microbatch's time on the line, there and back, slack, and never more than 2m."""
     nodes, pace_s = even(2)
     spec = spec_for(2, m=16)
     links = links_of(spec, pace_s, round_trip=round_trip, transfer=transfer)
     plan = planned(spec, nodes, links=links, profiles=measured(nodes))
     assert [stage.depth for stage in plan.stages] == depths
+
+
+def test_slack_is_the_first_that_memory_cuts_and_hides_no_distance() -> None:
+    """Room for what distance needs and one more → that is the depth, and all is hidden; room for one less than needed
+    → the plan says so."""
+    nodes, pace_s = even(2)
+    spec = spec_for(2, m=16)
+    links = links_of(spec, pace_s, round_trip=3.0, transfer=0.0)
+    free = planned(spec, nodes, links=links, profiles=measured(nodes))
+    costs = {cost.name: cost for cost in layer_costs(spec)}
+    microbatch_bytes = sum(costs[name].activation_bytes for name in free.stages[0].layers)
+    assert free.stages[0].depth == 7
+    for missing, depth in ((1, 6), (2, 5), (3, 4)):
+        limit = int(free.estimates[0].device_bytes - (missing - 0.5) * microbatch_bytes)
+        small = tuple(node(each.name, site=each.site, memory_bytes=limit) for each in nodes)
+        plan = planned(spec, small, links=links, profiles=measured(nodes))
+        assert plan.stages[0].depth == depth
+        assert plan.distance is not None
+        assert plan.distance.is_hidden == (depth >= 5)
+        assert ("memory allows depth 4 where 5 would hide it" in plan.about_distance[0]) == (depth == 4)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4])

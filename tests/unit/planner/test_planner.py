@@ -156,12 +156,13 @@ def test_depths_of_flushing_schedules(schedule: str, depths: list[int]) -> None:
 
 
 def test_depth_of_2bw_hides_the_round_trips() -> None:
-    """Without latency p − s; with it, one more for each microbatch that fits into the round trips downstream."""
+    """Without latency p − s and as much slack; with it, one more for each microbatch that fits into the round trips
+    downstream, as far as m + 1 allows both."""
     nodes = [node("a"), node("b"), node("c")]
     still = planned(job(), nodes, links=LinkAssumptions(site_round_trip_s=0.0, site_bytes_per_s=1e15))
-    assert [stage.depth for stage in still.stages] == [3, 2, 1]
+    assert [stage.depth for stage in still.stages] == [6, 4, 1]
     near = planned(job(), nodes)
-    assert [stage.depth for stage in near.stages] == [4, 3, 1]
+    assert [stage.depth for stage in near.stages] == [7, 5, 1]
     three = job(placement=PlacementSpec(min_nodes=3))
     far = planned(three, nodes, links=LinkAssumptions(site_round_trip_s=100.0))
     assert [stage.depth for stage in far.stages] == [16, 16, 1]

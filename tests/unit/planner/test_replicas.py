@@ -1,6 +1,7 @@
 """Replicas in plans: shares by speed, whole groups, one class of arithmetic, and what people are told of them."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.layer_costs import layer_costs
+from headway.daemon.planning.plan_simulation import forecast
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.planning.replica_shares import best_shares, group_ends, least_seconds
+from headway.daemon.planning.replica_shares import best_shares, group_ends, interleaved, least_seconds
 from headway.daemon.records import replicas_of
 from headway.stages.schedule import replica_depth
 from tests.unit.planner.clusters import job, node, planned, refused
@@ -48,7 +50,7 @@ def test_memory_limits_a_share() -> None:
 
 
 def test_a_plan_says_which_groups_each_replica_has() -> None:
-    """Together all, none twice, the lowest on the first; a stage of one worker names none."""
+    """Together all, none twice, dealt out in turn from the first; a stage of one worker names none."""
     plan = replicated((2, 1, 3), speeds=(1.0,) * 6, reduction_groups=4, microbatches=8)
     assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 3]
     for positions in replicas_of(plan.stages):
@@ -56,10 +58,31 @@ def test_a_plan_says_which_groups_each_replica_has() -> None:
         if len(held) == 1:
             assert held == [()]
         else:
-            assert list(itertools.chain(*held)) == [0, 1, 2, 3]
-            assert all(held)
+            assert sorted(itertools.chain(*held)) == [0, 1, 2, 3]
+            assert held[0][0] == 0
+            assert held == sorted(held)
     assert [estimate.stage_index for estimate in plan.estimates] == [0, 0, 1, 2, 2, 2]
     assert sum(estimate.share for estimate in plan.estimates) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_microbatches", "held"),
+    [
+        ((4,), 8, [(0, 1, 2, 3)]),
+        ((2, 2), 8, [(0, 2), (1, 3)]),
+        ((3, 1), 8, [(0, 2, 3), (1,)]),
+        ((1, 6, 1), 16, [(0,), (1, 3, 4, 5, 6, 7), (2,)]),
+        # The first two have a microbatch more: as many of those as if they followed one another.
+        ((3, 1), 10, [(0, 1, 2), (3,)]),
+        ((1, 3), 10, [(0,), (1, 2, 3)]),
+        ((2, 4), 9, [(0, 2), (1, 3, 4, 5)]),
+    ],
+)
+def test_groups_are_dealt_out_in_turn(
+    shares: tuple[int, ...], num_microbatches: int, held: list[tuple[int, ...]]
+) -> None:
+    """Each replica has as many groups as its share, with as many microbatches, and the turns come evenly."""
+    assert list(interleaved(shares, num_microbatches)) == held
 
 
 def test_a_fast_card_alone_beside_two_slow_ones() -> None:
@@ -188,7 +211,36 @@ def test_explanation_tells_of_replicas_links_and_reduction() -> None:
     plan = replicated((2, 1), speeds=(1.0, 1.0, 1.0), reduction_groups=4, microbatches=8)
     text = "\n".join(plan.explanation())
     assert "Stage 0 on n0 (replica 1 of 2): " in text
-    assert "50% of the microbatches (groups 0-1)" in text
+    assert "50% of the microbatches (groups 0 and 2)" in text
     assert "n0 → n2: 512 KiB a microbatch each way, 4 microbatches and " in text
     assert "Replicas of stage 0: " in text
     assert "while the next batch computes" in text
+
+
+# --- What the simulator says ---------------------------------------------------------------------------------------
+
+
+def _simulated_over_predicted(seed: int) -> tuple[float, list[int]]:
+    """(ratio, workers of each stage) of a plan for unlike nodes, in a network that costs nothing."""
+    chance = random.Random(seed)
+    num_nodes = chance.randint(5, 16)
+    spec = job(
+        num_blocks=chance.randint(3, num_nodes + 6),
+        microbatches=chance.choice((32, 64)),
+        reduction_groups=chance.choice((4, 8, 16, 32)),
+    )
+    nodes = [node(f"n{index}", speed=chance.uniform(1, 8)) for index in range(num_nodes)]
+    free = LinkAssumptions(site_bytes_per_s=1e12, site_round_trip_s=1e-6)
+    plan = planned(spec, nodes, links=free)
+    seconds = forecast(spec, plan.stages, nodes, links=free).step_seconds
+    return seconds / plan.predicted_batch_seconds, [len(positions) for positions in replicas_of(plan.stages)]
+
+
+def test_uneven_replicas_take_as_long_as_predicted() -> None:
+    """Twenty plans whose stages have unlike numbers of unlike workers: what the simulator sees is what was promised,
+    within 3 % on average and 20 % where turns fall worst. With groups that follow one another it was 40 %."""
+    ratios = [ratio for ratio, shape in map(_simulated_over_predicted, range(24)) if max(shape) > 1]
+    assert len(ratios) >= 20
+    assert sum(ratios) / len(ratios) <= 1.03
+    assert max(ratios) <= 1.2
+    assert min(ratios) >= 0.99, "nobody is faster than the slowest worker"

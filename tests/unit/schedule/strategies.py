@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from headway.stages.schedule import ScheduleName, StageSchedule, replica_depth, schedule_depth
+from headway.stages.schedule import ScheduleName, StageSchedule, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.simulator import LinkTimes, Simulation, SnapshotTimes, StageTimes, StopRequest, simulate
 
 
@@ -46,11 +46,15 @@ def stage_schedules(
     num_groups: int = 1,
     first_batch: int = 0,
 ) -> tuple[StageSchedule, ...]:
-    """The schedule of every stage; round_trips: of each link, in microbatch times."""
+    """The schedule of every stage, with slack; round_trips: of each link, in microbatch times."""
+    needed = [
+        schedule_depth(schedule, num_microbatches, num_stages, s, sum(round_trips[s:])) for s in range(num_stages)
+    ]
+    depths = depths_with_slack(schedule, needed, num_microbatches)
     return tuple(
         StageSchedule(
             delay=1 if schedule == "2bw" else 0,
-            depth=schedule_depth(schedule, num_microbatches, num_stages, s, sum(round_trips[s:])),
+            depth=depths[s],
             warmup=num_microbatches if schedule == "gpipe" and s == num_stages - 1 else 1,
             num_microbatches=num_microbatches,
             num_groups=num_groups,

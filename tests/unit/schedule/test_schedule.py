@@ -4,6 +4,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.stages.schedule import (
     WAIT,
@@ -16,6 +18,7 @@ from headway.stages.schedule import (
     StageSchedule,
     Update,
     awaited,
+    depths_with_slack,
     next_op,
     parse_op,
     schedule_depth,
@@ -232,6 +235,30 @@ def test_depths_are_those_of_the_design() -> None:
     assert [schedule_depth("1f1b", 3, 4, s) for s in range(4)] == [3, 3, 2, 1]
     assert [schedule_depth("2bw", 3, 8, s) for s in range(8)] == [6, 6, 6, 5, 4, 3, 2, 1]
     assert schedule_depth("2bw", 8, 4, 1, 2.25) == 6
+
+
+def test_slack_is_one_more_for_each_stage_from_here_on() -> None:
+    """p − s more on stage s of 2bw, as far as m leaves room; nothing on the last stage, and nothing where m is below
+    what the first stage needs."""
+    assert depths_with_slack("2bw", [4, 3, 2, 1], 16) == [8, 6, 4, 1]
+    assert depths_with_slack("2bw", [4, 3, 2, 1], 5) == [6, 5, 4, 1]
+    assert depths_with_slack("2bw", [4, 3, 2, 1], 4) == [5, 4, 3, 1]
+    assert depths_with_slack("2bw", [4, 3, 2, 1], 3) == [4, 3, 2, 1]
+    assert depths_with_slack("2bw", [9, 8, 2, 1], 10) == [11, 10, 4, 1]
+    assert depths_with_slack("2bw", [2, 1], 2) == [3, 1]
+    assert depths_with_slack("2bw", [1], 8) == [1]
+    assert depths_with_slack("2bw", [9, 5, 4, 1], 32, [2, 1, 3, 2]) == [17, 11, 9, 1]
+    assert depths_with_slack("2bw", [9, 5, 4, 1], 12, [2, 1, 3, 2]) == [13, 9, 8, 1]
+    assert depths_with_slack("1f1b", [4, 3, 2, 1], 16) == [4, 3, 2, 1]
+    assert depths_with_slack("gpipe", [8, 8], 8) == [8, 8]
+
+
+@given(m=st.integers(1, 40), p=st.integers(1, 20), trips=st.floats(0, 50))
+def test_no_depth_is_beyond_two_batches(m: int, p: int, trips: float) -> None:
+    """Slack never takes a stage above m + 1, nor below what it needs."""
+    needed = [schedule_depth("2bw", m, p, s, trips) for s in range(p)]
+    depths = depths_with_slack("2bw", needed, m)
+    assert all(need <= depth <= max(need, m + 1) <= 2 * m for need, depth in zip(needed, depths, strict=True))
 
 
 def test_asking_is_cheap() -> None:

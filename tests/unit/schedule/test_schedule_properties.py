@@ -3,10 +3,20 @@
 from collections import Counter, defaultdict
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
-from headway.stages.schedule import Backward, Forward, Op, StageSchedule, Update
-from headway.stages.simulator import LinkTimes, Simulation, StageTimes, TimedOp, format_grid, simulate, stages_of
+from headway.stages.schedule import Backward, Forward, Op, ScheduleName, StageSchedule, Update
+from headway.stages.simulator import (
+    LinkTimes,
+    Simulation,
+    StageTimes,
+    StopRequest,
+    TimedOp,
+    format_grid,
+    simulate,
+    stages_of,
+)
 from headway.stages.spec import TrainSpec, weight_version
 from tests.unit.schedule.strategies import Case, cases, stage_schedules
 
@@ -86,6 +96,25 @@ def test_any_pipeline_keeps_every_promise(case: Case) -> None:
     assert not broken, f"{broken}\n{format_grid(simulation.timeline, bad=cell)}"
     assert max(simulation.peak_versions) <= 1 + case.schedules[0].delay
     assert all(peak <= s.depth for peak, s in zip(simulation.peak_in_flight, case.schedules, strict=True))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_a_slow_lead_stops_no_sibling_in_a_batch_that_it_has_begun(schedule: ScheduleName) -> None:
+    """The sibling computes ten times as fast, and with delay it is a batch ahead of the lead: wherever the stop is
+    asked for, both end at one boundary with nothing half done."""
+    train = TrainSpec(schedule=schedule, batches=8, microbatches=4, reduction_groups=2)
+    schedules = tuple(
+        StageSchedule.of(train, stage_index=0, num_stages=1, depth=4, groups=groups) for groups in ((0,), (1,))
+    )
+    case = Case(
+        schedule=schedule,
+        schedules=schedules,
+        times=(StageTimes(forward=1, backward=2), StageTimes(forward=0.1, backward=0.2)),
+        links=(),
+    )
+    for tenth in range(0, 420, 5):
+        stopped = replace(case, stop=StopRequest(at=tenth / 10 + 0.01)).simulate()
+        assert violation(case, stopped) == ("", None), tenth / 10
 
 
 def test_the_checker_marks_the_cell_that_breaks_a_promise() -> None:

@@ -22,7 +22,7 @@ from headway.stages.journal import Journal
 from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.layer_state import LayerState
 from headway.stages.optimizer import OptimizerFactory
-from headway.stages.schedule import Op, replica_depth, schedule_depth
+from headway.stages.schedule import Op, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.snapshot_interval import SnapshotInterval
 from headway.stages.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.snapshots import Snapshots
@@ -109,6 +109,15 @@ def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
     ]
 
 
+class WatchedWriter(SnapshotWriter):
+    """A writer that can be asked."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot's tensors are still being read."""
+        return self._current is not None
+
+
 @dataclass
 class SnapshotPlan:
     """Where, and how often, a pipeline's stages write snapshots."""
@@ -116,12 +125,12 @@ class SnapshotPlan:
     folder: Path
     every: int = 1
     on_file: Callable[[Snapshot, LayerName], None] = lambda _snapshot, _layer: None
-    writers: list[SnapshotWriter] = field(default_factory=list)
+    writers: list[WatchedWriter] = field(default_factory=list)
     live: tuple[LayerName, ...] = ()
 
     def open(self, context: StageContext, inbox: SimpleQueue[object]) -> Snapshots:
         """One stage's, with a writer of its own."""
-        self.writers.append(SnapshotWriter(inbox, on_file=self.on_file))
+        self.writers.append(WatchedWriter(inbox, on_file=self.on_file))
         interval = SnapshotInterval(self.every, 0)
         return Snapshots(self.writers[-1], interval, context, folder=self.folder, live=self.live)
 
@@ -189,7 +198,9 @@ class Pipeline:
         self, job: JobSpec, place: Place, replica_groups: list[tuple[int, ...]], slices: list[tuple[LayerName, ...]]
     ) -> StageContext:
         num_microbatches = job.train.microbatches
-        depth = schedule_depth(job.train.schedule, num_microbatches, len(slices), place.stage)
+        schedule, p = job.train.schedule, len(slices)
+        needed = [schedule_depth(schedule, num_microbatches, p, s) for s in range(p)]
+        depth = depths_with_slack(schedule, needed, num_microbatches)[place.stage]
         num_held = sum(i % job.train.reduction_groups in place.groups for i in range(num_microbatches))
         return StageContext(
             model=job.model,

@@ -5,7 +5,7 @@ from time import perf_counter, thread_time
 import torch
 from torch import Tensor
 
-from headway.stages.slowed_graph import SlowedGraph
+from headway.stages.slowed_graph import Pace, SlowedGraph
 from headway.stages.stage_graph import StageGraph
 from tests.unit.stages.pipeline import MODEL, TRAIN, CountingTokens, initial_layers, make_job
 
@@ -35,3 +35,11 @@ def test_a_slowed_stage_computes_the_same_and_takes_longer() -> None:
     kept, wall_s, processor_s = one_batch(slowed)
     assert all(torch.equal(one, other) for one, other in zip(expected, kept, strict=True))
     assert wall_s >= processor_s * SLOWDOWN * 0.8
+
+
+def test_what_an_operation_loses_to_other_processes_is_not_multiplied() -> None:
+    """Operations of a second at a third of the speed, and one that took two: each ends after three. One that takes
+    four has no rest, and once all take two, each ends after six."""
+    pace = Pace(3.0)
+    assert [taken_s + pace.rest_s(taken_s) for taken_s in (1.0, 1.0, 1.0, 2.0, 4.0, 1.0)] == [3, 3, 3, 3, 4, 3]
+    assert [2.0 + pace.rest_s(2.0) for _ in range(16)][-1] == 6.0

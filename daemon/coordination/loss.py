@@ -1,0 +1,48 @@
+"""A worker that a plan has lost, and whose fault that is. Pure."""
+
+from dataclasses import dataclass
+
+from headway.daemon.coordination.failure_budget import Death, was_killed
+from headway.daemon.records import PlanRecord, StagePlan, WorkerRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A worker that a plan has lost: it failed or did not answer in time, or its node is gone."""
+
+    position: int
+    """Among the plan's workers."""
+    plan: PlanRecord
+    worker: WorkerRecord | None = None
+    """Its record, if it failed."""
+    is_late: bool = False
+
+    @property
+    def stage(self) -> StagePlan:
+        """What it computed, and where."""
+        return self.plan.stages[self.position]
+
+    @property
+    def is_death(self) -> bool:
+        """Whether the worker is to blame, or whoever ended it: not its node's end, not a neighbour's."""
+        worker = self.worker
+        return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
+
+    @property
+    def is_held_against_node(self) -> bool:
+        """A node that was lost, or whose worker died or did not answer; not one whose neighbour is out of reach."""
+        return self.worker is None or self.is_death
+
+    @property
+    def death(self) -> Death:
+        """For the failure budget."""
+        worker = self.worker
+        if worker is None:
+            return Death(node=self.stage.node)
+        return Death(
+            node=worker.node,
+            batch=worker.batch,
+            fault=worker.fault,
+            error=worker.error,
+            is_hopeless=worker.is_hopeless,
+        )
