@@ -8,13 +8,14 @@ they are written again. How a stream comes about, and how often, is link_endpoin
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
+from headway.stages.frame_bundle import bundle, bundles, unbundle
 from headway.stages.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation
@@ -50,9 +51,26 @@ CHUNK_SECONDS = 0.25
 """How long one chunk should take: on a slow line a whole one would leave the peer without a message for too long."""
 
 
-def next_chunk_bytes(num_bytes: int, seconds: float) -> int:
-    """The size of chunk, after one frame of `num_bytes` took `seconds` to write."""
-    return max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, int(CHUNK_SECONDS * num_bytes / max(seconds, 1e-6))))
+PACE_BYTES = 1 << 20
+"""So much is written before the size of chunk changes: the first bytes go into buffers, as fast as on any line."""
+
+
+class Pace:
+    """How fast one stream takes what is written, and so how large a chunk should be."""
+
+    def __init__(self) -> None:
+        self.chunk_bytes = FIRST_CHUNK_BYTES
+        self._num_bytes = 0
+        self._seconds = 0.0
+
+    def wrote(self, num_bytes: int, seconds: float) -> None:
+        """Some bytes took so long."""
+        self._num_bytes += num_bytes
+        self._seconds += seconds
+        if self._num_bytes >= PACE_BYTES or self._seconds >= CHUNK_SECONDS:
+            wanted = int(CHUNK_SECONDS * self._num_bytes / max(self._seconds, 1e-6))
+            self.chunk_bytes = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, wanted))
+            self._num_bytes, self._seconds = 0, 0.0
 
 
 class MessageStream(Protocol):
@@ -112,6 +130,8 @@ class GrpcLink:
         self._lock = threading.Lock()
         self._is_open = True
         self._window: ResendWindow[OutgoingFrame | Goodbye] = ResendWindow()
+        self._is_told = False
+        """Whether the loop knows that there is more to write than when the writer last began."""
         # The loop's thread alone:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
@@ -153,7 +173,9 @@ class GrpcLink:
             if total > self._contract.max_unacknowledged_bytes:
                 raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
             self._window.push(outgoing, num_bytes=outgoing.payload_bytes)
-        self._loop.call_soon(self._wake.set)
+            was_told, self._is_told = self._is_told, True
+        if not was_told:
+            self._loop.call_soon(self._wake.set)
 
     def close(self) -> None:
         """See `Link`. What was sent before is still delivered, within CLOSE_GRACE, if the link was ever connected."""
@@ -254,37 +276,48 @@ class GrpcLink:
         self._broken_at = None
 
     async def _read(self, stream: MessageStream) -> None:
-        while (message := await stream.read()) is not None:
-            frame = self._assembler.feed(message)
+        acknowledged = -1
+        while (received := await stream.read()) is not None:
             self._num_heard += 1
-            if frame is not None:
+            for frame in self._frames(received):
                 self._deliver(frame)
-            self._forget(self._assembler.acknowledged)
-            if frame is not None:
                 self._num_violations = 0
+            if self._assembler.acknowledged != acknowledged:
+                acknowledged = self._assembler.acknowledged
+                self._forget(acknowledged)
             if self._assembler.is_ended:
                 self._is_heartbeat_due = True
                 self.lose("the peer closed the link")
                 return
         raise ConnectionError("the stream ended without a goodbye")
 
+    def _frames(self, received: bytes) -> Iterator[Frame]:
+        """Those that are complete with this bundle. Raises ProtocolError, after those before the violation."""
+        try:
+            for message in unbundle(received):
+                frame = self._assembler.feed(message)
+                if frame is not None:
+                    yield frame
+        except ValueError as error:
+            raise ProtocolError(self._peer, str(error)) from error
+
     async def _write(self, stream: MessageStream) -> None:
-        chunk_bytes = FIRST_CHUNK_BYTES
+        pace = Pace()
         while True:
             self._wake.clear()
-            while (frame := self._next_unwritten()) is not None:
-                begun_at = time.monotonic()
-                for message in frame.messages(self._acknowledge, chunk_bytes=chunk_bytes):
-                    await self._write_one(stream, message)
-                if frame.payload_bytes >= FIRST_CHUNK_BYTES:
-                    chunk_bytes = next_chunk_bytes(frame.payload_bytes, time.monotonic() - begun_at)
+            with self._lock:
+                self._is_told = False
+            for written in bundles(self._next_unwritten, self._acknowledge, lambda: pace.chunk_bytes):
+                began_at = time.monotonic()
+                await self._write_one(stream, written)
+                pace.wrote(len(written), time.monotonic() - began_at)
             if self._is_heartbeat_due:
                 self._is_heartbeat_due = False
                 # Only the loop's thread makes unwritten frames written, so this is the next one's number.
                 beat = heartbeat(
                     self._generation, sequence=self._window.next_to_write, acknowledged=self._acknowledge()
                 )
-                await self._write_one(stream, beat)
+                await self._write_one(stream, bundle(beat))
             if self._over.is_set():
                 return await stream.finish()
             await self._wake.wait()
