@@ -23,7 +23,7 @@ from headway.stages.link import Frame, FrameKind
 
 HEADER_LENGTH = Struct("<I")
 MAX_HEADER_BYTES = 4096
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 1 << 20
 """Larger ones leave the caches of those who copy them; smaller ones wake more threads."""
 
 Message = Sequence[bytes | memoryview]

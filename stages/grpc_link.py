@@ -8,7 +8,7 @@ they are written again. How a stream comes about, and how often, is link_endpoin
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,12 +16,14 @@ from typing import Protocol
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.frame_bundle import bundle, bundles, unbundle
-from headway.stages.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
+from headway.stages.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import FrameContract
+from headway.stages.held_frames import HeldFrames
 from headway.stages.ids import Generation
 from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
 from headway.stages.resend_window import ResendWindow
+from headway.stages.write_pace import WritePace
 
 ACKNOWLEDGE_AFTER = timedelta(milliseconds=20)
 """How long an acknowledgement waits for a frame to travel with before it travels alone."""
@@ -44,33 +46,6 @@ STALLED_TICKS = 20
 
 MAX_VIOLATIONS = 3
 """So many violations of the protocol without a good frame in between, and the link is given up."""
-
-FIRST_CHUNK_BYTES = 64 << 10
-MIN_CHUNK_BYTES = 16 << 10
-CHUNK_SECONDS = 0.25
-"""How long one chunk should take: on a slow line a whole one would leave the peer without a message for too long."""
-
-
-PACE_BYTES = 1 << 20
-"""So much is written before the size of chunk changes: the first bytes go into buffers, as fast as on any line."""
-
-
-class Pace:
-    """How fast one stream takes what is written, and so how large a chunk should be."""
-
-    def __init__(self) -> None:
-        self.chunk_bytes = FIRST_CHUNK_BYTES
-        self._num_bytes = 0
-        self._seconds = 0.0
-
-    def wrote(self, num_bytes: int, seconds: float) -> None:
-        """Some bytes took so long."""
-        self._num_bytes += num_bytes
-        self._seconds += seconds
-        if self._num_bytes >= PACE_BYTES or self._seconds >= CHUNK_SECONDS:
-            wanted = int(CHUNK_SECONDS * self._num_bytes / max(self._seconds, 1e-6))
-            self.chunk_bytes = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, wanted))
-            self._num_bytes, self._seconds = 0, 0.0
 
 
 class MessageStream(Protocol):
@@ -124,7 +99,8 @@ class GrpcLink:
         self._peer = peer
         self._generation = generation
         self._inbox = inbox
-        self._contract = contract
+        self._held = HeldFrames(contract)
+        self._max_bytes = contract.max_unacknowledged_bytes
         self._assembler = FrameAssembler(peer, generation=generation, contract=contract, kinds=receives)
         # Both threads, under the lock:
         self._lock = threading.Lock()
@@ -170,8 +146,8 @@ class GrpcLink:
             if not self._is_open:
                 return
             total = self._window.num_bytes + outgoing.payload_bytes
-            if total > self._contract.max_unacknowledged_bytes:
-                raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
+            if total > self._max_bytes:
+                raise LinkOverflowError(self._peer, total, self._max_bytes)
             self._window.push(outgoing, num_bytes=outgoing.payload_bytes)
             was_told, self._is_told = self._is_told, True
         if not was_told:
@@ -279,30 +255,40 @@ class GrpcLink:
         acknowledged = -1
         while (received := await stream.read()) is not None:
             self._num_heard += 1
-            for frame in self._frames(received):
-                self._deliver(frame)
-                self._num_violations = 0
+            is_any = self._take(received)
+            del received  # a large message; the next may be long in coming
             if self._assembler.acknowledged != acknowledged:
                 acknowledged = self._assembler.acknowledged
                 self._forget(acknowledged)
+            if is_any:
+                self._num_violations = 0
             if self._assembler.is_ended:
                 self._is_heartbeat_due = True
                 self.lose("the peer closed the link")
                 return
         raise ConnectionError("the stream ended without a goodbye")
 
-    def _frames(self, received: bytes) -> Iterator[Frame]:
-        """Those that are complete with this bundle. Raises ProtocolError, after those before the violation."""
+    def _take(self, received: bytes) -> bool:
+        """Deliver the frames that are complete with this bundle, together; whether there are any.
+
+        Raises ProtocolError, those before the violation being delivered.
+        """
+        frames: list[Frame] = []
         try:
             for message in unbundle(received):
                 frame = self._assembler.feed(message)
                 if frame is not None:
-                    yield frame
-        except ValueError as error:
+                    frames.append(frame)
+                    self._held.add(frame)
+        except (ValueError, OverflowError) as error:
             raise ProtocolError(self._peer, str(error)) from error
+        finally:
+            if frames:
+                self._deliver(frames)
+        return bool(frames)
 
     async def _write(self, stream: MessageStream) -> None:
-        pace = Pace()
+        pace = WritePace()
         while True:
             self._wake.clear()
             with self._lock:
@@ -353,10 +339,11 @@ class GrpcLink:
         self._acknowledged_to_peer = self._assembler.next_sequence
         return self._acknowledged_to_peer
 
-    def _deliver(self, frame: Frame) -> None:
+    def _deliver(self, frames: Sequence[Frame]) -> None:
         with self._lock:
             if self._is_open:
-                self._inbox.put(frame)
+                for frame in frames:
+                    self._inbox.put(frame)
         if self._acknowledge_timer is None:
             self._acknowledge_timer = self._loop.loop.call_later(
                 ACKNOWLEDGE_AFTER.total_seconds(), self._on_acknowledge_timer

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.stages.frame_bundle import MAX_BUNDLE_BYTES, MAX_OVERHEAD_BYTES, bundle, bundles, unbundle
+from headway.stages.frame_bundle import MAX_BUNDLE_BYTES, MAX_OVERHEAD_BYTES, Outgoing, bundle, bundles, unbundle
 from headway.stages.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
@@ -33,7 +33,7 @@ def frames(sizes: Sequence[int]) -> list[Frame]:
 def bundled(sent: Sequence[Frame], *, chunk_bytes: int = CHUNK_BYTES) -> list[bytes]:
     """With a goodbye behind them."""
     outgoing = [OutgoingFrame(frame, sequence=sequence) for sequence, frame in enumerate(sent)]
-    waiting = deque([*outgoing, Goodbye(GENERATION, sequence=len(sent))])
+    waiting: deque[Outgoing] = deque([*outgoing, Goodbye(GENERATION, sequence=len(sent))])
     return list(bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: chunk_bytes))
 
 
