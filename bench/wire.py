@@ -43,6 +43,7 @@ from measure import Figure, progress, report
 from headway.daemon.certificates import CertificateAuthority
 from headway.stages.allocator import keep_freed_memory
 from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint, CollectiveTerms
+from headway.stages.frame_codec import CHUNK_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
@@ -52,7 +53,7 @@ from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
 
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
 SMALL_BYTES = 1 << 10
-CUT_BYTES = 1 << 20
+CUT_BYTES = CHUNK_BYTES
 SIDES = ("tcp", "gloo", "collective", "grpc_bare", "grpc_cut", "grpc")
 NUM_ROUND_TRIPS = 200
 HOST = "127.0.0.1"

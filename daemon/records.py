@@ -14,7 +14,7 @@ import msgspec
 from headway.daemon.jobs.job import JobSpec
 
 PREFIX = "/headway/"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 RecordT = TypeVar("RecordT")
 

@@ -24,6 +24,7 @@ from headway.stages.collective_message import max_message_bytes, pack
 from headway.stages.collective_receiver import FrameReceiver, payload_patience
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.frame_contract import FrameContract
+from headway.stages.held_frames import HeldFrames
 from headway.stages.ids import Generation
 from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
@@ -78,6 +79,8 @@ class CollectiveLink:
         self._contract = contract
         self._sent_forms = contract.sent_forms or contract.forms
         self._reader = HeaderReader(peer, generation=generation, contract=contract, kinds=receives)
+        self._held = HeldFrames(contract)
+        self._max_bytes = contract.max_unacknowledged_bytes
         self._silence = silence
         self._heartbeat_s = min(HEARTBEAT_EVERY, silence / 4).total_seconds()
         self._on_stuck = on_stuck
@@ -126,8 +129,8 @@ class CollectiveLink:
             if not self._is_open:
                 return
             total = self._num_bytes + num_bytes
-            if total > self._contract.max_unacknowledged_bytes:
-                raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
+            if total > self._max_bytes:
+                raise LinkOverflowError(self._peer, total, self._max_bytes)
             self._num_bytes = total
             self._queue.append(frame)
             self._changed.notify()
@@ -225,10 +228,14 @@ class CollectiveLink:
         while not self._reader.is_ended:
             frame = receiver.receive()
             if frame is not None:
-                self._deliver(frame)
+                self._take(frame)
         self.lose("the peer closed the link")
 
-    def _deliver(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
+        try:
+            self._held.add(frame)
+        except OverflowError as error:
+            raise ProtocolError(self._peer, str(error)) from error
         with self._changed:
             if self._is_open:
                 self._inbox.put(frame)

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.errors import ProtocolError
-from headway.stages.frame_codec import MAX_MESSAGE_BYTES
+from headway.stages.frame_bundle import MAX_BUNDLE_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
 from headway.stages.grpc_streams import ClientStream, Ears, ServerStream
@@ -42,8 +42,8 @@ ATTEMPT_GROWTH = 1.5
 """How long a redial may take, and how much longer the next one: packets may vanish, and a machine may be slow."""
 
 TRANSPORT_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_BUNDLE_BYTES),
+    ("grpc.max_send_message_length", MAX_BUNDLE_BYTES),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
