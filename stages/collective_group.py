@@ -1,7 +1,7 @@
 """Process groups of two ranks for one collective link: how they come about, and how they are ended.
 
-There is one group for each direction, so that nothing that waits to be received is in the way of what is sent. Headers,
-and tensors in host memory, travel by gloo; tensors of two CUDA workers by NCCL, in groups beside those of gloo.
+There is one group for each direction, so that nothing that waits to be received is in the way of what is sent. All
+messages, and tensors in host memory, travel by gloo; tensors of two CUDA workers by NCCL, in groups beside those.
 
 Neither is encrypted, and neither asks who connects: this is for the network inside one site.
 """
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-HEADERS, PAYLOADS, _ABORT = 0, 1, 2
-"""Tags: within each, what is sent arrives in order. Nothing is ever sent with the last one."""
+from headway.stages.link import FrameKind
+
+MESSAGES, _ABORT, PAYLOADS = 0, 2, 16
+"""Tags: within each, what is sent arrives in order. Nothing is ever sent with the second; each kind of frame has a tag
+of its own from the last one on, so that payloads can be awaited before they are announced."""
 
 ACCEPTOR, DIALLER = 0, 1
 """The ranks."""
@@ -86,36 +89,38 @@ class GroupOfTwo:
             devices = [_CudaGroup(meeting, f"cuda-{name}", device, timeout) for name in names]
             self._device_out, self._device_in = devices[meeting.rank], devices[self._peer]
 
-    def send_header(self, header: Tensor) -> Transfer:
+    def send_message(self, message: Tensor) -> Transfer:
         """Begin to send; the tensor must not be written to until the transfer is done."""
-        transfer: Transfer = self._out.send([header], self._peer, HEADERS)
+        transfer: Transfer = self._out.send([message], self._peer, MESSAGES)
         return transfer
 
-    def receive_header(self, header: Tensor) -> Transfer:
-        """Begin to receive into the tensor."""
-        transfer: Transfer = self._in.recv([header], self._peer, HEADERS)
+    def receive_message(self, buffer: Tensor) -> Transfer:
+        """Begin to receive into the tensor, which may be larger than what arrives."""
+        transfer: Transfer = self._in.recv([buffer], self._peer, MESSAGES)
         return transfer
 
     def goes_by_device(self, tensor: Tensor) -> bool:
         """Whether a payload is sent from accelerator to accelerator."""
         return self._device_out is not None and tensor.device.type == "cuda"
 
-    def send(self, tensor: Tensor, *, is_on_device: bool) -> Transfer:
-        """Like `send_header`, for a contiguous tensor of a payload that is not empty."""
+    def send(self, tensor: Tensor, kind: FrameKind, *, is_on_device: bool) -> Transfer:
+        """Like `send_message`, for a contiguous tensor of a payload that is not empty."""
         if is_on_device:
             assert self._device_out is not None
             return self._device_out.send(tensor, self._peer)
-        transfer: Transfer = self._out.send([tensor.cpu()], self._peer, PAYLOADS)
+        transfer: Transfer = self._out.send([tensor.cpu()], self._peer, PAYLOADS + kind)
         return transfer
 
-    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], *, is_on_device: bool) -> tuple[Tensor, Transfer]:
+    def receive(
+        self, dtype: torch.dtype, shape: tuple[int, ...], kind: FrameKind, *, is_on_device: bool
+    ) -> tuple[Tensor, Transfer]:
         """Begin to receive into a new tensor. Raises RuntimeError for a device on a link without one."""
         if is_on_device:
             if self._device_in is None:
                 raise RuntimeError("a tensor for an accelerator, on a link between hosts")
             return self._device_in.receive(dtype, shape, self._peer)
         tensor = torch.empty(shape, dtype=dtype)
-        return tensor, self._in.recv([tensor], self._peer, PAYLOADS)
+        return tensor, self._in.recv([tensor], self._peer, PAYLOADS + kind)
 
     def abort(self) -> None:
         """Make every transfer that waits fail, now. Returns at once; NCCL may take its time, or never yield."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.stages.codec import Codec
 from headway.stages.errors import ProtocolError
-from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.frame_contract import FrameContract, TensorForm, aligned
 from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.link import Frame, FrameKind
 
@@ -23,11 +23,24 @@ CODEC = HEADER_LENGTH - 1
 MAX_TENSORS = CODEC - 8
 
 
+INLINE_BYTES = 1 << 20
+"""Of all tensors of a frame. A transfer of its own costs a small frame more time than its bytes do; a large one is sent
+from where it lies, without a copy."""
+
+
 class Signal(IntEnum):
     """Kinds of a header that no payload follows."""
 
     HEARTBEAT = -1  # has the next frame's number and takes none
     GOODBYE = -2  # the last of its direction
+
+
+class Route(IntEnum):
+    """How a payload travels."""
+
+    HOST = 0
+    DEVICE = 1  # from accelerator to accelerator
+    INLINE = 2  # behind the header, in the same transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +51,7 @@ class Announcement:
     generation: Generation
     batch: Batch
     microbatch: Microbatch
-    is_on_device: bool
-    """Whether the payload travels from accelerator to accelerator."""
+    route: Route
     tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     codec: Codec = Codec.NONE
 
@@ -48,11 +60,11 @@ class Announcement:
         return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors, self.codec)
 
 
-def announce(frame: Frame, *, sequence: int, is_on_device: bool) -> Tensor:
+def announce(frame: Frame, *, sequence: int, route: Route) -> Tensor:
     """A frame's header, int64 [HEADER_LENGTH]."""
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
     assert len(sizes) <= MAX_TENSORS
-    header = _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, is_on_device, *sizes)
+    header = _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, route, *sizes)
     header[CODEC] = frame.codec
     return header
 
@@ -78,7 +90,7 @@ class HeaderReader:
 
     def read(self, header: Tensor) -> Announcement | None:
         """What arrives next; None when nothing follows this header. Raises ProtocolError."""
-        magic, kind, generation, sequence, batch, microbatch, on_device, num_tensors, *sizes, codec = header.tolist()
+        magic, kind, generation, sequence, batch, microbatch, route, num_tensors, *sizes, codec = header.tolist()
         if magic != MAGIC:
             raise self._error("something that is no header")
         if generation != self._generation:
@@ -103,19 +115,28 @@ class HeaderReader:
         forms = self._contract.forms.get(known, ())
         if num_tensors != len(forms):
             raise self._error(f"{known.name} with {num_tensors} tensors instead of {len(forms)}")
+        if route not in tuple(Route):
+            raise self._error(f"a payload that travels by way {route}")
         tensors = tuple(_of_form(form, size) for form, size in zip(forms, sizes, strict=False))
         if (violation := self._contract.violation(known, tensors, codec)) is not None:
             raise self._error(violation)
+        if route != Route.DEVICE and (route == Route.INLINE) != is_inline(forms):
+            raise self._error(f"{known.name} by way of {Route(route).name}")
         place = Batch(batch), Microbatch(microbatch)
-        return Announcement(known, self._generation, *place, on_device != 0, tensors, Codec(codec))
+        return Announcement(known, self._generation, *place, Route(route), tensors, Codec(codec))
 
     def _error(self, reason: str) -> ProtocolError:
         return ProtocolError(self.peer, reason)
 
 
+def is_inline(forms: Sequence[TensorForm]) -> bool:
+    """Whether frames of these forms travel in the same transfer as their header."""
+    return sum(aligned(form.num_bytes) for form in forms) <= INLINE_BYTES
+
+
 def _header(kind: int, generation: int, sequence: int, batch: int = 0, microbatch: int = 0, *rest: int) -> Tensor:
-    on_device, sizes = (rest[0], rest[1:]) if rest else (0, ())
-    fields = [MAGIC, kind, generation, sequence, batch, microbatch, on_device, len(sizes), *sizes]
+    route, sizes = (rest[0], rest[1:]) if rest else (0, ())
+    fields = [MAGIC, kind, generation, sequence, batch, microbatch, route, len(sizes), *sizes]
     return torch.tensor(fields + [0] * (HEADER_LENGTH - len(fields)), dtype=torch.int64)
 
 

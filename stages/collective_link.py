@@ -1,6 +1,6 @@
 """The link over torch.distributed: one thread that sends, one that receives, a process group for each direction.
 
-Before each payload a header of fixed size says what follows; its tensors are received into new buffers of the shapes
+Before each payload a header of fixed size says what follows; its tensors are received into buffers of the shapes
 that the contract knows. Nothing is resumed: what breaks is lost. A peer that says nothing for the silence, or takes
 nothing, is lost too, a large payload having its time; a side without frames says so with a heartbeat.
 
@@ -11,18 +11,20 @@ or when the group is aborted; where even that does not end it, `on_stuck` is tol
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from math import prod
 
 import torch
 from torch import Tensor
 
 from headway.stages.collective_group import GroupOfTwo, Transfer
-from headway.stages.collective_header import HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.collective_header import HeaderReader, Route, Signal, announce, is_inline, signal
+from headway.stages.collective_message import max_message_bytes, pack
+from headway.stages.collective_receiver import FrameReceiver, payload_patience
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.frame_contract import FrameContract
+from headway.stages.held_frames import HeldFrames
 from headway.stages.ids import Generation
 from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
@@ -39,9 +41,6 @@ ABORT_GRACE = timedelta(seconds=5)
 FORM_GRACE = timedelta(seconds=90)
 """How long the forming of a group may take in all; each of its steps has its own, shorter, deadline."""
 
-LEAST_BYTES_PER_S = 10e6
-"""A payload may take as long as at this rate beyond the silence: a large frame on a slow network is no silence."""
-
 MAX_UNDER_WAY = 4
 """Frames that are handed to the group at the same time: the next header then waits for nobody."""
 
@@ -52,6 +51,8 @@ class _UnderWay:
 
     transfers: tuple[Transfer, ...]
     tensors: tuple[Tensor, ...]
+    buffer: Tensor
+    """Of the message; free afterwards."""
     num_bytes: int
 
 
@@ -78,9 +79,14 @@ class CollectiveLink:
         self._contract = contract
         self._sent_forms = contract.sent_forms or contract.forms
         self._reader = HeaderReader(peer, generation=generation, contract=contract, kinds=receives)
+        self._held = HeldFrames(contract)
+        self._max_bytes = contract.max_unacknowledged_bytes
         self._silence = silence
         self._heartbeat_s = min(HEARTBEAT_EVERY, silence / 4).total_seconds()
         self._on_stuck = on_stuck
+        # The sending thread alone:
+        self._message_bytes = max_message_bytes(contract)
+        self._buffers: list[Tensor] = []
         # All threads, under the condition's lock:
         self._changed = threading.Condition()
         self._is_open = True
@@ -123,8 +129,8 @@ class CollectiveLink:
             if not self._is_open:
                 return
             total = self._num_bytes + num_bytes
-            if total > self._contract.max_unacknowledged_bytes:
-                raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
+            if total > self._max_bytes:
+                raise LinkOverflowError(self._peer, total, self._max_bytes)
             self._num_bytes = total
             self._queue.append(frame)
             self._changed.notify()
@@ -218,31 +224,18 @@ class CollectiveLink:
 
     def _receive_frames(self, group: GroupOfTwo) -> None:
         """Until the peer's goodbye. Raises RuntimeError when the group breaks, ProtocolError."""
-        header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
-        while True:
-            group.receive_header(header).wait(self._silence)
-            announcement = self._reader.read(header)
-            if announcement is not None:
-                self._deliver(announcement.frame(self._receive_tensors(group, announcement)))
-            elif self._reader.is_ended:
-                self.lose("the peer closed the link")
-                return
+        receiver = FrameReceiver(group, self._reader, self._contract, silence=self._silence)
+        while not self._reader.is_ended:
+            frame = receiver.receive()
+            if frame is not None:
+                self._take(frame)
+        self.lose("the peer closed the link")
 
-    def _receive_tensors(self, group: GroupOfTwo, announcement: Announcement) -> tuple[Tensor, ...]:
-        tensors, transfers = [], []
-        for dtype, shape in announcement.tensors:
-            if prod(shape) == 0:
-                tensors.append(torch.empty(shape, dtype=dtype))
-                continue
-            tensor, transfer = group.receive(dtype, shape, is_on_device=announcement.is_on_device)
-            tensors.append(tensor)
-            transfers.append(transfer)
-        patience = payload_patience(self._silence, sum(tensor.nbytes for tensor in tensors))
-        for transfer in transfers:
-            transfer.wait(patience)
-        return tuple(tensors)
-
-    def _deliver(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
+        try:
+            self._held.add(frame)
+        except OverflowError as error:
+            raise ProtocolError(self._peer, str(error)) from error
         with self._changed:
             if self._is_open:
                 self._inbox.put(frame)
@@ -258,7 +251,7 @@ class CollectiveLink:
                     sequence += 1
                 elif item is not None:
                     header = signal(item, self._generation, sequence=sequence)
-                    under_way.append(_UnderWay((group.send_header(header),), (header,), 0))
+                    under_way.append(self._begin_message(group, header))
                 if item is None or len(under_way) == MAX_UNDER_WAY:
                     self._finish(under_way.popleft())
                 if item is Signal.GOODBYE:
@@ -285,16 +278,29 @@ class CollectiveLink:
 
     def _begin(self, group: GroupOfTwo, frame: Frame, sequence: int) -> _UnderWay:
         tensors = [tensor.detach().contiguous() for tensor in frame.tensors]
-        is_on_device = all(group.goes_by_device(tensor) for tensor in tensors)
-        header = announce(frame, sequence=sequence, is_on_device=is_on_device)
-        transfers = [group.send_header(header)]
-        transfers += [group.send(tensor, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
-        return _UnderWay(tuple(transfers), (header, *tensors), _num_bytes(frame))
+        if all(group.goes_by_device(tensor) for tensor in tensors):
+            route = Route.DEVICE
+        else:
+            route = Route.INLINE if is_inline(self._sent_forms[frame.kind]) else Route.HOST
+        header, num_bytes = announce(frame, sequence=sequence, route=route), _num_bytes(frame)
+        if route is Route.INLINE:
+            return self._begin_message(group, header, tensors, num_bytes)
+        begun = self._begin_message(group, header)
+        is_on_device = route is Route.DEVICE
+        transfers = [group.send(tensor, frame.kind, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
+        return _UnderWay((*begun.transfers, *transfers), tuple(tensors), begun.buffer, num_bytes)
+
+    def _begin_message(
+        self, group: GroupOfTwo, header: Tensor, tensors: Sequence[Tensor] = (), num_bytes: int = 0
+    ) -> _UnderWay:
+        buffer = self._buffers.pop() if self._buffers else torch.empty(self._message_bytes, dtype=torch.uint8)
+        return _UnderWay((group.send_message(pack(buffer, header, tensors)),), (), buffer, num_bytes)
 
     def _finish(self, sent: _UnderWay) -> None:
         patience = payload_patience(self._silence, sent.num_bytes)
         for transfer in sent.transfers:
             transfer.wait(patience)
+        self._buffers.append(sent.buffer)
         with self._changed:
             self._num_bytes -= sent.num_bytes
 
@@ -304,11 +310,6 @@ class CollectiveLink:
             self._num_inside -= 1
             if not self._num_inside:
                 self._group = None
-
-
-def payload_patience(silence: timedelta, num_bytes: int) -> timedelta:
-    """How long a transfer of so many bytes may take."""
-    return silence + timedelta(seconds=num_bytes / LEAST_BYTES_PER_S)
 
 
 def _num_bytes(frame: Frame) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from struct import Struct
+from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
@@ -24,7 +25,10 @@ from headway.stages.link import Frame, FrameKind
 HEADER_LENGTH = Struct("<I")
 MAX_HEADER_BYTES = 4096
 CHUNK_BYTES = 1 << 20
-MAX_MESSAGE_BYTES = HEADER_LENGTH.size + MAX_HEADER_BYTES + CHUNK_BYTES
+"""Larger ones leave the caches of those who copy them; smaller ones wake more threads."""
+
+Message = Sequence[bytes | memoryview]
+"""Its parts, not yet copied together."""
 
 WIRE_DTYPES = {
     torch.float32: TensorSpec.FLOAT32,
@@ -65,7 +69,7 @@ class Goodbye:
         self._sequence = sequence
         self.payload_bytes = 0
 
-    def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:  # noqa: ARG002
+    def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Message]:  # noqa: ARG002
         """Like those of a frame: always one."""
         header = FrameHeader(
             kind=FrameHeader.GOODBYE,
@@ -73,7 +77,7 @@ class Goodbye:
             sequence=self._sequence,
             acknowledged=acknowledged(),
         ).SerializeToString()
-        yield HEADER_LENGTH.pack(len(header)) + header
+        yield (HEADER_LENGTH.pack(len(header)), header)
 
 
 class OutgoingFrame:
@@ -89,8 +93,8 @@ class OutgoingFrame:
         for tensor in frame.tensors:
             self._append(tensor)
 
-    def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """The frame as messages, each made (one copy) when it is asked for, with the acknowledgement of that moment."""
+    def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Message]:
+        """The frame as messages, each with the acknowledgement of the moment when it is asked for."""
         for offset in range(0, max(1, self.payload_bytes), chunk_bytes):
             header = FrameHeader(
                 kind=WIRE_KINDS[self.frame.kind],
@@ -105,7 +109,7 @@ class OutgoingFrame:
                 codec=self.frame.codec,
             ).SerializeToString()
             assert len(header) <= MAX_HEADER_BYTES
-            yield b"".join((HEADER_LENGTH.pack(len(header)), header, *self._cut(offset, offset + chunk_bytes)))
+            yield (HEADER_LENGTH.pack(len(header)), header, *self._cut(offset, offset + chunk_bytes))
 
     def _append(self, tensor: Tensor) -> None:
         self._tensors.append(TensorSpec(dtype=WIRE_DTYPES[tensor.dtype], shape=tensor.shape))
@@ -129,7 +133,8 @@ class _Partial:
 
     header: FrameHeader
     buffer: Tensor
-    view: memoryview
+    array: Any
+    """The same bytes; numpy copies without holding up other threads."""
     filled: int = 0
 
 
@@ -158,7 +163,7 @@ class FrameAssembler:
         self._partial = None
         self.acknowledged = acknowledged
 
-    def feed(self, message: bytes) -> Frame | None:
+    def feed(self, message: bytes | memoryview) -> Frame | None:
         """Take one message; the frame, when this was its last chunk. Raises ProtocolError."""
         header, chunk = self._parse(message)
         if header.generation != self._generation:
@@ -187,7 +192,7 @@ class FrameAssembler:
         end = partial.filled + chunk.nbytes
         if end > partial.header.payload_bytes or (chunk.nbytes == 0 and partial.header.payload_bytes):
             raise self._error(f"a chunk up to byte {end} in a payload of {partial.header.payload_bytes}")
-        partial.view[partial.filled : end] = chunk
+        partial.array[partial.filled : end] = chunk
         partial.filled = end
         if end < partial.header.payload_bytes:
             return None
@@ -195,7 +200,7 @@ class FrameAssembler:
         self.next_sequence += 1
         return self._finish(partial)
 
-    def _parse(self, message: bytes) -> tuple[FrameHeader, memoryview]:
+    def _parse(self, message: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
         if len(message) < HEADER_LENGTH.size:
             raise self._error(f"a message of {len(message)} bytes")
         (length,) = HEADER_LENGTH.unpack_from(message)
@@ -203,7 +208,7 @@ class FrameAssembler:
         if length > MAX_HEADER_BYTES or start > len(message):
             raise self._error(f"a header of {length} bytes in a message of {len(message)}")
         try:
-            return FrameHeader.FromString(message[HEADER_LENGTH.size : start]), memoryview(message)[start:]
+            return FrameHeader.FromString(bytes(message[HEADER_LENGTH.size : start])), memoryview(message)[start:]
         except DecodeError as error:
             raise self._error("an undecodable header") from error
 
@@ -222,7 +227,7 @@ class FrameAssembler:
         if header.payload_bytes != size:
             raise self._error(f"a payload of {header.payload_bytes} bytes for tensors of {size}")
         buffer = torch.empty(size, dtype=torch.uint8)
-        return _Partial(header, buffer, buffer.numpy().data)
+        return _Partial(header, buffer, buffer.numpy())
 
     def _resume(self, partial: _Partial, header: FrameHeader) -> _Partial:
         first = partial.header

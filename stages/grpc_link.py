@@ -8,19 +8,22 @@ they are written again. How a stream comes about, and how often, is link_endpoin
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
-from headway.stages.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
+from headway.stages.frame_bundle import bundle, bundles, unbundle
+from headway.stages.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.frame_contract import FrameContract
+from headway.stages.held_frames import HeldFrames
 from headway.stages.ids import Generation
 from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
 from headway.stages.resend_window import ResendWindow
+from headway.stages.write_pace import WritePace
 
 ACKNOWLEDGE_AFTER = timedelta(milliseconds=20)
 """How long an acknowledgement waits for a frame to travel with before it travels alone."""
@@ -43,16 +46,6 @@ STALLED_TICKS = 20
 
 MAX_VIOLATIONS = 3
 """So many violations of the protocol without a good frame in between, and the link is given up."""
-
-FIRST_CHUNK_BYTES = 64 << 10
-MIN_CHUNK_BYTES = 16 << 10
-CHUNK_SECONDS = 0.25
-"""How long one chunk should take: on a slow line a whole one would leave the peer without a message for too long."""
-
-
-def next_chunk_bytes(num_bytes: int, seconds: float) -> int:
-    """The size of chunk, after one frame of `num_bytes` took `seconds` to write."""
-    return max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, int(CHUNK_SECONDS * num_bytes / max(seconds, 1e-6))))
 
 
 class MessageStream(Protocol):
@@ -106,12 +99,15 @@ class GrpcLink:
         self._peer = peer
         self._generation = generation
         self._inbox = inbox
-        self._contract = contract
+        self._held = HeldFrames(contract)
+        self._max_bytes = contract.max_unacknowledged_bytes
         self._assembler = FrameAssembler(peer, generation=generation, contract=contract, kinds=receives)
         # Both threads, under the lock:
         self._lock = threading.Lock()
         self._is_open = True
         self._window: ResendWindow[OutgoingFrame | Goodbye] = ResendWindow()
+        self._is_told = False
+        """Whether the loop knows that there is more to write than when the writer last began."""
         # The loop's thread alone:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
@@ -150,10 +146,12 @@ class GrpcLink:
             if not self._is_open:
                 return
             total = self._window.num_bytes + outgoing.payload_bytes
-            if total > self._contract.max_unacknowledged_bytes:
-                raise LinkOverflowError(self._peer, total, self._contract.max_unacknowledged_bytes)
+            if total > self._max_bytes:
+                raise LinkOverflowError(self._peer, total, self._max_bytes)
             self._window.push(outgoing, num_bytes=outgoing.payload_bytes)
-        self._loop.call_soon(self._wake.set)
+            was_told, self._is_told = self._is_told, True
+        if not was_told:
+            self._loop.call_soon(self._wake.set)
 
     def close(self) -> None:
         """See `Link`. What was sent before is still delivered, within CLOSE_GRACE, if the link was ever connected."""
@@ -254,13 +252,15 @@ class GrpcLink:
         self._broken_at = None
 
     async def _read(self, stream: MessageStream) -> None:
-        while (message := await stream.read()) is not None:
-            frame = self._assembler.feed(message)
+        acknowledged = -1
+        while (received := await stream.read()) is not None:
             self._num_heard += 1
-            if frame is not None:
-                self._deliver(frame)
-            self._forget(self._assembler.acknowledged)
-            if frame is not None:
+            is_any = self._take(received)
+            del received  # a large message; the next may be long in coming
+            if self._assembler.acknowledged != acknowledged:
+                acknowledged = self._assembler.acknowledged
+                self._forget(acknowledged)
+            if is_any:
                 self._num_violations = 0
             if self._assembler.is_ended:
                 self._is_heartbeat_due = True
@@ -268,23 +268,42 @@ class GrpcLink:
                 return
         raise ConnectionError("the stream ended without a goodbye")
 
+    def _take(self, received: bytes) -> bool:
+        """Deliver the frames that are complete with this bundle, together; whether there are any.
+
+        Raises ProtocolError, those before the violation being delivered.
+        """
+        frames: list[Frame] = []
+        try:
+            for message in unbundle(received):
+                frame = self._assembler.feed(message)
+                if frame is not None:
+                    frames.append(frame)
+                    self._held.add(frame)
+        except (ValueError, OverflowError) as error:
+            raise ProtocolError(self._peer, str(error)) from error
+        finally:
+            if frames:
+                self._deliver(frames)
+        return bool(frames)
+
     async def _write(self, stream: MessageStream) -> None:
-        chunk_bytes = FIRST_CHUNK_BYTES
+        pace = WritePace()
         while True:
             self._wake.clear()
-            while (frame := self._next_unwritten()) is not None:
-                begun_at = time.monotonic()
-                for message in frame.messages(self._acknowledge, chunk_bytes=chunk_bytes):
-                    await self._write_one(stream, message)
-                if frame.payload_bytes >= FIRST_CHUNK_BYTES:
-                    chunk_bytes = next_chunk_bytes(frame.payload_bytes, time.monotonic() - begun_at)
+            with self._lock:
+                self._is_told = False
+            for written in bundles(self._next_unwritten, self._acknowledge, lambda: pace.chunk_bytes):
+                began_at = time.monotonic()
+                await self._write_one(stream, written)
+                pace.wrote(len(written), time.monotonic() - began_at)
             if self._is_heartbeat_due:
                 self._is_heartbeat_due = False
                 # Only the loop's thread makes unwritten frames written, so this is the next one's number.
                 beat = heartbeat(
                     self._generation, sequence=self._window.next_to_write, acknowledged=self._acknowledge()
                 )
-                await self._write_one(stream, beat)
+                await self._write_one(stream, bundle(beat))
             if self._over.is_set():
                 return await stream.finish()
             await self._wake.wait()
@@ -320,10 +339,11 @@ class GrpcLink:
         self._acknowledged_to_peer = self._assembler.next_sequence
         return self._acknowledged_to_peer
 
-    def _deliver(self, frame: Frame) -> None:
+    def _deliver(self, frames: Sequence[Frame]) -> None:
         with self._lock:
             if self._is_open:
-                self._inbox.put(frame)
+                for frame in frames:
+                    self._inbox.put(frame)
         if self._acknowledge_timer is None:
             self._acknowledge_timer = self._loop.loop.call_later(
                 ACKNOWLEDGE_AFTER.total_seconds(), self._on_acknowledge_timer

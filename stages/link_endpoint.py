@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.errors import ProtocolError
-from headway.stages.frame_codec import MAX_MESSAGE_BYTES
+from headway.stages.frame_bundle import MAX_BUNDLE_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
 from headway.stages.grpc_streams import ClientStream, Ears, ServerStream
@@ -41,18 +41,18 @@ FIRST_ATTEMPT_S = 2.0
 ATTEMPT_GROWTH = 1.5
 """How long a redial may take, and how much longer the next one: packets may vanish, and a machine may be slow."""
 
-_TRANSPORT_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+TRANSPORT_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_BUNDLE_BYTES),
+    ("grpc.max_send_message_length", MAX_BUNDLE_BYTES),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-_SERVER_OPTIONS = (*_TRANSPORT_OPTIONS, ("grpc.so_reuseport", 0))
+_SERVER_OPTIONS = (*TRANSPORT_OPTIONS, ("grpc.so_reuseport", 0))
 _DIAL_OPTIONS = (
-    *_TRANSPORT_OPTIONS,
+    *TRANSPORT_OPTIONS,
     *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -21,10 +21,10 @@ import torch
 from headway.daemon.certificates import CertificateAuthority
 from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.collective_group import GroupOfTwo, RendezvousStore, find_store
-from headway.stages.collective_header import Signal, announce
+from headway.stages.collective_header import INLINE_BYTES, Route, Signal, announce
 from headway.stages.collective_header import signal as make_signal
 from headway.stages.errors import LinkOverflowError
-from headway.stages.frame_contract import SIBLING_KINDS, FrameContract
+from headway.stages.frame_contract import ALIGNMENT_BYTES, SIBLING_KINDS, FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.loop_thread import LoopThread
@@ -187,6 +187,44 @@ def test_memory_is_bounded(ends: Ends) -> None:
     accepted.close()
 
 
+def test_frames_of_all_sizes_keep_their_order_and_their_values(ends: Ends) -> None:
+    """Large frames, which travel alone, between small and tiny ones, which travel with their headers: nothing that
+    arrived is written over by what arrives later."""
+    large, small = (TensorForm(torch.float32, (3, INLINE_BYTES // 8)),), (TensorForm(torch.float64, (4096,)),)
+    forms = {
+        FrameKind.ACTIVATION: (*large, TensorForm(torch.int64, (5,))),
+        FrameKind.NORM_SQUARES: small,
+        FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+    }
+    contract = FrameContract(forms, max_unacknowledged_frames=40)
+    everything = frozenset(forms)
+    terms = lower_terms("sizes", inbox=ends.lower, contract=contract, receives=everything)
+    accepted = ends.workers.collective[1].accept(terms)
+    port = ends.workers.grpc[2].port
+    link = ends.workers.collective[0].dial(upper_terms("sizes", port, inbox=ends.upper, contract=contract))
+    kinds = [FrameKind.ACTIVATION, FrameKind.NORM_TOTAL, FrameKind.ACTIVATION, FrameKind.NORM_SQUARES] * 6
+    sent = [
+        Frame(
+            kind,
+            GENERATION,
+            Batch(number),
+            Microbatch(0),
+            tuple(torch.full(form.shape, number, dtype=form.dtype) for form in forms[kind]),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    for frame in sent:
+        link.send(frame)
+    received = [ends.lower.get(timeout=DEADLINE_S) for _ in sent]
+    for expected, got in zip(sent, received, strict=True):
+        assert isinstance(got, Frame), got
+        assert (got.kind, got.batch) == (expected.kind, expected.batch)
+        assert all(torch.equal(*tensors) for tensors in zip(got.tensors, expected.tensors, strict=True))
+        assert all(tensor.data_ptr() % ALIGNMENT_BYTES == 0 for tensor in got.tensors)
+    link.close()
+    accepted.close()
+
+
 def test_a_quiet_link_stays(ends: Ends) -> None:
     """Nobody sends anything for longer than a peer may be silent: heartbeats keep the link."""
     silence = timedelta(seconds=1)
@@ -214,13 +252,14 @@ def test_a_link_that_is_cut_is_lost_on_both_sides(ends: Ends) -> None:
     ("header", "reason"),
     [
         (torch.full((16,), -1), "something that is no header"),
-        (announce(total(Generation(3)), sequence=0, is_on_device=False), "a frame of generation 3 on a link of 7"),
-        (announce(total(), sequence=1, is_on_device=False), "frame 1 where 0 was due"),
-        (announce(gradient(), sequence=0, is_on_device=False), "a frame of kind 2 in this direction"),
-        (announce(total(), sequence=0, is_on_device=True), "a tensor for an accelerator, on a link between hosts"),
+        (announce(total(Generation(3)), sequence=0, route=Route.INLINE), "a frame of generation 3 on a link of 7"),
+        (announce(total(), sequence=1, route=Route.INLINE), "frame 1 where 0 was due"),
+        (announce(gradient(), sequence=0, route=Route.INLINE), "a frame of kind 2 in this direction"),
+        (announce(total(), sequence=0, route=Route.DEVICE), "a tensor for an accelerator, on a link between hosts"),
+        (announce(total(), sequence=0, route=Route.HOST), "NORM_TOTAL by way of HOST"),
         (make_signal(Signal.HEARTBEAT, GENERATION, sequence=5), "frame 5 where 0 was due"),
     ],
-    ids=["noise", "generation", "gap", "direction", "device", "heartbeat"],
+    ids=["noise", "generation", "gap", "direction", "device", "way", "heartbeat"],
 )
 def test_a_hostile_peer_is_named(ends: Ends, header: torch.Tensor, reason: str) -> None:
     """Whoever has got into the group says something impossible: the link is lost with the reason, nothing is taken."""
@@ -242,7 +281,7 @@ def test_a_hostile_peer_is_named(ends: Ends, header: torch.Tensor, reason: str) 
         )
     )
     acceptor.join()
-    groups[0].send_header(header).wait(timedelta(seconds=DEADLINE_S))
+    groups[0].send_message(header).wait(timedelta(seconds=DEADLINE_S))
     told = lost(ends.lower)
     assert told.peer == "stage 0 at 10.0.0.1:1"
     assert reason in told.reason

@@ -16,6 +16,7 @@ import torch
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
 from headway.stages.errors import LinkOverflowError
+from headway.stages.frame_bundle import bundle
 from headway.stages.frame_codec import HEADER_LENGTH, heartbeat
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.grpc_link import GrpcLink
@@ -175,7 +176,7 @@ async def speak(port: int, identity: TlsIdentity, first: bytes, *rest: bytes) ->
         await call.write(first)
         reply = HelloReply.FromString(await call.read())
         for message in rest:
-            await call.write(message)
+            await call.write(bundle(message))
         if reply.verdict != HelloReply.ACCEPTED:
             await call.done_writing()
         return reply, f"{(await call.code()).name}: {await call.details()}"

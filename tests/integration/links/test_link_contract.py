@@ -5,15 +5,18 @@ and about views of graphs is asked of the sockets alone.
 """
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol
 
 import pytest
 import torch
 from torch import Tensor
 
 from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.grpc_link import MAX_VIOLATIONS
+from headway.stages.held_frames import SLACK
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
@@ -83,7 +86,10 @@ class Pair:
     at_downstream: "queue.SimpleQueue[Frame | LinkLost]"
 
 
-PairMaker = Callable[[FrameContract], Pair]
+class PairMaker(Protocol):
+    """Makes pairs; the upstream side may have a contract of its own."""
+
+    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair: ...
 
 
 @dataclass
@@ -96,7 +102,7 @@ class GrpcPairs:
     num_made: int = 0
     links: list[Link] = field(default_factory=list)
 
-    def __call__(self, frame_contract: FrameContract) -> Pair:
+    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
         self.num_made += 1
         job = f"job-{self.num_made}"
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
@@ -108,7 +114,7 @@ class GrpcPairs:
             stage=StageIndex(0),
             peer_incarnation="below",
             inbox=at_upstream,
-            contract=frame_contract,
+            contract=upper or frame_contract,
             first_contact=TIMEOUT,
             resume_timeout=TIMEOUT,
         )
@@ -134,14 +140,14 @@ class CollectivePairs:
     num_made: int = 0
     links: list[Link] = field(default_factory=list)
 
-    def __call__(self, frame_contract: FrameContract) -> Pair:
+    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
         self.num_made += 1
         job = f"collective-{id(self)}-{self.num_made}"
         port = self.workers.grpc[2].port
         above, below = self.workers.collective
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        upstream = above.dial(upper_terms(job, port, inbox=at_upstream, contract=frame_contract))
+        upstream = above.dial(upper_terms(job, port, inbox=at_upstream, contract=upper or frame_contract))
         downstream = below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract))
         self.links += [upstream, downstream]
         return Pair(upstream, downstream, at_upstream, at_downstream)
@@ -153,7 +159,7 @@ class LocalPairs:
 
     links: list[Link] = field(default_factory=list)
 
-    def __call__(self, _: FrameContract) -> Pair:
+    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:  # noqa: ARG002
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         upstream, downstream = LocalLink("stage 1", at_downstream), LocalLink("stage 0", at_upstream)
@@ -296,3 +302,18 @@ def test_nothing_arrives_after_close(make_remote_pair: PairMaker) -> None:
     assert isinstance(pair.at_downstream.get(timeout=DEADLINE_S), LinkLost)
     pair.downstream.close()
     assert pair.at_upstream.empty()
+
+
+def test_a_neighbour_that_sends_without_end_is_lost(make_remote_pair: PairMaker) -> None:
+    """Forty good frames where the contract has two under way, and nobody uses them: the link is lost with the reason
+    after a few, and no more than those were taken."""
+    pair = make_remote_pair(contract(frames=2), contract(frames=64))
+    for batch in range(40):
+        pair.upstream.send(activation(batch))
+    arrived: list[Frame | LinkLost] = []
+    while not (arrived and isinstance(arrived[-1], LinkLost)):
+        arrived.append(pair.at_downstream.get(timeout=DEADLINE_S))
+    *frames, lost = arrived
+    assert 2 <= len(frames) <= 2 * SLACK + MAX_VIOLATIONS
+    assert isinstance(lost, LinkLost)
+    assert "frames that nobody has used" in lost.reason

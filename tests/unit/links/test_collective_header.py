@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from headway.stages.codec import Codec
-from headway.stages.collective_header import CODEC, HEADER_LENGTH, Announcement, HeaderReader, Signal, announce, signal
+from headway.stages.collective_header import (
+    CODEC,
+    HEADER_LENGTH,
+    Announcement,
+    HeaderReader,
+    Route,
+    Signal,
+    announce,
+    signal,
+)
 from headway.stages.compression import encode
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_contract import FrameContract, TensorForm
@@ -46,11 +55,11 @@ def test_what_is_announced_is_read() -> None:
     reads = reader()
     for sequence, sent in enumerate(frames):
         assert reads.read(signal(Signal.HEARTBEAT, GENERATION, sequence=sequence)) is None
-        header = announce(sent, sequence=sequence, is_on_device=sequence == 0)
+        header = announce(sent, sequence=sequence, route=Route.INLINE if sequence else Route.DEVICE)
         assert (header.dtype, tuple(header.shape)) == (torch.int64, (HEADER_LENGTH,))
         announced = reads.read(header)
         assert isinstance(announced, Announcement)
-        assert announced.is_on_device == (sequence == 0)
+        assert announced.route is (Route.INLINE if sequence else Route.DEVICE)
         assert announced.tensors == tuple((tensor.dtype, tuple(tensor.shape)) for tensor in sent.tensors)
         assert announced.frame(sent.tensors) == sent
     assert reads.read(signal(Signal.GOODBYE, GENERATION, sequence=4)) is None
@@ -63,6 +72,8 @@ def test_what_is_announced_is_read() -> None:
         (1, 99, "a frame of kind 99 in this direction"),
         (4, -1, "a frame of batch -1"),
         (5, -7, "microbatch -7"),
+        (6, 3, "a payload that travels by way 3"),
+        (6, 0, "NORM_SQUARES by way of HOST"),
         (7, 3, "NORM_SQUARES with 3 tensors instead of 1"),
         (8, 7, r"NORM_SQUARES tensor 0 is torch.float64 \[7\]"),
         (8, 1 << 60, "NORM_SQUARES tensor 0"),
@@ -71,7 +82,7 @@ def test_what_is_announced_is_read() -> None:
 )
 def test_a_header_that_says_more_than_the_contract_is_refused(field: int, value: int, reason: str) -> None:
     """A kind, a place, a number of tensors or a size that cannot be: the reason, before any memory is taken."""
-    header = announce(frame(FrameKind.NORM_SQUARES, torch.ones(6, dtype=torch.float64)), sequence=0, is_on_device=False)
+    header = announce(frame(FrameKind.NORM_SQUARES, torch.ones(6, dtype=torch.float64)), sequence=0, route=Route.INLINE)
     header[field] = value
     with pytest.raises(ProtocolError, match=reason):
         reader().read(header)
@@ -81,7 +92,7 @@ def test_a_header_that_says_more_than_the_contract_is_refused(field: int, value:
 def test_a_codec_that_the_plan_does_not_have_is_refused(codec: int, said: str) -> None:
     """A neighbour that codes what this side takes as it is → one line that names both."""
     sent = frame(FrameKind.ACTIVATION, torch.ones(2, 3), torch.ones(2, dtype=torch.int64))
-    header = announce(sent, sequence=0, is_on_device=False)
+    header = announce(sent, sequence=0, route=Route.INLINE)
     header[CODEC] = codec
     with pytest.raises(ProtocolError, match=f"ACTIVATION with codec {said}, the plan has none here"):
         reader().read(header)
@@ -94,7 +105,7 @@ def test_a_coded_frame_is_read_as_it_was_announced() -> None:
     )
     reads = HeaderReader("stage 1", generation=GENERATION, contract=contract, kinds=frozenset({FrameKind.GRADIENT}))
     coded = replace(frame(FrameKind.GRADIENT, *encode(torch.randn(2, 5, 8), Codec.INT8)), codec=Codec.INT8)
-    announced = reads.read(announce(coded, sequence=0, is_on_device=False))
+    announced = reads.read(announce(coded, sequence=0, route=Route.INLINE))
     assert announced is not None
     assert announced.frame(coded.tensors) == coded
     assert [dtype for dtype, _ in announced.tensors] == [torch.int8, torch.float32]

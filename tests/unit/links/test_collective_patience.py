@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from headway.stages.collective_link import payload_patience
+from headway.stages.collective_receiver import payload_patience
 
 
 def test_a_large_frame_has_the_time_that_a_slow_network_takes() -> None:
