@@ -39,6 +39,7 @@ import grpc
 import torch
 import torch.distributed as dist
 from measure import Figure, progress, report
+from torch._C._distributed_c10d import TCPStore
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.stages.allocator import keep_freed_memory
@@ -213,7 +214,7 @@ class Process:
         self._streams: asyncio.Queue[Any] = asyncio.Queue()
         self._listener = socket.create_server((HOST, 0))
         bare_port = self._loop.run(self._serve_bare(), timeout=TIMEOUT, what="a bare server")
-        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         self.ports: list[int] = [self._grpc.port, bare_port, self._listener.getsockname()[1], self._store.port]
         self._peer_ports: list[int] = []
         self._channel: grpc.aio.Channel | None = None
@@ -222,7 +223,7 @@ class Process:
     def connect(self, peer_ports: list[int]) -> None:
         """Once both listen. gloo's group is made here."""
         self._peer_ports = peer_ports
-        store = self._store if self._rank else dist.TCPStore(HOST, peer_ports[3], is_master=False)
+        store = self._store if self._rank else TCPStore(HOST, peer_ports[3], is_master=False)
         dist.init_process_group("gloo", store=store, rank=self._rank, world_size=2, timeout=TIMEOUT)
 
     def run(self, side: str, num_bytes: int, num_frames: int) -> tuple[float, float]:
@@ -262,7 +263,7 @@ class Process:
             await asyncio.Event().wait()
 
         self._bare = grpc.aio.server(options=BARE_OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(serve)
+        handler: Any = grpc.stream_stream_rpc_method_handler(serve)
         self._bare.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", {"Stream": handler}),))
         identity = self._identity
         credentials = grpc.ssl_server_credentials(
