@@ -18,8 +18,8 @@ def orthogonalize(matrices: Tensor, *, steps: int = NUM_STEPS, dtype: torch.dtyp
     """Nearly the orthogonal factor U·Vᵀ of each matrix U·S·Vᵀ in `matrices` [..., rows, cols].
 
     Computed and returned in `dtype`, in a new tensor of the same shape. The bits depend on values alone, not on
-    strides. Whether a batch has the bits of its matrices one by one is up to the device's batched product: on CPU with
-    one thread it does, elsewhere nothing may rely on it. Raises ValueError on less than two dimensions.
+    strides. Whether a batch has the bits of its matrices one by one is up to the device's batched product: see
+    matrix_batches.py, beside which nothing may rely on it. Raises ValueError on less than two dimensions.
     """
     if matrices.ndim < 2:
         raise ValueError(f"orthogonalize takes [..., rows, cols], not {list(matrices.shape)}")
