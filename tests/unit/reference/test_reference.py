@@ -287,12 +287,14 @@ def test_without_delay_it_is_ordinary_training(tokens: TokenShards) -> None:
 
 
 def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
-    """A fresh interpreter that imports the reference has loaded model, data and optimizers of Headway, nothing else."""
+    """A fresh interpreter that imports the reference has loaded model, data, optimizers and codecs of Headway, which
+    tests of their own compare with formulas written out, and nothing else."""
     program = "import sys, headway.daemon.reference; print(*(m for m in sys.modules if m.startswith('headway.')))"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd=Path("/")
     ).stdout.split()
     stages = {"determinism", "errors", "ids", "initial_weights", "model", "optimizer", "spec", "tokens"}
+    stages |= {"codec", "compression", "compilation"}
     allowed = {"headway.daemon", "headway.daemon.reference", "headway.stages", *(f"headway.stages.{s}" for s in stages)}
     others = {name for name in loaded if not name.startswith("headway.optim")} - allowed
     assert others == set()
