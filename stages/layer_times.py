@@ -17,11 +17,11 @@ from torch import Tensor
 
 MICROBATCHES_PER_SAMPLE: Final = 50
 UPDATES_PER_SAMPLE: Final = 10
-NUM_EARLY: Final = 3
-"""The second and the next ones are sampled too, so that something is known at once. The first one is not: it pays for
-what is made once."""
+NUM_EARLY: Final = 8
+"""The second and the next ones are sampled too, so that something is known soon. The first one is not: it pays for what
+is made once."""
 WINDOW: Final = 5
-"""Samples that a median is of."""
+"""Samples that a median is of: fewer than the early ones, the first of which meet cold caches and fresh memory."""
 
 Mark = float | torch.cuda.Event
 

@@ -22,8 +22,9 @@ from headway.daemon.planning.rebalance import (
 )
 from headway.daemon.records import NodeRecord, PlanRecord
 
-LEAST_SAMPLES: Final = 3
-"""Microbatches that must have been timed before a plan rests on them."""
+LEAST_SAMPLES: Final = 8
+"""Microbatches that must have been timed before a plan rests on them: all early ones of `stages/layer_times.py`, of which
+the newest count."""
 
 
 def measured(job: JobView, view: ClusterView) -> Profiles:

@@ -13,7 +13,7 @@ from headway.daemon.coordination.conditions import (
     why_no_better_plan_is_taken_is_another,
 )
 from headway.daemon.coordination.coordinator import decide, waits
-from headway.daemon.coordination.prospects import measured
+from headway.daemon.coordination.prospects import LEAST_SAMPLES, measured
 from headway.daemon.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.records import (
@@ -83,7 +83,7 @@ class Scene:
             worker = WorkerRecord(node=stage.node, incarnation="w", address="", pid=1, state=WorkerState.RUNNING)
             self.put(Keys.worker("demo", generation, position), worker, now=now)
 
-    def profile(self, node: str, *, slower: float, num_samples: int = 5) -> None:
+    def profile(self, node: str, *, slower: float, num_samples: int = LEAST_SAMPLES) -> None:
         times = LayerTime(
             forward_s=BLOCK.forward_s * slower, backward_s=BLOCK.backward_s * slower, update_s=BLOCK.update_s * slower
         )
@@ -169,7 +169,7 @@ def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
 def test_too_few_samples_say_nothing() -> None:
     scene = Scene()
     scene.profile("a", slower=1.0)
-    scene.profile("b", slower=3.0, num_samples=2)
+    scene.profile("b", slower=3.0, num_samples=LEAST_SAMPLES - 1)
     assert not a_better_plan_exists(scene.case())
     assert [device for device, _ in measured(scene.view.jobs["demo"], scene.view).layers] == [("a", 0)]
 

@@ -6,7 +6,7 @@ from headway.proto.control_pb2 import Heartbeat, LayerSeconds
 
 
 def beat(*, block: float = 1.0, embed: float = 0.001, update: float = 0.1, replan: float = 0.0) -> Heartbeat:
-    found = Heartbeat(job="demo", generation=3, num_samples=5, peak_bytes=1000, replan_s=replan)
+    found = Heartbeat(job="demo", generation=3, num_samples=LEAST_SAMPLES + 2, peak_bytes=1000, replan_s=replan)
     found.layers["block"].CopyFrom(LayerSeconds(forward_s=block, backward_s=2 * block, update_s=update))
     found.layers["embed"].CopyFrom(LayerSeconds(forward_s=embed, backward_s=embed, update_s=update))
     return found
