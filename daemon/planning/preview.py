@@ -209,7 +209,9 @@ def preview(
         distance=_distance(plan),
         about_distance=plan.about_distance,
         link_kinds=planned_links(
-            spec, PlanRecord(generation=0, timeline=0, stages=plan.stages), {node.name: node for node in nodes}
+            spec,
+            PlanRecord(generation=0, timeline=0, stages=plan.stages, codecs=plan.codecs),
+            {node.name: node for node in nodes},
         ),
         simulation=None if run is None else _simulation(run),
     )

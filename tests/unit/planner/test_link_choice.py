@@ -123,3 +123,5 @@ def test_the_dry_run_tells_of_the_links() -> None:
     told, _ = preview(job(), [node("a", site="hall"), node("b", site="hall")])
     assert [(link.upper, link.lower, link.kind) for link in told.link_kinds] == [("a", "b", "grpc")]
     assert any(line.startswith("Link by gRPC (a → b): frames of 0.5 MiB") for line in told.lines)
+    coded, _ = preview(job(wire="bf16", wire_between="stages"), [node("a", site="hall"), node("b", site="hall")])
+    assert any(line.startswith("Link by gRPC (a → b): frames of 0.25 MiB") for line in coded.lines)
