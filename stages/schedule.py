@@ -314,11 +314,16 @@ class ScheduleState:
         )
 
     def expects_input(self, batch: int, microbatch: int) -> bool:
-        """Whether an activation would be neither a second one nor one that is none of this stage's business."""
+        """Whether an activation would be neither a second one nor one that is none of this stage's business.
+
+        A stage begins a batch when it has applied the update of the one before the last (with delay), or of the last:
+        so it has all gradients of that batch, and this stage has done all its backwards.
+        """
         return (
             not self.schedule.is_first
             and microbatch in self._held
             and batch < self.stop
+            and batch <= self.backwards.batch + self.schedule.delay
             and not self.forwards.has_passed(batch, microbatch)
             and (batch, microbatch) not in self.inputs
         )

@@ -213,6 +213,22 @@ def test_a_stop_below_what_has_begun_is_refused() -> None:
     assert not state.expects_input(2, 0)
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_no_input_is_expected_of_a_batch_that_nobody_can_have_begun(delay: int) -> None:
+    """Batch b begins upstream once this stage's backwards of batch b − 1 − d are done: what is sent from further ahead
+    is refused, so that a neighbour cannot fill the memory with what it says is yet to come."""
+    state = ScheduleState(replace(LAST, delay=delay, num_batches=4))
+    assert state.expects_input(delay, 0)
+    assert not state.expects_input(delay + 1, 0)
+    for microbatch in (0, 1):
+        state.input_arrived(0, microbatch)
+        do(state, Forward(0, microbatch))
+        assert not state.expects_input(delay + 1, 0)
+        do(state, Backward(0, microbatch))
+    assert state.expects_input(delay + 1, 0)
+    assert not state.expects_input(delay + 2, 0)
+
+
 def test_only_what_is_due_is_expected() -> None:
     """Second activations, activations of done microbatches and gradients without a forward are none of the plan."""
     state = ScheduleState(MIDDLE)
