@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import JobView, Place
+from headway.daemon.lineage import Lineage
 from headway.daemon.planning.copy_places import num_copies
-from headway.daemon.records import TERMINAL_PHASES, Lineage, NodeRecord, Phase, PlanRecord, StagePlan, WorkerState
+from headway.daemon.records import TERMINAL_PHASES, NodeRecord, Phase, PlanRecord, StagePlan, WorkerState
 from headway.daemon.storage.state_key import JOURNAL
 
 NUM_KEPT: Final = 2

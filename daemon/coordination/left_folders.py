@@ -10,7 +10,8 @@ from typing import Final
 
 from headway.daemon.coordination.boundaries import age, lineage_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
-from headway.daemon.records import Lineage, Phase
+from headway.daemon.lineage import Lineage
+from headway.daemon.records import Phase
 from headway.daemon.storage.checkpoint_names import folder_name
 
 OVER: Final = frozenset({Phase.FINISHED, Phase.CANCELLED})

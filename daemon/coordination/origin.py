@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from headway.daemon.coordination.boundaries import lineage_of, newest_complete
 from headway.daemon.coordination.cluster_view import JobView
-from headway.daemon.records import Lineage, NodeRecord
+from headway.daemon.lineage import Lineage
+from headway.daemon.records import NodeRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 from headway.daemon.history.shares import Shares
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records import Lineage
+from headway.daemon.lineage import Lineage
 from headway.stages.spec import TrainSpec, weight_version
 
 MOST_VERSIONS: Final = 2

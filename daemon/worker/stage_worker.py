@@ -18,7 +18,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records import decode
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
-from headway.daemon.worker.fault_line import fault_line
+from headway.daemon.worker.fault_line import damaged_path, fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
 from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
@@ -182,7 +182,7 @@ class StageWorker:
             reason = " ".join(str(error).split())
             log.warning("order_refused", order=kind, job=about.job_name, generation=generation, reason=reason)
             refused = control_pb2.Refused(
-                job=about.job_name, generation=generation, reason=f"{kind}: {reason}", damaged_path=_damaged_path(error)
+                job=about.job_name, generation=generation, reason=f"{kind}: {reason}", damaged_path=damaged_path(error)
             )
             self._report(Report(refused=refused))
 
@@ -487,13 +487,6 @@ class StageWorker:
             batch=batch,
         )
         return Report(refused=refused)
-
-
-def _damaged_path(error: Exception) -> str:
-    """The file that is to be fetched again, if it is a file that made an order impossible."""
-    if isinstance(error, DamagedFileError):
-        return error.path
-    return str(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
 
 
 def _check_layer(layer: str, spec: JobSpec) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
 from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.lineage import Lineage
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.records import (
     Keys,
-    Lineage,
     PlanRecord,
     Save,
     StagePlan,

@@ -15,6 +15,7 @@ from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Tra
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
 from headway.daemon.records import (
     CheckpointRecord,
@@ -23,7 +24,6 @@ from headway.daemon.records import (
     Device,
     Keys,
     LeaderRecord,
-    Lineage,
     NodeRecord,
     Phase,
     PhaseRecord,

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.records import Lineage, NodeRecord
+from headway.daemon.lineage import Lineage
+from headway.daemon.records import NodeRecord
 
 
 def steady_view() -> ClusterView:

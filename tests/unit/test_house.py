@@ -30,6 +30,7 @@ PURE = (
     "daemon/coordination/loss.py",
     "daemon/history/checker.py",
     "daemon/history/events.py",
+    "daemon/lineage.py",
     "daemon/node/agent_orders.py",
     "daemon/node/agent_steps.py",
     "daemon/node/copy_duties.py",
