@@ -23,8 +23,8 @@ from headway.daemon.planning.rebalance import (
 from headway.daemon.records import NodeRecord, PlanRecord
 
 LEAST_SAMPLES: Final = 8
-"""Microbatches that must have been timed before a plan rests on them: all early ones of `stages/layer_times.py`, of which
-the newest count."""
+"""Microbatches that must have been timed before a plan rests on them: all early ones of `stages/layer_times.py`, of
+which the newest count."""
 
 
 def measured(job: JobView, view: ClusterView) -> Profiles:
