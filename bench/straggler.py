@@ -41,15 +41,15 @@ from headway.stages.tokens import TokenShards
 SLOWDOWN = 3.0
 UNHURRIED = 4.0
 """How many times slower than this machine the fast node is."""
-BATCHES = 40
-APART = {"fast": 15, "slow": 6}
+BATCHES = 30
+APART = {"fast": 12, "slow": 5}
 """Batches of the two jobs whose speeds make the ideal: as long as each other."""
 BAR = 0.9
 TIMEOUT_S = 600.0
 SETTLING = 2
 """Batches at the beginning of a plan that are not counted: the pipe fills."""
 MODEL = ModelSpec(
-    num_hidden_layers=24, hidden_size=64, intermediate_size=176, num_attention_heads=4, num_key_value_heads=4
+    num_hidden_layers=16, hidden_size=64, intermediate_size=176, num_attention_heads=4, num_key_value_heads=4
 )
 SETTINGS: dict[str, object] = {"quarantine_after": 0, "num_spares": 0}
 
@@ -92,11 +92,11 @@ class Run:
 
 
 def straggler_job(name: str, *, batches: int, num_nodes: int) -> JobSpec:
-    """Batches of a second or so on the fast node."""
+    """Batches of a few seconds on the fast node: what an operation costs beside its layers is little of it."""
     spec = JobSpec(
         job=JobSection(name=name, seed=1),
         model=MODEL,
-        train=TrainSpec(batches=batches, microbatches=8, microbatch_size=2, sequence_length=64),
+        train=TrainSpec(batches=batches, microbatches=8, microbatch_size=4, sequence_length=128),
         fault=FaultSpec(snapshot_every=0, checkpoint_every=0),
         placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes),
     )

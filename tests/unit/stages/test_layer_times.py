@@ -56,7 +56,7 @@ class SlowBlock(nn.Module):
 
 
 def whole_model(recompute: str, times: LayerTimes | None) -> StageGraph:
-    job = make_job(replace(TRAIN, recompute=recompute))  # type: ignore[arg-type]
+    job = make_job(replace(TRAIN, recompute=recompute, batches=NUM_EARLY + 1))  # type: ignore[arg-type]
     layers = [
         LayerState.initial(
             LayerName(name), job.model, job.train, seed=7, device="cpu", optimizer_factory=factory_of(job)
@@ -153,7 +153,7 @@ def sampled(times: LayerTimes, what: str, how_many: int) -> list[int]:
 def test_few_microbatches_and_updates_are_timed() -> None:
     """After a start the first of each is left out, the next ones are timed, then one in so many."""
     times = LayerTimes(names(), CPU)
-    early = [1, 2, 3]
+    early = list(range(1, NUM_EARLY + 1))
     assert sampled(times, "microbatch", 2 * MICROBATCHES_PER_SAMPLE + 1) == [
         *early, MICROBATCHES_PER_SAMPLE, 2 * MICROBATCHES_PER_SAMPLE
     ]  # fmt: skip
