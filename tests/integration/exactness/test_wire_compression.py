@@ -40,7 +40,7 @@ async def run(cluster: LocalCluster, spec: JobSpec, out: Path) -> tuple[PlanReco
     ("wire", "groups", "shape", "link"),
     [
         pytest.param("int8", 2, (1, 2, 1), "grpc", id="int8-replicas-grpc"),
-        pytest.param("int8", 1, (1, 1, 1), "collective", id="int8-collective"),
+        pytest.param("int8", 1, (1, 1, 1), "collective", id="int8-collective", marks=pytest.mark.slow),
         pytest.param("bf16", 1, (1, 1), "grpc", id="bf16-grpc", marks=pytest.mark.slow),
     ],
 )

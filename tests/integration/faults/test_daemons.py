@@ -30,7 +30,7 @@ async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None
 
 async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
     """Whoever decides is the one that dies, in the middle of a batch that it computes a stage of."""
-    spec = faulty_job("leader", num_nodes=4, batches=150)
+    spec = faulty_job("leader", num_nodes=4, batches=80)
     leader = ""
 
     async def strike() -> None:
