@@ -104,9 +104,9 @@ class Place:
 
 
 def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
-    """All workers of a pipeline, whose stages have so many replicas; earlier ones hold the fewer groups."""
+    """All workers of a pipeline, whose stages have so many replicas; groups are dealt out in turn, as in a plan."""
     return [
-        Place(stage, replica, tuple(range(num_groups * replica // count, num_groups * (replica + 1) // count)))
+        Place(stage, replica, tuple(range(replica, num_groups, count)))
         for stage, count in enumerate(replicas)
         for replica in range(count)
     ]

@@ -169,9 +169,9 @@ def test_norms_and_sums_go_only_where_they_belong(monkeypatch: pytest.MonkeyPatc
     assert of_kind[FrameKind.NORM_SQUARES] == [("stage 0", 0)]
     assert of_kind[FrameKind.NORM_TOTAL] == sorted([("stage 1", 0), *((peer, 0) for peer in others)])
     for kind in (FrameKind.SUMS, FrameKind.REDUCED):
-        assert of_kind[kind] == sorted([*((peer, 2) for peer in leads), *((peer, 0) for peer in others)])
-    assert of_kind[FrameKind.LOSSES] == [("stage 1", 2)]
-    holders = {"stage 1": (0, 1), "stage 1 worker 1": (2, 3)}
+        assert of_kind[kind] == sorted([*((peer, 1) for peer in leads), *((peer, 0) for peer in others)])
+    assert of_kind[FrameKind.LOSSES] == [("stage 1", 1)]
+    holders = {"stage 1": (0, 2), "stage 1 worker 1": (1, 3)}
     assert all(i % 4 in holders[peer] for peer, i in of_kind[FrameKind.ACTIVATION])
 
 
