@@ -121,9 +121,9 @@ class ClusterView:
     """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
     """Counts from the listing that found it gone, if etcd was out of sight when it went."""
     arrived_at: dict[str, float] = field(default_factory=dict)
-    """When a node's present incarnation was first seen."""
+    """Since when a node's present incarnation has been there."""
     arrived_in: dict[str, int] = field(default_factory=dict)
-    """The revision in which a node's present incarnation was registered when it was first seen."""
+    """The revision in which a node's present incarnation was registered when it was first seen; 0: in another epoch."""
     departures: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """When a node's incarnations were seen to go, the last `MAX_REMEMBERED` times."""
     probes: dict[str, ProbeRecord] = field(default_factory=dict)
@@ -135,6 +135,8 @@ class ClusterView:
     epoch: int = 0
     """How often etcd's history went back (an older backup, an empty store) so that the view was made anew."""
     _deleted: dict[str, int] = field(default_factory=dict)
+    _incarnations: dict[str, str] = field(default_factory=dict)
+    """Each node's newest, also while it is absent."""
 
     def apply(
         self,
@@ -180,6 +182,7 @@ class ClusterView:
             records.clear()
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
+        self.arrived_in = dict.fromkeys(known, 0)
         self.nodes_changed_at = now
         self.started_at = now
         self.epoch += 1
@@ -205,7 +208,7 @@ class ClusterView:
     def newcomers(self, job: JobView) -> frozenset[str]:
         """Nodes that registered after a job's plan came into force."""
         planned_in = self.revision_of(Keys.of(job.name, "plan"))
-        return frozenset(name for name in self.nodes if self.arrived_in[name] > planned_in)
+        return frozenset(name for name in self.nodes if self.arrived_in.get(name, 0) > planned_in)
 
     def _fold(self, key: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         if key == Keys.LEADER:
@@ -244,6 +247,8 @@ class ClusterView:
             self.departures[name] = (*self.departures.get(name, ()), now)[-MAX_REMEMBERED:]
         if after is not None and (before is None or after.incarnation != before.incarnation):
             self.arrived_at[name] = now
+        if after is not None and after.incarnation != self._incarnations.get(name):
+            self._incarnations[name] = after.incarnation
             self.arrived_in[name] = create_revision
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now

@@ -164,6 +164,11 @@ def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
     scene.enforce(2, plan, now=2.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
     assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset()
+    scene.delete(Keys.node("c"), now=3.0)
+    scene.join("c", now=4.0)
+    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset(), "its lease lapsed, and it is the same"
+    scene.join("c", now=5.0, life=2)
+    assert scene.view.newcomers(scene.view.jobs["demo"]) == {"c"}
 
 
 def test_too_few_samples_say_nothing() -> None:
