@@ -29,6 +29,8 @@ BALANCED_WORKERS: Final = 32
 """Up to so many, layers are evened out in the pipeline that was found."""
 FEWER: Final = (0.5, 0.625, 0.75, 0.875)
 """Parts of many devices that are tried as well, lest more of them work than are worth it."""
+SEATS_WITHIN_MEMORY: Final = 16
+"""Up to so many, good orders are compared by the depth that memory leaves them; of more, only the one that is taken."""
 QUICK_SEATS: Final = 100
 """Up to so many, these parts are tried, and more orders."""
 
@@ -105,11 +107,19 @@ class OrderSearch:
             self._placement.max_nodes and used > self._placement.max_nodes
         )
 
-    def _seconds(self, cut: Cut) -> float:
-        """Of a batch, with what distance costs where too few microbatches, or memory for them, hide it."""
+    def _seconds(self, cut: Cut, *, within_memory: bool = True) -> float:
+        """Of a batch, with what distance costs where too few microbatches, or memory for them, hide it.
+
+        within_memory=False is several times quicker, and leaves out what too little memory for them costs.
+        """
         placed = place(self._costs, cut)
         times = PredictedTime(self._costs, placed)
-        return times.distance(depths_within_memory(self._costs, placed, times)).batch_s
+        depths = (
+            depths_within_memory(self._costs, placed, times)
+            if within_memory
+            else [times.depth(stage) for stage in range(len(placed))]
+        )
+        return times.distance(depths).batch_s
 
     # --- Few devices --------------------------------------------------------------------------------------------------
 
@@ -176,7 +186,7 @@ class OrderSearch:
                 if found is None:
                     continue
                 cut = found[1]
-                seconds = self._seconds(cut)
+                seconds = self._seconds(cut, within_memory=len(self._seats) <= SEATS_WITHIN_MEMORY)
                 if seconds <= (at_most if best is None else best[0] * (1 - TIE)):
                     best = seconds, cut
                     if seconds <= enough:
