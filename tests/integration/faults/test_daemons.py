@@ -110,9 +110,14 @@ async def test_coordinator_dies_before_it_writes_a_plan(field: Ground, oracle: O
 async def test_leader_is_killed_in_each_phase(field: Ground, oracle: Oracle, phase: str) -> None:
     """Right after it has written that the job is in this phase: the next leader goes on from there."""
     spec = faulty_job(f"phase-{phase}")
-    outcome = await field.train(
-        spec, {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": phase}, "do": "kill"}
-    )
+    num_before = len(field.struck())
+
+    async def strike() -> None:
+        while len(field.struck()) == num_before:
+            await asyncio.sleep(0.02)
+
+    wrote = {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": phase}, "do": "kill"}
+    outcome = await field.train(spec, wrote, during=strike)
     outcome.assert_exact(oracle, hit=frozenset(note["node"] for note in outcome.struck))
 
 
