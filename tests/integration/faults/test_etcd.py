@@ -14,10 +14,11 @@ from tests.integration.faults.members_cluster import MembersCluster
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("away_s", [4.0, pytest.param(30.0, marks=pytest.mark.slow)])
 async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: Oracle, away_s: float) -> None:
     """Longer than every lease: nobody is taken for dead, nothing is planned anew, training never stops."""
-    spec = faulty_job(f"away-{away_s:.0f}", batches=int(40 + away_s * 15))
+    spec = faulty_job(f"away-{away_s:.0f}", batches=int(60 + away_s * 10))
 
     async def outage() -> None:
         await field.until_batch(spec.job.name, 5)
