@@ -17,7 +17,8 @@ def collective_job(name: str) -> JobSpec:
     return replace(spec, train=replace(spec.train, link="collective"))
 
 
-@pytest.mark.parametrize("do", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("do", ["kill", "stop"])
 async def test_worker_dies_under_collective_links(field: Ground, oracle: Oracle, do: str) -> None:
     """The middle stage's worker is killed, or stopped and then killed by its daemon: back to a boundary, new groups."""
     outcome = await field.train(collective_job(f"groups-{do}"), at_operation(1, 10, do=do))
