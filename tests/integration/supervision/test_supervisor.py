@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.fault_points import ENVIRONMENT
@@ -149,6 +150,7 @@ async def ground(folder: Path, *, num_spares: int = 1) -> AsyncIterator[Ground]:
         await made.supervisor.stop()
 
 
+@pytest.mark.slow
 async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) -> None:
     """A worker is killed, its spare is there in no time; that one is stopped, then its spare's main thread hangs."""
     faults = tmp_path / "faults.jsonl"
