@@ -7,6 +7,7 @@ history holds (daemon/history/checker.py).
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -179,6 +180,8 @@ class Ground:
             result = await finished(self.session, name, out)
         struck = self.struck(after=armed_before)
         history = self.history(spec, struck)
+        if expect is Phase.FINISHED and any(note.get("phase") == Phase.FINISHED for note in struck):
+            history = replace(history, ended_at=time.monotonic())  # whoever struck at the end has nothing to wait for
         if (seconds := _seconds_to_recover(history)) is not None:
             recoveries[name] = seconds
         return Outcome(
