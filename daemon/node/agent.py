@@ -143,11 +143,14 @@ class Agent:
     def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
         """A periodic snapshot was not written, or late."""
         self.goodput.book.missed_snapshot(missed)
-        log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
         of = JobGeneration(missed.job, missed.generation)
         if missed.factor > self._spacings.get(of, Spacing()).factor:
             self._spacings[of] = Spacing(missed.factor, missed.boundary)
-        self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
+        if missed.written:
+            log.warning("snapshot_late", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+        else:
+            log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+            self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
         self._due.set()
 
     # --- The loop ---------------------------------------------------------------------------------------------------
