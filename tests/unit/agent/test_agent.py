@@ -93,7 +93,7 @@ class QuietSupervisor:
     def forget(self, is_over: object) -> None:
         """It has no failures."""
 
-    def order(self, *_: object) -> bool:
+    def order(self, *_: object, **__: object) -> bool:
         """It obeys in its own time."""
         return False
 
