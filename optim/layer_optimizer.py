@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
-from headway.optim.muon import Muon
+from headway.optim.muon import Batch, Muon
 from headway.optim.routing import Group, route_layer
 from headway.optim.spec import OptimSpec
 
@@ -45,6 +45,10 @@ class OptimizerGroup:
     """Before the schedule's factor."""
     state_slots: tuple[str, ...]
     """What the optimizer keeps for each parameter after its first step, its step count left out."""
+
+
+_Place = tuple["TorchLayerOptimizer", str, Tensor, Tensor, Tensor]
+"""A parameter: whose, its name, W_b, where W_{b+1} goes, the gradient."""
 
 
 class TorchLayerOptimizer:
@@ -85,10 +89,12 @@ class TorchLayerOptimizer:
         memory, and `current` is left alone. Raises UpdateOrderError; KeyError when the maps do not hold exactly this
         layer's parameters; ValueError beyond the last update. Nothing has changed then.
         """
-        before = self._begin(update_index, current, target, gradients)
+        maps = (current, target, gradients)
+        self._check(update_index, *maps)
+        self._begin(update_index)
         for group in self._groups:
-            group.optimizer.step()
-        self._end(update_index, target, before)
+            self._step_group(group, update_index, *maps)
+        self._next_update = update_index + 1
 
     @classmethod
     @torch.no_grad()
@@ -101,42 +107,59 @@ class TorchLayerOptimizer:
         target: Sequence[Mapping[str, Tensor]],
         gradients: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        """`step` of several layers, with the maps of each: the same bits, in less time where matrices are small."""
+        """`step` of several layers, with the maps of each: the same bits, in less time where matrices are small.
+
+        Beside the optimizers' own, no more memory is taken for a time than a batch of matrices, or what of one layer
+        is no matrix. Raises as `step`; then nothing has changed in any layer.
+        """
         given = list(zip(optimizers, current, target, gradients, strict=True))
-        num_together = max((optimizer._batch_limit for optimizer in optimizers), default=1)
-        for start in range(0, len(given), num_together):
-            layers = given[start : start + num_together]
-            before = [optimizer._begin(update_index, *maps) for optimizer, *maps in layers]
-            Muon.step_together(muon for optimizer, *_ in layers for muon in optimizer._muons)
-            for (optimizer, _, of_layer, _), weights in zip(layers, before, strict=True):
-                for group in optimizer._groups:
-                    if not isinstance(group.optimizer, Muon):
-                        group.optimizer.step()
-                optimizer._end(update_index, of_layer, weights)
+        for optimizer, *maps in given:
+            optimizer._check(update_index, *maps)
+        for optimizer, *_ in given:
+            optimizer._begin(update_index)
+        homes: dict[Parameter, _Place] = {
+            slot: (optimizer, name, weights[name], updated[name], sums[name])
+            for optimizer, weights, updated, sums in given
+            for name, slot in optimizer._slots.items()
+        }
+        for batch in Muon.batches(muon for optimizer, *_ in given for muon in optimizer._muons):
+            cls._step_batch(batch, [homes[slot] for _, slot, _ in batch], update_index)
+        for optimizer, *maps in given:
+            for group in optimizer._groups:
+                if not isinstance(group.optimizer, Muon):
+                    optimizer._step_group(group, update_index, *maps)
+            optimizer._next_update = update_index + 1
+
+    @staticmethod
+    def _step_batch(batch: Batch, places: Sequence[_Place], update_index: int) -> None:
+        before = [
+            optimizer._prepare(name, current, target, gradient) for optimizer, name, current, target, gradient in places
+        ]
+        Muon.step_batch(batch)
+        for (optimizer, name, _, target, _), old in zip(places, before, strict=True):
+            optimizer._finish(update_index, name, target, old)
 
     @property
     def _muons(self) -> list[Muon]:
         return [group.optimizer for group in self._groups if isinstance(group.optimizer, Muon)]
 
-    @property
-    def _batch_limit(self) -> int:
-        return max((muon.batch_limit for muon in self._muons), default=1)
-
-    def _begin(
+    def _check(
         self,
         update_index: int,
         current: Mapping[str, Tensor],
         target: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Make everything ready for the optimizers' steps. Returns W_b for Error Feedback."""
+    ) -> None:
+        """Whether the update can be applied. Raises as `step`."""
         if self._next_update is not None and update_index != self._next_update:
             raise UpdateOrderError(self._layer_name, update_index, self._next_update)
         for given in (current, target, gradients):
             self._check_names(given, self._slots)
-        factor = self._schedule(update_index)
+        self._schedule(update_index)
 
-        before = {name: self._prepare(name, current[name], target[name], gradients[name]) for name in self._slots}
+    def _begin(self, update_index: int) -> None:
+        """Set what depends on the update's index."""
+        factor = self._schedule(update_index)
         for group in self._groups:
             for parameter_group in group.optimizer.param_groups:
                 parameter_group["lr"] = group.lr * factor
@@ -144,16 +167,27 @@ class TorchLayerOptimizer:
                 step_count = self._state_of(group, name).get("step")
                 if step_count is not None:
                     step_count.fill_(update_index)  # the optimizer adds one: bias correction is by b+1
-        return before
 
-    def _end(self, update_index: int, target: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
-        for name, slot in self._slots.items():
-            slot.grad = None
-            if self._error_feedback.is_active:
-                self._error_feedback.correct(name, target[name], before=before[name], update_index=update_index)
-            # The slot is an alias with a version counter of its own; autograd watches the counter of the target.
-            increment_version(target[name])
-        self._next_update = update_index + 1
+    def _step_group(
+        self,
+        group: OptimizerGroup,
+        update_index: int,
+        current: Mapping[str, Tensor],
+        target: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+    ) -> None:
+        before = [self._prepare(name, current[name], target[name], gradients[name]) for name in group.names]
+        group.optimizer.step()
+        for name, old in zip(group.names, before, strict=True):
+            self._finish(update_index, name, target[name], old)
+
+    def _finish(self, update_index: int, name: str, weight: Tensor, before: Tensor) -> None:
+        """From W', which a step has made of W_b, to W_{b+1}."""
+        self._slots[name].grad = None
+        if self._error_feedback.is_active:
+            self._error_feedback.correct(name, weight, before=before, update_index=update_index)
+        # The slot is an alias with a version counter of its own; autograd watches the counter of the target.
+        increment_version(weight)
 
     def state(self) -> dict[str, Tensor]:
         """The live state, flat: `<slot>/<parameter name>` to tensor. Empty before update 0."""

@@ -6,11 +6,12 @@ Source: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/, with th
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from headway.optim.eager import EagerOptimizer
 from headway.optim.matrix_batches import batch_limit, orthogonalize_each
@@ -69,34 +70,34 @@ class Muon(EagerOptimizer):
         return loss
 
     @staticmethod
-    @torch.no_grad()
-    def step_together(optimizers: Iterable["Muon"]) -> None:
-        """One update of every parameter that has a gradient, of several optimizers: the bits of each one's `step`.
+    def batches(optimizers: Iterable["Muon"]) -> Iterator["Batch"]:
+        """The parameters of several optimizers, each once: those of one shape together, whosever they are.
 
-        Matrices of one shape go in batches, whosever they are. A parameter may be in one optimizer only.
+        No more in a batch than are orthogonalised at once. A parameter may be in one optimizer only.
         """
-        alike: dict[tuple[object, ...], list[tuple[Muon, Tensor, dict[str, Any]]]] = {}
+        alike: dict[tuple[object, ...], Batch] = {}
         for muon in optimizers:
             for group in muon.param_groups:
                 for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        kind = (parameter.shape, parameter.device, *_iteration(group).values())
-                        alike.setdefault(kind, []).append((muon, parameter, group))
+                    kind = (parameter.shape, parameter.device, *_iteration(group).values())
+                    alike.setdefault(kind, []).append((muon, parameter, group))
         for matrices in alike.values():
             _, first, group = matrices[0]
             limit = _batch_limit(first, group)
             for start in range(0, len(matrices), limit):
-                batch = matrices[start : start + limit]
-                directions = [muon._direction(parameter, group) for muon, parameter, group in batch]
-                updates = orthogonalize_each(directions, **_iteration(group))
-                for (muon, parameter, group), update in zip(batch, updates, strict=True):
-                    muon._apply(parameter, update, group)
+                yield matrices[start : start + limit]
 
-    @property
-    def batch_limit(self) -> int:
-        """How many optimizers like this one `step_together` has a use for."""
-        limits = [_batch_limit(parameter, group) for group in self.param_groups for parameter in group["params"]]
-        return max(limits, default=1)
+    @staticmethod
+    @torch.no_grad()
+    def step_batch(batch: "Batch") -> None:
+        """One update of a batch's parameters that have a gradient: the bits of `step`."""
+        batch = [(muon, parameter, group) for muon, parameter, group in batch if parameter.grad is not None]
+        if not batch:
+            return
+        directions = [muon._direction(parameter, group) for muon, parameter, group in batch]
+        updates = orthogonalize_each(directions, **_iteration(batch[0][2]))
+        for (muon, parameter, group), update in zip(batch, updates, strict=True):
+            muon._apply(parameter, update, group)
 
     def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """What is orthogonalised; the momentum has taken the gradient in."""
@@ -115,6 +116,10 @@ class Muon(EagerOptimizer):
     def _apply(self, weight: Tensor, update: Tensor, group: dict[str, Any]) -> None:
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(update, alpha=-group["lr"] * shape_scale(*weight.shape))
+
+
+Batch = list[tuple[Muon, Parameter, dict[str, Any]]]
+"""Whose, which parameter, and the parameter's group."""
 
 
 def _iteration(group: dict[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,8 @@ def test_muons_step_together_as_alone(is_batched: list[int]) -> None:
             for weight in [weight for of_one in weights for weight in of_one]:
                 weight.grad = torch.randn(weight.shape)
             weights[2][2].grad = None
-        Muon.step_together(muons)
+        for batch in Muon.batches(muons):
+            Muon.step_batch(batch)
         for muon in others:
             muon.step()
     assert {2, 3} <= set(is_batched)

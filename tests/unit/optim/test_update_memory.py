@@ -1,0 +1,87 @@
+"""What an update takes for a time, counted tensor by tensor."""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headway.optim.layer_optimizer import TorchLayerOptimizer, optimizer_factory
+from headway.optim.matrix_batches import MOST_MATRICES
+from headway.optim.spec import GroupSpec, OptimSpec
+
+WIDTH, WIDE = 32, 80
+BLOCK = {
+    **{f"{name}.weight": (WIDTH, WIDTH) for name in "qkvo"},
+    "gate.weight": (WIDE, WIDTH),
+    "up.weight": (WIDE, WIDTH),
+    "down.weight": (WIDTH, WIDE),
+    "norm.weight": (WIDTH,),
+}
+BLOCK_BYTES = 4 * (4 * WIDTH * WIDTH + 3 * WIDTH * WIDE + WIDTH)
+LARGEST_BYTES = 4 * WIDTH * WIDE
+
+
+class NewMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that operations make and nobody has let go of yet."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.peak = 0
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage.data_ptr() not in self._known:
+                self._known.add(storage.data_ptr())
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._freed, storage.data_ptr(), storage.nbytes())
+        return made
+
+    def _freed(self, address: int, num_bytes: int) -> None:
+        self._known.discard(address)
+        self.live -= num_bytes
+
+
+def peak_bytes(num_blocks: int, *, error_feedback: float, is_in_place: bool = True) -> int:
+    """Of the second update of so many blocks together."""
+    torch.manual_seed(0)
+    blocks = range(num_blocks)
+    sets = [[{name: torch.randn(shape) for name, shape in BLOCK.items()} for _ in blocks] for _ in range(3)]
+    optim = OptimSpec(matrices=GroupSpec(name="muon"), error_feedback=error_feedback)
+    make = optimizer_factory(optim, num_batches=10, delay=1)
+    optimizers = [make(f"block.{block}", sets[0][block]) for block in blocks]
+    about = {"current": sets[0], "target": sets[0 if is_in_place else 1], "gradients": sets[2]}
+    TorchLayerOptimizer.step_together(optimizers, 0, **about)
+    states = [optimizer.state() for optimizer in optimizers]
+    known = [tensor for of_block in (*sets[0], *sets[1], *sets[2], *states) for tensor in of_block.values()]
+    with NewMemory(known) as memory:
+        TorchLayerOptimizer.step_together(optimizers, 1, **about)
+    return int(memory.peak)
+
+
+def test_an_update_takes_no_more_memory_for_more_layers() -> None:
+    """Eight blocks fill a batch of matrices; sixteen take as much, and Error Feedback a batch's weights beside it.
+
+    It needs W_b where the master is stepped in place, and has it in the other set where there are two.
+    """
+    plain, corrected = (peak_bytes(8, error_feedback=alpha) for alpha in (0.0, 1.0))
+    assert plain > MOST_MATRICES * LARGEST_BYTES, "a stack of matrices, at the least"
+    assert 0 < corrected - plain <= MOST_MATRICES * LARGEST_BYTES
+    assert corrected - plain < 8 * BLOCK_BYTES / 2
+    step_counts = 16 * 4  # AdamW's, which an update fills
+    assert abs(peak_bytes(16, error_feedback=1.0) - corrected) <= step_counts
+    assert abs(peak_bytes(16, error_feedback=1.0, is_in_place=False) - plain) <= step_counts
