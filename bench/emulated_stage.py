@@ -1,7 +1,9 @@
 """A stage that takes time and computes nothing: sleep in place of forward, backward and update, all else is real."""
 
+import ctypes
 import math
 import random
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -101,11 +103,11 @@ class SleepingGraph(StageGraph):
         return self._output
 
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:  # noqa: ARG002
-        self._sleep(Backward(*key))
+        began = perf_counter()
         del self._versions[key]
-        return [
-            torch.zeros(shape) for shape in self._shapes
-        ], self._input_gradient if self._has_input_gradient else None
+        gradients = [torch.zeros(shape) for shape in self._shapes]
+        self._sleep(Backward(*key), began)
+        return gradients, self._input_gradient if self._has_input_gradient else None
 
     def version_of(self, key: tuple[int, int]) -> int:
         return self._versions[key]
@@ -121,8 +123,19 @@ class SleepingGraph(StageGraph):
             sleep(left)
 
 
+PR_SET_TIMERSLACK = 29
+"""Of prctl(2)."""
+
+
+def sleep_precisely() -> None:
+    """From now on in this thread: the kernel gathers no wake-ups, which ends each sleep some 0.06 ms too late."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
+
+
 def sleeping_graph(sleeps: SleepTimes, stage: int, *arguments: Any, **more: Any) -> SleepingGraph:
     """As the executor makes its graph, with the times ahead."""
+    sleep_precisely()
     return SleepingGraph(sleeps, stage, *arguments, **more)
 
 

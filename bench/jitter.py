@@ -197,16 +197,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="within a minute: 2bw, one seed")
     parser.add_argument("--seeds", type=int, default=4, help="of 2bw; 1f1b has half as many")
+    parser.add_argument("--rows", choices=tuple(ROWS), nargs="+", default=list(ROWS))
+    parser.add_argument("--cases", choices=tuple(CASES), nargs="+", default=list(CASES))
     parser.add_argument("--plot", type=Path, help="where to draw all runs, as a PNG")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
     extra: dict[str, object] = {"stages": NUM_STAGES, "microbatches": NUM_MICROBATCHES}
     shares: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with Processes(NUM_STAGES) as processes:
-        for name in list(ROWS)[:2] if options.quick else ROWS:
+        for name in list(ROWS)[:2] if options.quick else options.rows:
             schedule, has_slack, suffix = ROWS[name]
             num_seeds = 1 if options.quick else options.seeds if schedule == "2bw" else max(1, options.seeds // 2)
-            cases = list(CASES)[:2] if options.quick else list(CASES)
+            cases = list(CASES)[:2] if options.quick else options.cases
             bench = Bench(processes, schedule, has_slack)
             ratios, table, shares[name] = measure(bench, cases, num_seeds)
             print(f"\n{name}: share of the bound and bubble, ready and fixed; tokens/s of ready over fixed")

@@ -6,9 +6,10 @@ emulated_min: the least share of the bound 1 / (slowest stage) that 2bw reaches 
 
 Both sides compute the same blocks from the same weights on the same tokens, in two processes with one thread each, clip
 by the norm of the whole model and step the same AdamW; their losses are compared. They run in turns. What differs is
-what is measured: 2bw's gradients are one step old, so that its pipe never drains. Ours goes over gRPC with TLS unless
-`--link collective` says gloo; torch's goes over gloo without TLS. Our processes keep freed memory, as workers do;
-torch's are as Python begins them, unless `--keeps-memory both` or `none` says otherwise.
+what is measured: 2bw's gradients are one step old, so that its pipe never drains. Torch's goes over gloo without TLS,
+ours over gRPC with TLS, which a job of this model gets unless it asks for something else; `2bw, collective` is what it
+gets by `link = "collective"`, gloo as torch has it (`vs_torch_1f1b_p2_m4_collective`). Our processes keep freed memory,
+as workers do; torch's are as Python begins them, unless `--keeps-memory both` or `none` says otherwise.
 
 Beside them one process with the whole model, and two of them at once without a word between them: what the machine
 itself gives a second process is the most that any pipeline of two can bring.
@@ -39,6 +40,8 @@ OPTIM = OptimSpec(matrices=ADAMW, rest=ADAMW, error_feedback=0.0, lr_schedule="c
 ONE, TWO = "one process alone", "two processes alone"
 """The whole model without a pipeline, in one process and in two at once: what the machine gives a second process."""
 OURS: tuple[ScheduleName, ...] = ("2bw", "1f1b", "gpipe")
+COLLECTIVE = "2bw, collective"
+"""2bw in a job that asks for collective links: gloo on both sides."""
 REAL_BATCHES, REAL_SETTLING = 8, 2
 LOSS_TOLERANCE = 2e-3
 NEEDS_FOUR = "ScheduleDualPipeV"
@@ -134,9 +137,10 @@ class TwoProcesses:
         """Of one of our schedules, or of torch's. Raises RuntimeError when that does not run here."""
         if side in (ONE, TWO):
             return self._alone(1 if side == ONE else 2, num_microbatches)
-        is_ours = side in OURS
+        name = "2bw" if side == COLLECTIVE else side
+        is_ours = name in OURS
         train = TrainSpec(
-            schedule=side if is_ours else "1f1b",  # type: ignore[arg-type]
+            schedule=name if is_ours else "1f1b",  # type: ignore[arg-type]
             batches=REAL_BATCHES,
             microbatches=num_microbatches,
         )
@@ -147,7 +151,7 @@ class TwoProcesses:
                 train=train,
                 optim=self._optim,
                 cuts=cut(layer_names(self._model), 2),
-                link=self._link,
+                link="collective" if side == COLLECTIVE else self._link,
             )
             reports = self._processes.run(run, number=2)
             ends, losses = reports[-1].batch_ends(), reports[-1].losses
@@ -185,7 +189,7 @@ class TwoProcesses:
         """Whether all synchronous schedules train the same; raises RuntimeError otherwise."""
         expected = self.losses["1f1b", num_microbatches]
         for (side, m), losses in self.losses.items():
-            if m == num_microbatches and side != "2bw":
+            if m == num_microbatches and side not in ("2bw", COLLECTIVE):
                 worst = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
                 if worst > LOSS_TOLERANCE:
                     raise RuntimeError(f"{side} does not train what our 1f1b trains: losses differ by {worst:g}")
@@ -213,11 +217,18 @@ def measure_real(
                 side: Figure.of([mine / other for mine, other in zip(speeds["2bw"], values, strict=True)])
                 for side, values in speeds.items()
             }
+            over_torch: dict[str, Figure] = {}
+            if COLLECTIVE in able and "Schedule1F1B" in able:
+                pairs = zip(speeds[COLLECTIVE], speeds["Schedule1F1B"], strict=True)
+                over_torch[f"vs_torch_1f1b_p2_m{m}_collective"] = Figure.of([mine / other for mine, other in pairs])
             print(f"\np = 2, m = {m}: tokens/s, and 2bw over it")
             for side in able:
                 print(f"  {side:32} {medians[side]:8.0f}   {ratios[side]}")
+            for figure in over_torch.values():
+                print(f"  {COLLECTIVE}, over Schedule1F1B: {figure}")
             table[f"tokens_per_s_m{m}"] = {side: round(value, 1) for side, value in medians.items()}
             if m in (2, 4):
+                figures |= over_torch
                 figures |= {f"vs_torch_1f1b_p2_m{m}": ratios[side] for side in able if side == "Schedule1F1B"}
             # Of those that were asked for.
             best = max((side for side in able if side in SCHEDULES), key=lambda side: medians[side])
@@ -297,6 +308,7 @@ def main() -> int:
     parser.add_argument("--link", choices=("grpc", "collective"), default="grpc", help="of ours, with real compute")
     parser.add_argument("--keeps-memory", choices=("ours", "both", "none"), default="ours", help="whose processes")
     parser.add_argument("--schedules", choices=OURS, nargs="+", default=OURS, help="of emulated stages")
+    parser.add_argument("--stages", type=int, nargs="+", default=[4, 8, 16], help="of emulated pipelines")
     parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
@@ -304,7 +316,7 @@ def main() -> int:
     parts: list[Callable[[], None]] = []
 
     def real() -> None:
-        sides = ["2bw", "1f1b", "Schedule1F1B"] if options.quick else ["2bw", "1f1b", *options.beside]
+        sides = ["2bw", "1f1b", "Schedule1F1B"] if options.quick else ["2bw", COLLECTIVE, "1f1b", *options.beside]
         all_m = [2] if options.quick else options.microbatches
         how = {"link": options.link, "keeps_memory": options.keeps_memory}
         found, table = measure_real(sides, all_m, 1 if options.quick else options.rounds, **how)
@@ -315,7 +327,7 @@ def main() -> int:
         rows = (
             emulated_rows((4,), (1, 2), ("2bw",))
             if options.quick
-            else emulated_rows((4, 8, 16), (1, 2, 4), options.schedules)
+            else emulated_rows(options.stages, (1, 2, 4), options.schedules)
         )
         found, table, medians = measure_emulated(rows, 1 if options.quick else options.rounds)
         figures.update(found)
