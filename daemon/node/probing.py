@@ -38,7 +38,7 @@ SLOW_S: Final = 2.0
 """A transfer that takes longer is the last: finding the rate was little of it."""
 FRAME_BYTES: Final = 256 << 10
 NUM_FRAMES: Final = 60
-FRAMES_S: Final = 8.0
+FRAMES_S: Final = 10.0
 """All frames together; over a slow line they are fewer."""
 LEAST_LOST: Final = 3
 """Packets: fewer are chance."""

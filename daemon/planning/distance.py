@@ -5,8 +5,9 @@ A microbatch that leaves stage s is back, as a gradient, after
     way(s) = Σ stages from s on: forward and backward
            + Σ links from s on: round trip + 2 × frame bytes / bandwidth + 2 × lateness
 
-Lateness is for lines that lose packets: what comes behind a lost one waits until it is sent again, a round trip later.
-Both the activation and its gradient may wait; where that happens often, the way to hide is that of both.
+Lateness is for lines that lose packets: what comes behind a lost one waits until it is sent again, a round trip later,
+and meanwhile the sender holds back about a frame. Both the activation and its gradient may wait; where that happens
+often, the way to hide is that of both.
 
 A stage that may have D in flight therefore begins at most D microbatches in way(s). With delay 1 the first microbatch
 of a batch also waits for the update of the batch before the last, whose last microbatch is under way for way(0): two
@@ -111,10 +112,11 @@ def lateness_s(*, loss: float, round_trip_s: float, frame_bytes: float, pace_s: 
     """How much later frames of one link arrive where packets are lost; 0 where that is seldom.
 
     loss: of the packets. A frame waits for each lost one of its own, and of those before it whose retransmission is
-    still to come: all that were sent within the last round trip. A round trip is the most, unless that is lost too.
+    still to come: all that were sent within the last round trip. It waits a round trip for it, unless that is lost too.
+    While TCP repairs, it sends no more than arrives, so that the frame before this one may still be with the sender.
     """
     num_before = frame_bytes * (1 + round_trip_s / pace_s) / SEGMENT_BYTES
-    return round_trip_s if 1 - (1 - loss) ** num_before > OFTEN else 0.0
+    return round_trip_s + pace_s if 1 - (1 - loss) ** num_before > OFTEN else 0.0
 
 
 def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequence[float], pace_s: float) -> int:
