@@ -325,7 +325,7 @@ class Processes:
         return Path(self._folder.name)
 
     def __enter__(self) -> Self:
-        certificates = CertificateAuthority.create(self.folder / "authority").issue("node")
+        certificates = self.certificates = CertificateAuthority.create(self.folder / "authority").issue("node")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         for rank in range(self._number):

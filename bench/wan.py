@@ -7,14 +7,15 @@ planner advises for the line (`headway plan`); the other side of each ratio is t
 ratio_100ms_2bw, ratio_100ms_1f1b: tokens/s over a line of 100 ms round trip over tokens/s on one site; the other rows
 are named by their line. outage_cost_s: what a cut of 10 seconds costs, with no batch computed again. ceiling_mbit_s:
 what the emulator itself carries. loss_…: at 0.1 % loss, what the link carries over the most that it could: what the
-job needs, the line, or what one TCP connection, which the link is, reaches there by itself; advised: m and depth by
-the planner, who knows of no loss; room: with more of both.
+job needs, the line, or what one TCP connection, which the link is, reaches there by itself. m and depth are the
+planner's, by what a daemon's probe finds out about that very line; blind: as if it had found no loss.
 
 Each part can run alone (`--rows`), and prints its rows as they are done.
 """
 
 import argparse
 import itertools
+import math
 import statistics
 import sys
 import threading
@@ -29,8 +30,10 @@ from wan_ceiling import ceiling, ceiling_of_namespaces, ceilings
 from wan_line import Line
 from wan_namespaces import NamespacesWan
 from wan_plan import Advice, advice
+from wan_probe import BeProbed, Probe
 from wan_sites import Resumed, Sites, WanRun, best_kind, sites
 
+from headway.daemon.measurements import LinkProbe
 from headway.optim.spec import OptimSpec
 from headway.stages.schedule import ScheduleName
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
@@ -51,7 +54,8 @@ LOSSY_ROUND_TRIPS_MS = (20, 100)
 LEAST_MICROBATCHES = 4
 NUM_SETTLING = 4
 NUM_BATCHES = 10
-NUM_LOSSY_BATCHES = 12
+LOSSY_SETTLING_S, LOSSY_S = 4.0, 6.0
+"""bbr fills the router's queue first, and makes up for what that lost for two seconds."""
 NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
 """TCP's congestion controls: what most hosts have, and one that takes no loss for a full line."""
@@ -72,8 +76,6 @@ class Job:
     schedule: ScheduleName
     line: Line
     sequence_length: int
-    room: int = 1
-    """More than 1: so many times the advised m, and all of 2m in flight."""
 
     @classmethod
     def over(cls, line: Line, schedule: ScheduleName = "2bw") -> "Job":
@@ -91,10 +93,15 @@ class Job:
         return self.frame_bytes * 8 / 1e6 / MICROBATCH_S
 
     @property
+    def batch_mbit(self) -> float:
+        """Of a batch, each way."""
+        return self.microbatches * self.frame_bytes * 8 / 1e6
+
+    @property
     def microbatches(self) -> int:
         """m: what the planner advises for 2bw, whichever the schedule."""
         few = self._train("2bw", LEAST_MICROBATCHES, NUM_BATCHES)
-        return self.room * max(LEAST_MICROBATCHES, advice(MODEL, few, SLEEPS, self.line).least_microbatches)
+        return max(LEAST_MICROBATCHES, advice(MODEL, few, SLEEPS, self.line).least_microbatches)
 
     def train(self, num_batches: int) -> TrainSpec:
         """Its recurrence."""
@@ -102,8 +109,7 @@ class Job:
 
     def advice(self, *, is_far: bool) -> Advice:
         """Of the planner, over the line or on one site."""
-        of_planner = advice(MODEL, self.train(NUM_BATCHES), SLEEPS, self.line if is_far else None)
-        return of_planner if self.room == 1 else replace(of_planner, depths=(2 * self.microbatches, 1))
+        return advice(MODEL, self.train(NUM_BATCHES), SLEEPS, self.line if is_far else None)
 
     def _train(self, schedule: ScheduleName, microbatches: int, num_batches: int) -> TrainSpec:
         return TrainSpec(
@@ -153,6 +159,14 @@ class Bench:
         if is_far:
             self.far.wan.set(line or job.line)
         return (self.far.processes if is_far else self.near).run(task, number=2)
+
+    def probed(self, line: Line) -> Line:
+        """What a daemon would know of a line."""
+        self.far.wan.set(line)
+        far = self.far.processes
+        address = far.run(BeProbed(far.certificates), number=2)[1]
+        probe: LinkProbe = far.run(Probe(far.certificates, address), number=2)[0]
+        return Line(round_trip_ms=probe.round_trip_s * 1e3, mbit_s=probe.bytes_per_s * 8 / 1e6, loss=probe.loss)
 
     def outage_cost_s(self) -> tuple[float, int]:
         """Seconds that a cut costs a run, and how many connections took up the link again."""
@@ -232,32 +246,37 @@ def measure_cut(bench: Bench, results: Results) -> None:
     results.row(f"a cut of {OUTAGE_S:g} s costs {cost:.2f} s, no batch computed again; resumed {num_resumed} times")
 
 
-def measure_loss(bench: Bench, line: Line, results: Results) -> None:
-    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss.
-
-    First as the planner advises, who knows of no loss; then with room: twice as many microbatches, and all that the
-    schedule may have in flight, so that a stage has work while what stands behind a lost segment waits for it.
-    """
+def measure_loss(bench: Bench, line: Line, results: Results, congestions: Sequence[str] = CONGESTION) -> None:
+    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss."""
     has_tcp = isinstance(bench.far.wan, NamespacesWan)
-    for congestion in CONGESTION if has_tcp else ("reno",):
+    for congestion in congestions if has_tcp else ("reno",):
         found = ceilings(bench.far.wan, line, congestion, NUM_CONNECTIONS)
-        # The planner is told what a probe would find: what one connection carries.
-        advised = replace(Job.over(line), line=replace(line, mbit_s=min(line.mbit_s, found[1])))
+        known = bench.probed(line) if has_tcp else replace(line, mbit_s=min(line.mbit_s, found[1]), loss=0.0)
+        jobs = {"": replace(Job.over(line), line=known)}
+        if known.loss and congestion == "bbr":
+            jobs["_blind"] = replace(jobs[""], line=replace(known, loss=0.0))
         told = []
-        for name, job in (("advised", advised), ("room", replace(advised, room=2))):
-            reports = bench.run(job, num_batches=NUM_LOSSY_BATCHES // job.room, is_far=True, line=line)
-            batch_s = seconds_per_batch(reports[0].stage.batch_ends(), num_settling=NUM_SETTLING // job.room)
-            carried = job.microbatches * job.frame_bytes * 8 / 1e6 / batch_s
+        for name, job in jobs.items():
             busy = MICROBATCH_S / (MICROBATCH_S + SLEEPS.update_s / job.microbatches)
             most = min(line.mbit_s, found[1], job.needed_mbit_s * busy)
-            bar = BAR_LOSS if name == "room" else None
-            figure = results.figure(f"loss_{line.round_trip_ms:g}ms_{congestion}_{name}", [carried / most], bar=bar)
+            expected_s = job.batch_mbit / most
+            num_settling = max(NUM_SETTLING, math.ceil(LOSSY_SETTLING_S / expected_s))
+            num_batches = num_settling + max(NUM_SETTLING, math.ceil(LOSSY_S / expected_s))
+            reports = bench.run(job, num_batches=num_batches, is_far=True, line=line)
+            batch_s = seconds_per_batch(reports[0].stage.batch_ends(), num_settling=num_settling)
+            carried = job.batch_mbit / batch_s
+            bar = None if name else BAR_LOSS
+            figure = results.figure(f"loss_{line.round_trip_ms:g}ms_{congestion}{name}", [carried / most], bar=bar)
             depth = job.advice(is_far=True).depths[0]
-            told.append(f"m = {job.microbatches}, depth {depth}: {carried:.1f} of {most:.1f} ({figure.median:.2f})")
+            told.append(
+                f"m = {job.microbatches}, depth {depth}: {carried:.1f} of {most:.1f} ({figure.median:.2f})"
+                f"{', blind' if name else ''}"
+            )
         ceilings_told = ", ".join(f"{number}: {mbit_s:.1f}" for number, mbit_s in found.items())
         results.row(
             f"{line.round_trip_ms:3g} ms, {line.mbit_s:g} Mbit/s, loss {line.loss:.1%}, {congestion}: TCP connections "
-            f"carry {ceilings_told} Mbit/s; the job, of what it needs or its one connection can: {'; '.join(told)}"
+            f"carry {ceilings_told} Mbit/s; a probe says {known.round_trip_ms:.3g} ms, {known.mbit_s:.3g} Mbit/s, loss "
+            f"{known.loss:.2%}; the job, of what it needs or its one connection can: {'; '.join(told)}"
         )
 
 
@@ -266,6 +285,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 ms at 100 Mbit/s and the cut alone, within a minute")
     parser.add_argument("--rows", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
+    parser.add_argument("--lossy-ms", nargs="+", type=int, default=LOSSY_ROUND_TRIPS_MS, help="of the rows with loss")
+    parser.add_argument("--congestion", nargs="+", choices=CONGESTION, default=CONGESTION, help="TCP's, with loss")
     parser.add_argument("--emulator", choices=("auto", "proxy", "namespaces"), default="auto", help="auto: what may be")
     options = parser.parse_args()
     parts = ("headline", "cut") if options.quick else options.rows
@@ -279,9 +300,9 @@ def main() -> int:
                 _without_loss(Bench(near, far), parts, results, is_quick=options.quick)
         if "loss" in parts:
             with sites(kind, near, has_loss=True) as far:
-                for round_trip_ms in LOSSY_ROUND_TRIPS_MS:
+                for round_trip_ms in options.lossy_ms:
                     line = Line(round_trip_ms=round_trip_ms, mbit_s=100, loss=LOSS)
-                    measure_loss(Bench(near, far), line, results)
+                    measure_loss(Bench(near, far), line, results, options.congestion)
     title = f"Two sites over an emulated line ({kind})"
     status = report(title, results.figures, bars=results.bars, extra={**results.extra, "rows": results.rows})
     return status or int(results.has_failed)

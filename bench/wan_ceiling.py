@@ -12,7 +12,7 @@ from wan_line import Line, reno_bytes_per_s
 from wan_namespaces import NamespacesWan, connected
 from wan_proxy import HOST, ProxyWan
 
-LOSSY_S = 8.0
+LOSSY_S = 10.0
 """Of sending, the later half of which counts: TCP finds its rate first."""
 
 FAR_BELOW = 0.9

@@ -1,6 +1,6 @@
 """What the planner advises for two stages with a line between them: m and depth, as `headway plan` would say."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from emulated_stage import SleepTimes
@@ -10,7 +10,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.planner import make_plan
-from headway.daemon.planning.profiles import LayerSeconds, Profiles
+from headway.daemon.planning.profiles import LayerSeconds, LinkSpeed, Profiles
 from headway.daemon.records import Device, NodeRecord
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -45,8 +45,10 @@ def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | N
     plan = make_plan(
         JobSpec(job=JobSection(name="two-sites"), model=model, train=train, placement=PlacementSpec(min_nodes=2)),
         nodes,
-        links=SITE if line is None else replace(SITE, **_as_probed(line)),
-        profiles=Profiles.of({(node.name, 0): {"embed": free, "block": block, "head": free} for node in nodes}),
+        profiles=Profiles.of(
+            {(node.name, 0): {"embed": free, "block": block, "head": free} for node in nodes},
+            {("a", "b"): _as_probed(line)} if line is not None else None,
+        ),
     )
     if not isinstance(plan, ClusterPlan) or plan.distance is None:
         raise ValueError(f"no plan for {train} over {line}: {plan}")
@@ -54,12 +56,11 @@ def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | N
     return Advice(plan.distance.least_microbatches, (first, second))
 
 
-def _as_probed(line: Line) -> dict[str, float]:
+def _as_probed(line: Line) -> LinkSpeed:
     round_trip_ms = line.round_trip_ms + OF_JITTER * line.jitter_ms
-    return {
-        "far_round_trip_s": max(SITE.site_round_trip_s, round_trip_ms / 1e3),
-        "far_bytes_per_s": line.bytes_per_s,
-    }
+    return LinkSpeed(
+        round_trip_s=max(SITE.site_round_trip_s, round_trip_ms / 1e3), bytes_per_s=line.bytes_per_s, loss=line.loss
+    )
 
 
 def _node(name: str, *, site: str) -> NodeRecord:

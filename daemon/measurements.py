@@ -73,6 +73,8 @@ class LinkProbe:
     round_trip_s: float
     bytes_per_s: float
     """From the other one to this one."""
+    loss: float = 0.0
+    """Of the packets from the other one, the part that is lost; 0: hardly any, or nobody counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

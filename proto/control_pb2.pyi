@@ -31,16 +31,22 @@ class WorkerTrace(_message.Message):
     def __init__(self, node: _Optional[str] = ..., worker: _Optional[int] = ..., trouble: _Optional[str] = ..., operations: _Optional[_Union[RecentOperations, _Mapping]] = ..., clock_ahead_s: _Optional[float] = ..., clock_error_s: _Optional[float] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("num_bytes",)
+    __slots__ = ("num_bytes", "counted")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
-    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+    counted: bool
+    def __init__(self, num_bytes: _Optional[int] = ..., counted: _Optional[bool] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "num_segments", "num_lost")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOST_FIELD_NUMBER: _ClassVar[int]
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    num_segments: int
+    num_lost: int
+    def __init__(self, data: _Optional[bytes] = ..., num_segments: _Optional[int] = ..., num_lost: _Optional[int] = ...) -> None: ...
 
 class AccompanyRequest(_message.Message):
     __slots__ = ("node",)

@@ -38,7 +38,7 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
         if device[0] in view.nodes and profile.num_samples >= LEAST_SAMPLES
     }
     links = {
-        (name, peer): LinkSpeed(round_trip_s=probe.round_trip_s, bytes_per_s=probe.bytes_per_s)
+        (name, peer): LinkSpeed(round_trip_s=probe.round_trip_s, bytes_per_s=probe.bytes_per_s, loss=probe.loss)
         for name, record in view.probes.items()
         if name in view.nodes and view.nodes[name].incarnation == record.incarnation
         for peer, probe in record.peers.items()

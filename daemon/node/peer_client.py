@@ -64,11 +64,15 @@ class NodeClient:
             raise _translated(address, error) from error
         return reply
 
-    def probe(self, address: str, num_bytes: int, *, timeout_s: float) -> AsyncIterator[control_pb2.ProbeReply]:
-        """So many bytes of nothing from there, to see how fast they come. Raises PeerError."""
-        return _read(
-            address, self._stub(address).Probe(control_pb2.ProbeRequest(num_bytes=num_bytes), timeout=timeout_s)
-        )
+    def probe(
+        self, address: str, num_bytes: int, *, timeout_s: float, counted: bool = False
+    ) -> AsyncIterator[control_pb2.ProbeReply]:
+        """So many bytes of nothing from there, to see how fast they come. Raises PeerError.
+
+        counted: first of all comes a reply without them, with the segments that the connection has sent so far.
+        """
+        request = control_pb2.ProbeRequest(num_bytes=num_bytes, counted=counted)
+        return _read(address, self._stub(address).Probe(request, timeout=timeout_s))
 
     def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
         """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""

@@ -1,4 +1,5 @@
-"""How far away other nodes are: round trip and bandwidth, measured seldom and in small, as one record of this node.
+"""How far away other nodes are: round trip, bandwidth and loss, measured seldom and in small, as one record of this
+node.
 
 A node of the same machine is not measured: what lies between is memory. Nor is everybody: with many nodes each one
 measures `MAX_PEERS`, those of its plans first.
@@ -29,6 +30,18 @@ MAX_PEERS: Final = 16
 NUM_PINGS: Final = 5
 """The shortest counts: the others waited for something."""
 PROBE_BYTES: Final = 4 << 20
+FAR_S: Final = 5e-3
+"""Over a shorter round trip, a packet that is sent again is in time."""
+NUM_TRANSFERS: Final = 3
+"""Over a far line: the fastest counts, for TCP has to find its rate, and loses what it sends too fast until it has."""
+SLOW_S: Final = 2.0
+"""A transfer that takes longer is the last: finding the rate was little of it."""
+FRAME_BYTES: Final = 256 << 10
+NUM_FRAMES: Final = 60
+FRAMES_S: Final = 10.0
+"""All frames together; over a slow line they are fewer."""
+LEAST_LOST: Final = 3
+"""Packets: fewer are chance."""
 EVERY_S: Final = 900.0
 """Between two probes of one peer."""
 RETRY_S: Final = 60.0
@@ -39,6 +52,8 @@ CALL_TIMEOUT_S: Final = 5.0
 TRANSFER_TIMEOUT_S: Final = 30.0
 MOVED: Final = 0.25
 """A probe that differs by less, relatively, is not told."""
+LOSS_MOVED: Final = 0.6
+"""The same for loss: a dozen packets of ten thousand are counted, or a few more."""
 
 
 def peers_of(view: ClusterView, name: str) -> list[NodeRecord]:
@@ -62,24 +77,57 @@ def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -
     if before.keys() != after.keys():
         return True
     return any(
-        _differs(before[peer].round_trip_s, probe.round_trip_s) or _differs(before[peer].bytes_per_s, probe.bytes_per_s)
+        _differs(before[peer].round_trip_s, probe.round_trip_s)
+        or _differs(before[peer].bytes_per_s, probe.bytes_per_s)
+        or _differs(before[peer].loss, probe.loss, by=LOSS_MOVED)
         for peer, probe in after.items()
     )
 
 
 async def measure(client: NodeClient, address: str) -> LinkProbe:
-    """Round trip, and bytes a second from there. Raises PeerError and RecoveryError."""
+    """Round trip, bytes a second from there, and what is lost of them. Raises PeerError and RecoveryError."""
     round_trips = []
     for _ in range(NUM_PINGS + 1):  # the first one connects
         began = time.perf_counter()
         await client.describe(address, timeout_s=CALL_TIMEOUT_S)
         round_trips.append(time.perf_counter() - began)
     round_trip_s = min(round_trips[1:])
-    received, began = 0, time.perf_counter()
-    async for chunk in client.probe(address, PROBE_BYTES, timeout_s=TRANSFER_TIMEOUT_S):
-        received += len(chunk.data)
-    spent_s = max(time.perf_counter() - began - round_trip_s, 1e-6)
-    return LinkProbe(round_trip_s=_rounded(round_trip_s), bytes_per_s=_rounded(received / spent_s))
+    is_far = round_trip_s >= FAR_S
+    transfers_s = [await _transfer_s(client, address, PROBE_BYTES)]
+    while is_far and len(transfers_s) < NUM_TRANSFERS and transfers_s[-1] < SLOW_S:
+        transfers_s.append(await _transfer_s(client, address, PROBE_BYTES))
+    return LinkProbe(
+        round_trip_s=_rounded(round_trip_s),
+        bytes_per_s=_rounded(PROBE_BYTES / max(min(transfers_s) - round_trip_s, 1e-6)),
+        loss=_rounded(await _loss(client, address)) if is_far else 0.0,
+    )
+
+
+async def _loss(client: NodeClient, address: str) -> float:
+    """Of the packets of some frames that are asked for one after the other, so that they fill no queue of the line."""
+    until = time.perf_counter() + FRAMES_S
+    number, num_lost = await _counted(client, address)
+    for _ in range(NUM_FRAMES):
+        await _transfer_s(client, address, FRAME_BYTES)
+        if time.perf_counter() > until:
+            break
+    number_after, num_lost_after = await _counted(client, address)
+    sent, lost = number_after - number, num_lost_after - num_lost
+    return lost / sent if lost >= LEAST_LOST and sent > 0 else 0.0
+
+
+async def _counted(client: NodeClient, address: str) -> tuple[int, int]:
+    """Segments that the other end has sent, and those of them that were lost."""
+    async for reply in client.probe(address, 0, timeout_s=CALL_TIMEOUT_S, counted=True):
+        return reply.num_segments, reply.num_lost
+    return 0, 0
+
+
+async def _transfer_s(client: NodeClient, address: str, num_bytes: int) -> float:
+    began = time.perf_counter()
+    async for _ in client.probe(address, num_bytes, timeout_s=TRANSFER_TIMEOUT_S):
+        pass
+    return time.perf_counter() - began
 
 
 class Probing:
@@ -146,8 +194,8 @@ def _lot(name: str, peer: str) -> bytes:
     return sha256("/".join(sorted((name, peer))).encode()).digest()
 
 
-def _differs(one: float, other: float) -> bool:
-    return abs(one - other) > MOVED * max(abs(one), abs(other))
+def _differs(one: float, other: float, *, by: float = MOVED) -> bool:
+    return abs(one - other) > by * max(abs(one), abs(other))
 
 
 def _rounded(value: float) -> float:

@@ -21,6 +21,7 @@ from headway.daemon.node.log_files import read_log
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
 from headway.daemon.node.status_report import status_reply
+from headway.daemon.node.tcp_counters import SentSegments, sent_segments
 from headway.daemon.node.trace_source import TraceSource
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
@@ -113,9 +114,12 @@ class NodeService(control_pb2_grpc.NodeServicer):
         await self._desk.ending.wait()
 
     async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.ProbeReply]:  # noqa: N802
-        """So many bytes of nothing: how fast the way here is."""
+        """So many bytes of nothing, and what is lost: how good the way from here is."""
         if request.num_bytes > MAX_PROBE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {MAX_PROBE_BYTES} bytes")
+        if request.counted:
+            sent = sent_segments(context.peer()) or SentSegments(number=0, num_lost=0)
+            yield control_pb2.ProbeReply(num_segments=sent.number, num_lost=sent.num_lost)
         for offset in range(0, request.num_bytes, PROBE_CHUNK_BYTES):
             yield control_pb2.ProbeReply(data=bytes(min(PROBE_CHUNK_BYTES, request.num_bytes - offset)))
 

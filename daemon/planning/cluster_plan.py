@@ -120,12 +120,13 @@ def size(num_bytes: float) -> str:
 
 
 def _about_connection(connection: ConnectionEstimate) -> str:
+    late = f", frames up to {connection.lateness_s * 1e3:.3g} ms late" if connection.lateness_s else ""
     return (
         f"{connection.upper} → {connection.lower}: {size(connection.bytes_per_microbatch)} a microbatch each way"
         f"{f' as {connection.codec}' if connection.codec != 'none' else ''}, "
         f"{connection.num_microbatches} microbatch{'es' * (connection.num_microbatches != 1)} and "
         f"{connection.batch_seconds:.3g} s a batch, round trip {connection.round_trip_s * 1e3:.3g} ms "
-        f"{'measured' if connection.is_measured else 'assumed'}."
+        f"{'measured' if connection.is_measured else 'assumed'}{late}."
     )
 
 

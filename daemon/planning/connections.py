@@ -37,6 +37,7 @@ class Links:
         self._assumptions = assumptions
         self._profiles = profiles
         self._is_assumed = not profiles.links
+        self._has_loss = any(speed.loss for _, speed in profiles.links)
 
     @property
     def has_measured(self) -> bool:
@@ -57,6 +58,11 @@ class Links:
         speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
         return self._assumptions.bytes_per_s(one, other) if speed is None else speed.bytes_per_s
 
+    def loss(self, one: Seat, other: Seat) -> float:
+        """Of the packets between two devices, the part that is lost; none until it is measured."""
+        speed = self._profiles.link(one.node, other.node) if self._has_loss else None
+        return 0.0 if speed is None else speed.loss
+
     def slowest_bytes_per_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
         """Of all links between the workers of one stage and those of the next."""
         return min(self.bytes_per_s(upper, lower) for upper in uppers for lower in lowers)
@@ -64,6 +70,12 @@ class Links:
     def longest_round_trip_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
         """Of all links between the workers of one stage and those of the next."""
         return max(self.round_trip_s(upper, lower) for upper in uppers for lower in lowers)
+
+    def worst_loss(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+        """Of all links between the workers of one stage and those of the next."""
+        if not self._has_loss:
+            return 0.0
+        return max(self.loss(upper, lower) for upper in uppers for lower in lowers)
 
     def slowest_sibling_bytes_per_s(self, replicas: Sequence[Seat]) -> float:
         """Of all links between the replicas of a stage, at least two."""
@@ -85,6 +97,8 @@ class ConnectionEstimate:
     batch_seconds: float
     """To carry one batch; hidden behind computation while it is less than the slowest stage's."""
     round_trip_s: float
+    lateness_s: float = 0.0
+    """How much later than that frames may arrive, where packets are lost."""
     is_measured: bool = False
     codec: str = "none"
     """How hidden states are coded on it."""

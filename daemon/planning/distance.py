@@ -2,7 +2,12 @@
 
 A microbatch that leaves stage s is back, as a gradient, after
 
-    way(s) = Σ stages from s on: forward and backward + Σ links from s on: round trip + 2 × frame bytes / bandwidth
+    way(s) = Σ stages from s on: forward and backward
+           + Σ links from s on: round trip + 2 × frame bytes / bandwidth + 2 × lateness
+
+Lateness is for lines that lose packets: what comes behind a lost one waits until it is sent again, a round trip later,
+and meanwhile the sender holds back about a frame. Both the activation and its gradient may wait; where that happens
+often, the way to hide is that of both.
 
 A stage that may have D in flight therefore begins at most D microbatches in way(s). With delay 1 the first microbatch
 of a batch also waits for the update of the batch before the last, whose last microbatch is under way for way(0): two
@@ -15,6 +20,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+SEGMENT_BYTES: Final = 1448
+"""What a packet of 1500 bytes carries."""
+OFTEN: Final = 0.05
+"""Links where a larger part of the frames wait for a lost packet have lateness."""
 ROUNDING: Final = 1e-3
 """Microbatches: no one more in flight for so little."""
 FAR: Final = 0.1
@@ -29,6 +38,8 @@ class Distance:
     """Per stage: forward and backward of one microbatch, the mean over its workers' shares."""
     link_seconds: tuple[float, ...]
     """Per pair of neighbouring stages: one microbatch's activation there and its gradient back."""
+    lateness_s: float = 0.0
+    """Over all links one way, how much later than by round trip and bandwidth a frame may arrive."""
     pace_s: float
     """Between two microbatches: on the slowest stage, or on the slowest link."""
     hidden_batch_s: float
@@ -81,6 +92,8 @@ class Distance:
             f"Distance: a microbatch is on the links for {_milliseconds(self.on_links_s)} there and back, "
             f"{self.on_links:.3g} microbatches' time"
         )
+        if self.lateness_s:
+            away += f" (packets are lost, and frames arrive up to {_milliseconds(self.lateness_s)} late)"
         least, m = self.least_microbatches, self.num_microbatches
         if not self.delay:
             return (f"{away}: {schedule} waits for it in every batch, 2bw would not with m ≥ {least}.",)
@@ -93,6 +106,17 @@ class Distance:
 
     def _way_s(self, stage: int) -> float:
         return sum(self.stage_seconds[stage:]) + sum(self.link_seconds[stage:])
+
+
+def lateness_s(*, loss: float, round_trip_s: float, frame_bytes: float, pace_s: float) -> float:
+    """How much later frames of one link arrive where packets are lost; 0 where that is seldom.
+
+    loss: of the packets. A frame waits for each lost one of its own, and of those before it whose retransmission is
+    still to come: all that were sent within the last round trip. It waits a round trip for it, unless that is lost too.
+    While TCP repairs, it sends no more than arrives, so that the frame before this one may still be with the sender.
+    """
+    num_before = frame_bytes * (1 + round_trip_s / pace_s) / SEGMENT_BYTES
+    return round_trip_s + pace_s if 1 - (1 - loss) ** num_before > OFTEN else 0.0
 
 
 def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequence[float], pace_s: float) -> int:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
 from headway.daemon.planning.device_order import Seat
-from headway.daemon.planning.distance import Distance, microbatches_on_the_way
+from headway.daemon.planning.distance import Distance, lateness_s, microbatches_on_the_way
 from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.stage_costs import StageCosts
@@ -77,14 +77,22 @@ class PredictedTime:
             for index, stage in zip(self._slices, stages, strict=True)
         ]
         """Per stage: forward and backward of one microbatch, the mean over those of a batch."""
+        self.lateness_s = [
+            self._lateness_s(upper, lower, round_trip_s)
+            for round_trip_s, (upper, lower) in zip(self.round_trips_s, pairwise(stages), strict=True)
+        ]
+        """Per pair of neighbouring stages: how much later a frame may arrive where packets are lost."""
         self.link_seconds = [
             round_trip_s
             + 2
             * costs.carried_bytes(upper.seats, lower.seats)
             / costs.links.slowest_bytes_per_s(upper.seats, lower.seats)
-            for round_trip_s, (upper, lower) in zip(self.round_trips_s, pairwise(stages), strict=True)
+            + 2 * late_s
+            for round_trip_s, late_s, (upper, lower) in zip(
+                self.round_trips_s, self.lateness_s, pairwise(stages), strict=True
+            )
         ]
-        """Per pair of neighbouring stages: a microbatch's frames there and back."""
+        """Per pair of neighbouring stages: a microbatch's frames there and back, both of them late."""
         train = costs.spec.train
         self.batch_seconds = slowest * fill_factor(len(stages), train.microbatches, train.delay)
         if not train.delay:
@@ -128,6 +136,7 @@ class PredictedTime:
         return Distance(
             stage_seconds=tuple(self.microbatch_seconds),
             link_seconds=tuple(self.link_seconds),
+            lateness_s=sum(self.lateness_s),
             pace_s=self._pace_s,
             hidden_batch_s=self.batch_seconds,
             num_microbatches=train.microbatches,
@@ -156,10 +165,11 @@ class PredictedTime:
                 bytes_per_microbatch=(carried := costs.carried_bytes(above.seats, below.seats)),
                 batch_seconds=number * carried / links.bytes_per_s(upper.seat, lower.seat),
                 round_trip_s=links.round_trip_s(upper.seat, lower.seat),
+                lateness_s=late_s if links.loss(upper.seat, lower.seat) else 0.0,
                 is_measured=links.is_measured(upper.seat, lower.seat),
                 codec=costs.codec(above.seats, below.seats).name.lower(),
             )
-            for above, below in pairwise(self._stages)
+            for late_s, (above, below) in zip(self.lateness_s, pairwise(self._stages), strict=True)
             for upper in above.workers
             for lower in below.workers
             if (number := self.num_microbatches(set(upper.groups) & set(lower.groups)))
@@ -183,6 +193,14 @@ class PredictedTime:
                 )
             )
         return tuple(found)
+
+    def _lateness_s(self, upper: PlacedStage, lower: PlacedStage, round_trip_s: float) -> float:
+        return lateness_s(
+            loss=self._costs.links.worst_loss(upper.seats, lower.seats),
+            round_trip_s=round_trip_s,
+            frame_bytes=self._costs.carried_bytes(upper.seats, lower.seats),
+            pace_s=self._pace_s,
+        )
 
     def _per_microbatch(self, index: int, worker: Worker) -> float:
         return float(self._costs.seconds(worker.seat)[0][index])

@@ -61,6 +61,8 @@ class LinkPreview:
     batch_seconds: float
     """To carry a batch; hidden behind computation while it is less than the slowest worker's."""
     round_trip_s: float
+    lateness_s: float
+    """How much later than that frames may arrive, where packets are lost."""
     codec: str
     """How hidden states are coded on it: `none`, `bf16`, `int8`."""
 
@@ -74,7 +76,9 @@ class DistancePreview:
     least_microbatches: int
     """m that would hide all links under 2bw."""
     on_links_s: float
-    """One microbatch's time on all links, there and back."""
+    """One microbatch's time on all links, there and back, where its frames are late."""
+    lateness_s: float
+    """How much later than usual frames may arrive, over all links."""
     on_links_microbatches: float
     """The same in microbatches' time."""
     hidden: bool
@@ -261,7 +265,7 @@ def _link_row(link: LinkPreview) -> Row:
         size(link.bytes_per_microbatch) + (f" ({link.codec})" if link.codec != "none" else ""),
         str(link.microbatches),
         f"{link.batch_seconds:.3g}",
-        f"{link.round_trip_s * 1e3:.3g} ms",
+        f"{link.round_trip_s * 1e3:.3g} ms" + (f" + {link.lateness_s * 1e3:.3g} ms" if link.lateness_s else ""),
     )
 
 
@@ -310,6 +314,7 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
             microbatches=connection.num_microbatches,
             batch_seconds=connection.batch_seconds,
             round_trip_s=connection.round_trip_s,
+            lateness_s=connection.lateness_s,
             codec=connection.codec,
         )
         for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
@@ -324,6 +329,7 @@ def _distance(plan: ClusterPlan) -> DistancePreview | None:
         microbatches=found.num_microbatches,
         least_microbatches=found.least_microbatches,
         on_links_s=found.on_links_s,
+        lateness_s=found.lateness_s,
         on_links_microbatches=found.on_links,
         hidden=found.is_hidden or not found.is_far,
         hidden_batch_seconds=found.hidden_batch_s,

@@ -37,6 +37,8 @@ class LinkSpeed:
     round_trip_s: float
     bytes_per_s: float
     """Each way."""
+    loss: float = 0.0
+    """Of the packets."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Profiles:
         return LinkSpeed(
             round_trip_s=max(speed.round_trip_s for speed in found),
             bytes_per_s=min(speed.bytes_per_s for speed in found),
+            loss=max(speed.loss for speed in found),
         )
 
 

@@ -321,6 +321,10 @@ async def test_a_node_measures_the_way_to_another(network: Network) -> None:
     assert probe.bytes_per_s > 1e6
     received = [chunk async for chunk in network.client.probe(network.b.address, 2_500_000, timeout_s=10.0)]
     assert sum(len(chunk.data) for chunk in received) == 2_500_000
+    assert probe.loss == 0.0
+    counted = [chunk async for chunk in network.client.probe(network.b.address, 10, timeout_s=10.0, counted=True)]
+    assert [len(chunk.data) for chunk in counted] == [0, 10]
+    assert counted[0].num_segments > 1  # what came before went over the same connection
     with pytest.raises(ProtocolError, match="at most"):
         _ = [chunk async for chunk in network.client.probe(network.b.address, 1 << 30, timeout_s=10.0)]
 

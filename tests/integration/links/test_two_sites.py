@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.node.tcp_counters import sent_segments
+
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 TIMEOUT_S = 20.0
 
@@ -121,6 +123,27 @@ def test_loss_sets_a_ceiling(bench: Any) -> None:
     way, streams = bench.line.Way(line), [bench.line.Stream() for _ in range(4)]
     ends = [way.put(1 << 20, 0.0, stream) for stream in streams]
     assert max(ends) < 2.2
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_what_a_line_loses_is_counted(bench: Any, loss: float) -> None:
+    """Two megabytes in pieces that fill no queue: of some 1500 packets about every hundredth, or none, went twice."""
+    if not bench.namespaces.is_possible():
+        pytest.skip("needs root and /dev/net/tun")
+    with bench.namespaces.NamespacesWan(mtu=bench.namespaces.PLAIN_MTU) as wan:
+        near, far = bench.namespaces.connected(wan)
+        with near, far:
+            wan.set(bench.line.Line(round_trip_ms=10, mbit_s=100, loss=loss))
+            for _ in range(2 * 32):
+                near.sendall(bytes(1 << 15))
+                left = 1 << 15
+                while left:
+                    left -= len(far.recv(left))
+            sent = sent_segments("ipv4:{}:{}".format(*near.getpeername()))
+    assert sent is not None
+    assert sent.number >= (2 << 20) / 1448
+    assert (sent.num_lost >= 3) == bool(loss)
+    assert sent.num_lost < 0.05 * sent.number
 
 
 def test_two_sites_give_the_bits_of_one(bench: Any, kind: str) -> None:

@@ -92,8 +92,8 @@ class Scene:
         record = ProfileRecord(generation=plan.generation, layers={"block": times}, num_samples=num_samples)
         self.put(Keys.profile("demo", node, 0), record)
 
-    def probe(self, node: str, peer: str, *, round_trip_s: float) -> None:
-        probe = LinkProbe(round_trip_s=round_trip_s, bytes_per_s=1e9)
+    def probe(self, node: str, peer: str, *, round_trip_s: float, loss: float = 0.0) -> None:
+        probe = LinkProbe(round_trip_s=round_trip_s, bytes_per_s=1e9, loss=loss)
         self.put(Keys.probes(node), ProbeRecord(incarnation=f"{node}-1", peers={peer: probe}))
 
     def progress(self, batch: int) -> None:
@@ -147,6 +147,26 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
     assert "Measured links ask for more microbatches in flight" in command.reason
+
+
+def test_a_line_that_begins_to_lose_packets_makes_the_plan_deeper() -> None:
+    """Three microbatches' time of round trip, then frames that are as much late: the same cut with more in flight."""
+    scene = Scene()
+    scene.profile("a", slower=1.0)
+    scene.profile("b", slower=1.0)
+    round_trip_s = 3 * 5 * (BLOCK.forward_s + BLOCK.backward_s)
+    scene.probe("b", "a", round_trip_s=round_trip_s)
+    without = scene.case().best_plan
+    assert isinstance(without, ClusterPlan)
+    scene.enforce(1, without, now=0.0)
+    scene.probe("b", "a", round_trip_s=round_trip_s, loss=1e-4)
+    assert not a_better_plan_exists(scene.case())
+    scene.probe("b", "a", round_trip_s=round_trip_s, loss=0.05)
+    case = scene.case()
+    assert a_better_plan_exists(case)
+    assert isinstance(case.best_plan, ClusterPlan)
+    assert [stage.layers for stage in case.best_plan.stages] == [stage.layers for stage in without.stages]
+    assert case.best_plan.stages[0].depth >= without.stages[0].depth + 2
 
 
 def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:

@@ -3,7 +3,7 @@
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.node.probing import MAX_PEERS, has_moved, peers_of
-from headway.daemon.records import Device, Keys, NodeRecord, PlanRecord, StagePlan, encode
+from headway.daemon.records import Device, Keys, NodeRecord, PlanRecord, StagePlan, decode, encode
 
 
 def node(name: str, host: str) -> NodeRecord:
@@ -54,6 +54,23 @@ def test_noise_is_not_told() -> None:
     assert not has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.012, bytes_per_s=0.9e8)})
     assert has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.02, bytes_per_s=1e8)})
     assert has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=5e7)})
+
+
+def test_loss_is_told_when_it_comes_goes_or_more_than_doubles() -> None:
+    """A dozen lost packets are counted, or a few more: that is no news."""
+
+    def probe(loss: float) -> dict[str, LinkProbe]:
+        return {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=1e8, loss=loss)}
+
+    assert has_moved(probe(0.0), probe(3e-4))
+    assert has_moved(probe(1e-3), probe(0.0))
+    assert has_moved(probe(1e-3), probe(3e-3))
+    assert not has_moved(probe(1e-3), probe(2e-3))
+
+
+def test_a_record_of_before_loss_was_counted_is_one_without() -> None:
+    record = decode(b'{"incarnation": "a-1", "peers": {"b": {"round_trip_s": 0.01, "bytes_per_s": 1e8}}}', ProbeRecord)
+    assert record.peers == {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=1e8, loss=0.0)}
 
 
 def test_the_view_has_the_probes_until_their_lease_ends() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.planning.connections import LinkAssumptions
+from headway.daemon.planning.distance import lateness_s
 from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
 from headway.daemon.planning.plan_simulation import forecast
 from headway.daemon.planning.predicted_time import predict
@@ -135,6 +136,59 @@ def test_the_plan_says_which_m_would_do() -> None:
     assert "1f1b waits for it in every batch" in flushing.about_distance[0]
     near = planned(spec, nodes, links=links_of(spec, pace_s, round_trip=0.01, transfer=0.01), profiles=measured(nodes))
     assert near.about_distance == ()
+
+
+def over_a_line(nodes: tuple[NodeRecord, ...], pace_s: float, *, round_trip: float, loss: float) -> Profiles:
+    """As measured, between the sites; the round trip in microbatches' time."""
+    speed = LinkSpeed(round_trip_s=round_trip * pace_s, bytes_per_s=1e15, loss=loss)
+    return Profiles(layers=measured(nodes).layers, links=(((nodes[0].name, nodes[1].name), speed),))
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "loss", "depths"),
+    [(3.0, 0.0, [7, 1]), (3.0, 1e-2, [15, 1]), (0.5, 1e-2, [8, 1]), (3.0, 1e-5, [7, 1]), (99.0, 1e-2, [32, 1])],
+)
+def test_depth_covers_frames_that_wait_for_lost_packets(round_trip: float, loss: float, depths: list[int]) -> None:
+    """A line that loses packets often makes the activation and its gradient a round trip and a microbatch late each;
+    where hardly a frame waits, depth is as without loss."""
+    nodes, pace_s = even(2)
+    plan = planned(spec_for(2, m=16), nodes, profiles=over_a_line(nodes, pace_s, round_trip=round_trip, loss=loss))
+    assert [stage.depth for stage in plan.stages] == depths
+
+
+def test_a_plan_says_how_late_frames_may_be() -> None:
+    """The m that would do counts late frames, and the plan says why, in all and at the link."""
+    nodes, pace_s = even(2)
+    spec = spec_for(2, m=4)
+    sure, lossy = (
+        planned(spec, nodes, profiles=over_a_line(nodes, pace_s, round_trip=3.0, loss=loss)) for loss in (0.0, 0.01)
+    )
+    (said,) = lossy.about_distance
+    assert "(packets are lost, and frames arrive up to 160 ms late): m = 4 is too small" in said
+    assert "m ≥ 13 would" in said
+    assert any("round trip 120 ms measured, frames up to 160 ms late." in line for line in lossy.explanation())
+    assert not any("late" in line for line in sure.explanation())
+
+
+@pytest.mark.parametrize(
+    ("loss", "round_trip_s", "frame_bytes", "expected"),
+    [
+        (0.0, 0.1, 1 << 20, 0.0),
+        (1e-3, 0.1, 327_680, 0.14),
+        (1e-3, 0.02, 327_680, 0.06),
+        (1e-4, 0.02, 327_680, 0.0),
+        (1e-4, 0.1, 327_680, 0.14),
+        (1e-3, 0.02, 1000, 0.0),
+        (1.0, 0.02, 1000, 0.06),
+    ],
+)
+def test_lateness_is_a_round_trip_and_a_frame_where_frames_often_wait(
+    loss: float, round_trip_s: float, frame_bytes: int, expected: float
+) -> None:
+    """By loss, the frame's packets and those under way: a microbatch each 40 ms."""
+    assert lateness_s(loss=loss, round_trip_s=round_trip_s, frame_bytes=frame_bytes, pace_s=0.04) == pytest.approx(
+        expected
+    )
 
 
 def test_a_distance_that_costs_more_than_it_brings_is_not_taken() -> None:
