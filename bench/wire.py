@@ -128,20 +128,18 @@ class Measurement:
         samples: Samples = {(side, size): [] for side in self.sides for size in self.sizes}
         for size, num_bytes in self.sizes.items():
             for side in self.sides:
-                self._sample(pair, side, num_bytes, 3)
+                self._sample(pair, side, num_bytes)  # its memory and buffers grow to what they will be
             for number in range(self.num_rounds):
                 turn = number % len(self.sides)
                 for side in (*self.sides[turn:], *self.sides[:turn]):
-                    samples[side, size].append(self._sample(pair, side, num_bytes, self._num_frames(num_bytes)))
+                    samples[side, size].append(self._sample(pair, side, num_bytes))
                 last = ", ".join(f"{side} {samples[side, size][-1].mb_s:.0f}" for side in self.sides)
                 progress(f"{size} round {number}: {last}")
         return samples
 
-    def _num_frames(self, num_bytes: int) -> int:
+    def _sample(self, pair: Pair, side: str, num_bytes: int) -> Sample:
         fewest = WINDOW if self.is_both_ways else FEWEST_FRAMES
-        return min(max(fewest, self.pass_bytes // num_bytes), MOST_FRAMES)
-
-    def _sample(self, pair: Pair, side: str, num_bytes: int, num_frames: int) -> Sample:
+        num_frames = min(max(fewest, self.pass_bytes // num_bytes), MOST_FRAMES)
         return pair.sample(side, num_bytes, num_frames, is_both_ways=self.is_both_ways)
 
 
