@@ -4,9 +4,7 @@ gloo sends nothing before the other side has said where it may go. So some messa
 payload arrives, the next is awaited too, as soon as its header is there: a sender that has several frames to send
 never waits for a receiver.
 
-A payload is never awaited before its header. What the sender's own thread cannot send at once, gloo's thread sends when
-the receiver is ready. Were the receiver ready before, the sender's thread would write it all, in gloo's lock; and
-gloo's thread, which has the receiver's next answer to read, tries that lock without a pause until it is free.
+A payload is never awaited before its header: memory is taken only for what is on its way.
 """
 
 from collections import deque

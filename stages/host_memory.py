@@ -1,8 +1,8 @@
 """Memory for tensors that arrive: blocks of the same sizes, taken and freed again and again.
 
 torch takes its memory by `posix_memalign`, and glibc does not find a freed block again for the same size and alignment:
-it looks for one that is larger. So fresh pages are taken again and again, which for a frame of 16 MiB costs more time
-than its transfer. A block of plain `malloc`, with room to align inside, is found again.
+it looks for one that is larger. So fresh pages are taken again and again, which can double the time that a frame of
+16 MiB takes. A block of plain `malloc`, with room to align inside, is found again.
 """
 
 from math import prod
