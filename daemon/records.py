@@ -16,7 +16,7 @@ from headway.daemon.lineage import Lineage
 from headway.stages.codec import Codec
 
 PREFIX = "/headway/"
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 RecordT = TypeVar("RecordT")
 

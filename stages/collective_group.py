@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from headway.stages.link import FrameKind
+from headway.stages.host_memory import empty_tensor
 
-MESSAGES, _ABORT, PAYLOADS = 0, 2, 16
-"""Tags: within each, what is sent arrives in order. Nothing is ever sent with the second; each kind of frame has a tag
-of its own from the last one on, so that payloads can be awaited before they are announced."""
+MESSAGES, PAYLOADS, _ABORT = 0, 1, 2
+"""Tags: within each, what is sent arrives in order. Nothing is ever sent with the last."""
 
 ACCEPTOR, DIALLER = 0, 1
 """The ranks."""
@@ -103,24 +102,22 @@ class GroupOfTwo:
         """Whether a payload is sent from accelerator to accelerator."""
         return self._device_out is not None and tensor.device.type == "cuda"
 
-    def send(self, tensor: Tensor, kind: FrameKind, *, is_on_device: bool) -> Transfer:
+    def send(self, tensor: Tensor, *, is_on_device: bool) -> Transfer:
         """Like `send_message`, for a contiguous tensor of a payload that is not empty."""
         if is_on_device:
             assert self._device_out is not None
             return self._device_out.send(tensor, self._peer)
-        transfer: Transfer = self._out.send([tensor.cpu()], self._peer, PAYLOADS + kind)
+        transfer: Transfer = self._out.send([tensor.cpu()], self._peer, PAYLOADS)
         return transfer
 
-    def receive(
-        self, dtype: torch.dtype, shape: tuple[int, ...], kind: FrameKind, *, is_on_device: bool
-    ) -> tuple[Tensor, Transfer]:
+    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], *, is_on_device: bool) -> tuple[Tensor, Transfer]:
         """Begin to receive into a new tensor. Raises RuntimeError for a device on a link without one."""
         if is_on_device:
             if self._device_in is None:
                 raise RuntimeError("a tensor for an accelerator, on a link between hosts")
             return self._device_in.receive(dtype, shape, self._peer)
-        tensor = torch.empty(shape, dtype=dtype)
-        return tensor, self._in.recv([tensor], self._peer, PAYLOADS + kind)
+        tensor = empty_tensor(dtype, shape)
+        return tensor, self._in.recv([tensor], self._peer, PAYLOADS)
 
     def abort(self) -> None:
         """Make every transfer that waits fail, now. Returns at once; NCCL may take its time, or never yield."""

@@ -25,6 +25,7 @@ from headway.stages.collective_receiver import FrameReceiver, payload_patience
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.frame_contract import FrameContract
 from headway.stages.held_frames import HeldFrames
+from headway.stages.host_memory import empty_tensor
 from headway.stages.ids import Generation
 from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
@@ -225,7 +226,7 @@ class CollectiveLink:
     def _receive_frames(self, group: GroupOfTwo) -> None:
         """Until the peer's goodbye. Raises RuntimeError when the group breaks, ProtocolError."""
         receiver = FrameReceiver(group, self._reader, self._contract, silence=self._silence)
-        while not self._reader.is_ended:
+        while not receiver.is_ended:
             frame = receiver.receive()
             if frame is not None:
                 self._take(frame)
@@ -287,13 +288,13 @@ class CollectiveLink:
             return self._begin_message(group, header, tensors, num_bytes)
         begun = self._begin_message(group, header)
         is_on_device = route is Route.DEVICE
-        transfers = [group.send(tensor, frame.kind, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
+        transfers = [group.send(tensor, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
         return _UnderWay((*begun.transfers, *transfers), tuple(tensors), begun.buffer, num_bytes)
 
     def _begin_message(
         self, group: GroupOfTwo, header: Tensor, tensors: Sequence[Tensor] = (), num_bytes: int = 0
     ) -> _UnderWay:
-        buffer = self._buffers.pop() if self._buffers else torch.empty(self._message_bytes, dtype=torch.uint8)
+        buffer = self._buffers.pop() if self._buffers else empty_tensor(torch.uint8, (self._message_bytes,))
         return _UnderWay((group.send_message(pack(buffer, header, tensors)),), (), buffer, num_bytes)
 
     def _finish(self, sent: _UnderWay) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headway.stages.collective_header import HEADER_LENGTH, is_inline
 from headway.stages.frame_contract import FrameContract, aligned
+from headway.stages.host_memory import empty_tensor
 
 HEADER_BYTES = 8 * HEADER_LENGTH
 
@@ -49,7 +50,7 @@ def unpack(message: Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]
     payload = message[HEADER_BYTES : HEADER_BYTES + num_bytes]
     is_part = 2 * num_bytes >= message.numel()
     if not is_part:
-        copied = torch.empty(num_bytes, dtype=torch.uint8)
+        copied = empty_tensor(torch.uint8, (num_bytes,))
         copied.numpy()[:] = payload.numpy()
         payload = copied
     parts, offset = [], 0

@@ -1,14 +1,17 @@
-"""The receiving half of a collective link: transfers that are begun before anything is there to receive.
+"""The receiving half of a collective link: transfers that are begun before what they receive is on its way.
 
-gloo sends nothing before the other side has said where it may go. So some messages are always awaited, and of the kind
-that keeps coming, the hidden states of one direction, the payloads of the next frames too: a sender never waits for a
-receiver that still looks at the header before.
+gloo sends nothing before the other side has said where it may go. So some messages are always awaited; and while one
+payload arrives, the next is awaited too, as soon as its header is there: a sender that has several frames to send
+never waits for a receiver.
+
+A payload is never awaited before its header: memory is taken only for what is on its way.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,26 +20,41 @@ from headway.stages.collective_group import GroupOfTwo, Transfer
 from headway.stages.collective_header import Announcement, HeaderReader, Route
 from headway.stages.collective_message import header_of, max_message_bytes, unpack
 from headway.stages.frame_contract import FrameContract
-from headway.stages.link import Frame, FrameKind
+from headway.stages.host_memory import empty_tensor
+from headway.stages.link import Frame
 
 NUM_MESSAGES = 4
 """Messages that are awaited at any time."""
 
-NUM_PAYLOADS = 2
-"""Payloads that are awaited before they are announced, and memory that is taken for them."""
+NUM_AHEAD = 1
+"""Frames that are announced, and have memory, behind the one that arrives."""
 
 LEAST_BYTES_PER_S = 10e6
 """A payload may take as long as at this rate beyond the silence: a large frame on a slow network is no silence."""
 
-_KEEP_COMING = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message on its way."""
+
+    buffer: Tensor
+    words: Any
+    """Its header, a numpy array of the same memory."""
+    transfer: Transfer
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of it is there: a transfer of gloo does not tell unless one waits for it."""
+        return bool(self.words[0])
 
 
 @dataclass(frozen=True, slots=True)
-class _Payload:
-    """A frame's tensors on their way."""
+class _Arriving:
+    """A frame whose tensors are there when the transfers are done."""
 
+    announcement: Announcement
     tensors: tuple[Tensor, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[Transfer, ...] = ()
 
 
 class FrameReceiver:
@@ -47,58 +65,62 @@ class FrameReceiver:
         self._group = group
         self._reader = reader
         self._silence = silence
-        self._kept_coming = frozenset(
-            kind for kind in _KEEP_COMING if not any(form.may_be_shorter for form in contract.forms.get(kind, ()))
-        )
         self._message_bytes = max_message_bytes(contract)
         self._messages = deque(self._await_message() for _ in range(NUM_MESSAGES))
-        self._payloads: defaultdict[FrameKind, deque[_Payload]] = defaultdict(deque)
+        self._arriving: deque[_Arriving] = deque()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the peer said goodbye, and everything before has been received."""
+        return self._reader.is_ended and not self._arriving
 
     def receive(self) -> Frame | None:
         """The next frame; None for a message without one. Raises RuntimeError when the group breaks, ProtocolError."""
-        message, transfer = self._messages.popleft()
-        transfer.wait(self._silence)
-        announcement = self._reader.read(header_of(message))
-        if announcement is None:
-            self._messages.append(self._await_message(message))
+        if not self._arriving:
+            self._read_message()
+        if not self._arriving:
             return None
-        if announcement.route is Route.INLINE:
-            tensors, is_part = unpack(message, announcement.tensors)
-            self._messages.append(self._await_message(None if is_part else message))
-            return announcement.frame(tensors)
-        self._messages.append(self._await_message(message))
-        payload = self._next_payload(announcement)
-        patience = payload_patience(self._silence, sum(tensor.nbytes for tensor in payload.tensors))
-        for transfer in payload.transfers:
+        while self._may_look_ahead() and self._messages[0].has_begun:
+            self._read_message()
+        frame = self._arriving.popleft()
+        patience = payload_patience(self._silence, sum(tensor.nbytes for tensor in frame.tensors))
+        for transfer in frame.transfers:
             transfer.wait(patience)
-        return announcement.frame(payload.tensors)
+        return frame.announcement.frame(frame.tensors)
 
-    def _await_message(self, buffer: Tensor | None = None) -> tuple[Tensor, Transfer]:
+    def _may_look_ahead(self) -> bool:
+        """While a payload arrives. What came behind a frame that is there must not hold it back."""
+        return bool(self._arriving[0].transfers) and len(self._arriving) <= NUM_AHEAD and not self._reader.is_ended
+
+    def _read_message(self) -> None:
+        """Wait for the next one, and begin to receive what it announces."""
+        message = self._messages.popleft()
+        message.transfer.wait(self._silence)
+        announcement, is_part = self._reader.read(header_of(message.buffer)), False
+        if announcement is not None and announcement.route is Route.INLINE:
+            tensors, is_part = unpack(message.buffer, announcement.tensors)
+            self._arriving.append(_Arriving(announcement, tensors))
+        elif announcement is not None:
+            self._arriving.append(self._await_payload(announcement))
+        self._messages.append(self._await_message(None if is_part else message.buffer))
+
+    def _await_message(self, buffer: Tensor | None = None) -> _Message:
         if buffer is None:
-            buffer = torch.empty(self._message_bytes, dtype=torch.uint8)
-        return buffer, self._group.receive_message(buffer)
+            buffer = empty_tensor(torch.uint8, (self._message_bytes,))
+        words = header_of(buffer).numpy()
+        words[0] = 0
+        return _Message(buffer, words, self._group.receive_message(buffer))
 
-    def _next_payload(self, announcement: Announcement) -> _Payload:
-        if announcement.route is Route.DEVICE or announcement.kind not in self._kept_coming:
-            return self._await_payload(announcement)
-        awaited = self._payloads[announcement.kind]
-        while len(awaited) <= NUM_PAYLOADS:
-            awaited.append(self._await_payload(announcement))
-        return awaited.popleft()
-
-    def _await_payload(self, announcement: Announcement) -> _Payload:
-        """Begin to receive what is announced, or what is of the same form and will be."""
+    def _await_payload(self, announcement: Announcement) -> _Arriving:
         tensors, transfers = [], []
         for dtype, shape in announcement.tensors:
             if prod(shape) == 0:
                 tensors.append(torch.empty(shape, dtype=dtype))
                 continue
-            tensor, transfer = self._group.receive(
-                dtype, shape, announcement.kind, is_on_device=announcement.route is Route.DEVICE
-            )
+            tensor, transfer = self._group.receive(dtype, shape, is_on_device=announcement.route is Route.DEVICE)
             tensors.append(tensor)
             transfers.append(transfer)
-        return _Payload(tuple(tensors), tuple(transfers))
+        return _Arriving(announcement, tuple(tensors), tuple(transfers))
 
 
 def payload_patience(silence: timedelta, num_bytes: int) -> timedelta:

@@ -18,8 +18,8 @@ from headway.stages.codec import coded_bytes
 UNNAMED_SITE: Final = "default"
 """What a node says that was told of no site: nothing is known about the network between two of them."""
 
-WORTH_A_GROUP_BYTES: Final = 16 << 20
-"""`auto` takes a collective link for frames from this size on: `bench/links.py` has it slower at 1 MiB and below."""
+WORTH_A_GROUP_BYTES: Final = 1 << 20
+"""`auto` takes a collective link for frames from this size on: `bench/wire.py --both-ways` has it twice as fast."""
 
 MOST_NAMED: Final = 3
 """Links of one kind for one reason: more are counted."""

@@ -232,6 +232,28 @@ def test_frames_of_all_sizes_keep_their_order_and_their_values(ends: Ends) -> No
     accepted.close()
 
 
+def test_a_goodbye_behind_large_frames_waits_for_them(ends: Ends) -> None:
+    """Three frames that travel alone, and the end right behind them: all arrive before the link is lost."""
+    forms = {FrameKind.ACTIVATION: (TensorForm(torch.float32, (INLINE_BYTES,)),)}
+    contract = FrameContract(forms, max_unacknowledged_frames=3)
+    terms = lower_terms("goodbye", inbox=ends.lower, contract=contract, receives=frozenset(forms))
+    accepted = ends.workers.collective[1].accept(terms)
+    port = ends.workers.grpc[2].port
+    link = ends.workers.collective[0].dial(upper_terms("goodbye", port, inbox=ends.upper, contract=contract))
+    for number in range(3):
+        values = torch.full((INLINE_BYTES,), number, dtype=torch.float32)
+        link.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(number), Microbatch(0), (values,)))
+    wait_until(lambda: bool(link.was_met))
+    link.close()
+    for number in range(3):
+        frame = ends.lower.get(timeout=DEADLINE_S)
+        assert isinstance(frame, Frame), frame
+        assert frame.batch == number
+        assert bool((frame.tensors[0] == number).all())
+    assert lost(ends.lower).reason == "the peer closed the link"
+    accepted.close()
+
+
 def test_a_quiet_link_stays(ends: Ends) -> None:
     """Nobody sends anything for longer than a peer may be silent: heartbeats keep the link."""
     silence = timedelta(seconds=1)

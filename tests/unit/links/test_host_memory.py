@@ -1,0 +1,34 @@
+"""Memory for tensors that arrive."""
+
+import platform
+
+import pytest
+import torch
+
+from headway.stages.frame_contract import ALIGNMENT_BYTES
+from headway.stages.host_memory import empty_tensor
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5, 7), (64, 1025)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+def test_a_tensor_is_of_its_form_and_aligned(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Any type and shape, also without elements: contiguous, at a multiple of the alignment, and all of it writable."""
+    tensors = [empty_tensor(dtype, shape) for _ in range(3)]
+    for number, tensor in enumerate(tensors):
+        assert (tensor.dtype, tensor.shape) == (dtype, shape)
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % ALIGNMENT_BYTES == 0
+        tensor.fill_(number)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other allocators")
+def test_a_freed_block_is_found_again() -> None:
+    """The second of three is freed: the next of its size lies where it lay."""
+    shape = (100_123,)
+    first, second, third = (empty_tensor(torch.uint8, shape) for _ in range(3))
+    place = second.data_ptr()
+    del second
+    again = empty_tensor(torch.uint8, shape)
+    assert again.data_ptr() == place
+    assert len({first.data_ptr(), again.data_ptr(), third.data_ptr()}) == 3
