@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination import case
+from headway.daemon.coordination import plan_book
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, decode
-from tests.fakes.replicated_plans import make_replicated_plan
+from tests.fakes.replicated_plans import answer_with_replicas
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store
 
@@ -88,13 +88,14 @@ def settle(cluster: SimulatedCluster) -> None:
 @pytest.fixture
 def stages_have_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator's planner makes plans such as 2-1-2."""
-    monkeypatch.setattr(case, "make_plan", make_replicated_plan)
+    monkeypatch.setattr(plan_book, "answer", answer_with_replicas)
 
 
 def build(seed: int, *, num_groups: int = 1) -> tuple[SimulatedCluster, random.Random]:
     chance = random.Random(seed + 1_000_000)
     cluster = SimulatedCluster(seed)
     cluster.quarantine_after = chance.choice((0, 0, 3))
+    cluster.plans_take_time = seed % 3 > 0
     for index in range(chance.randint(1, 4)):
         cluster.add_node(f"n{index}", num_devices=chance.choice((1, 1, 2)))
     fault = FaultSpec(
