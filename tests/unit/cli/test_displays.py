@@ -203,6 +203,6 @@ async def test_who_watches_is_told_when_etcd_stays_silent() -> None:
 
 def test_a_job_that_waits_for_its_plan_says_since_when() -> None:
     """`status` counts from when the plan was wanted; a job that waits for none says nothing of it."""
-    waiting = replace(report(1), planning_since=100.0)
+    waiting = dataclasses.replace(report(1), planning_since=100.0)
     assert "planning since 3 s" in report_line(waiting, now=103.2)
     assert "planning" not in report_line(report(1), now=103.2)
