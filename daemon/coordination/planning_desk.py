@@ -18,7 +18,7 @@ from headway.daemon.coordination.plan_book import Outcome, PlanBook, PlanRequest
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import PlanRefused, answer
 
-AT_ONCE_S: Final = 0.02
+AT_ONCE_S: Final = 0.05
 """How long the loop may stand still for all plans of one decision."""
 PLAN_DEADLINE_S: Final = 60.0
 """For one plan. Then the job has none, for now, and others have their turn."""

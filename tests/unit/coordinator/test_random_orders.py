@@ -148,11 +148,15 @@ def test_without_failures_every_job_finishes(block: int) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_with_failures_every_job_finishes(block: int) -> None:
-    """Deaths of nodes, workers and leaders, lapsed leases: jobs recover by themselves, and finish."""
+    """Deaths of nodes, workers and leaders, lapsed leases, plans that come late: jobs recover by themselves, and
+    finish."""
+    num_late_plans = 0
     for seed in range(block * 10, block * 10 + 10):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=600, chance=chance, may_crash=True)
         finish(cluster, seed)
+        num_late_plans += cluster.num_late_plans
+    assert num_late_plans > 0, "every plan came at once"
 
 
 @pytest.mark.usefixtures("stages_have_replicas")
