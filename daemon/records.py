@@ -168,6 +168,8 @@ class PhaseRecord:
     """The same."""
     outlook: str = ""
     """Why a plan that is clearly faster than the one in force is not taken; empty: there is none."""
+    planning_since: float = 0.0
+    """Since when the job has waited for a plan to be computed, if it does so for long; 0: it does not."""
     since: float = 0.0
 
 

@@ -67,6 +67,8 @@ class JobReport:
     checkpoint_url: str
     submitted_at: float
     since: float
+    planning_since: float = 0.0
+    """Seconds since the epoch; 0: no plan is being computed for which the job waits."""
     codecs: tuple[str, ...] = ()
     """As in PlanRecord, of the plan in force or the next."""
     coded_cuts: tuple[str, ...] = ()
@@ -121,6 +123,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         checkpoint_url=job.checkpoint.url if job.checkpoint else "",
         submitted_at=job.submission.submitted_at if job.submission else 0.0,
         since=phase.since,
+        planning_since=phase.planning_since,
         codecs=told.codecs if told else (),
         coded_cuts=told.coded_cuts if told else (),
         no_better_plan=(phase.outlook or NO_FASTER_PLAN) if phase.phase is Phase.RUNNING else "",
@@ -189,8 +192,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{last:02d}" if hours else f"{minutes}:{last:02d}"
 
 
-def report_line(report: JobReport) -> str:
-    """The job on one line, for logs and pipes."""
+def planning_note(report: JobReport, now: float) -> str:
+    """`planning since 3 s`, or nothing. now: seconds since the epoch."""
+    since = report.planning_since
+    return f"planning since {duration(max(now - since, 0.0))}" if since else ""
+
+
+def report_line(report: JobReport, *, now: float) -> str:
+    """The job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
     if report.batch is not None:
         parts.append(f"batch {report.batch + 1}/{report.batches}")
@@ -205,6 +214,5 @@ def report_line(report: JobReport) -> str:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
         parts.append(f"{duration(report.seconds_left)} left")
-    if report.reason:
-        parts.append(report.reason)
+    parts += [text for text in (planning_note(report, now), report.reason) if text]
     return " · ".join(parts)

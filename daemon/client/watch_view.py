@@ -25,6 +25,7 @@ from headway.daemon.client.job_report import (
     StageReport,
     duration,
     layer_range,
+    planning_note,
     report_job,
     report_line,
 )
@@ -173,7 +174,7 @@ class PlainDisplay:
 
     def show(self, snapshot: Snapshot) -> None:
         """Print the job's line, if it says something new and its time has come."""
-        line, now = report_line(snapshot.report), time.monotonic()
+        line, now = report_line(snapshot.report, now=time.time()), time.monotonic()
         key = (snapshot.report.phase, snapshot.report.generation)
         if key == self._last_key and now - self._shown_at < PLAIN_INTERVAL_S:
             self._pending = line
@@ -253,7 +254,7 @@ def _head(report: JobReport) -> Text:
     text = Text(report.phase, style=f"bold {PHASE_COLOURS.get(report.phase, 'cyan')}")
     if report.generation:
         text.append(f"  generation {report.generation}", style="dim")
-    if why := report.reason or report.plan_reason:
+    if why := planning_note(report, time.time()) or report.reason or report.plan_reason:
         text.append(f"  {why}", style="default")
     return text
 

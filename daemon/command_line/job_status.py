@@ -1,5 +1,6 @@
 """How `headway status` finds its answer: in etcd, or, while that is away, from a daemon."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,10 @@ def _show_all(reports: "list[JobReport]", *, as_json: bool) -> None:
     if as_json:
         say_json(reports)
         return
-    for line in [report_line(report) for report in reports] or ["no jobs; `headway submit JOB.toml` makes one"]:
+    now = time.time()
+    for line in [report_line(report, now=now) for report in reports] or [
+        "no jobs; `headway submit JOB.toml` makes one"
+    ]:
         say(line)
 
 

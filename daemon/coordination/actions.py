@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.commands import Command
-from headway.daemon.coordination.conditions import outlook_text, recovery_is_possible, waits_for
+from headway.daemon.coordination.conditions import outlook_text, planning_since, recovery_is_possible, waits_for
 from headway.daemon.coordination.origin import Origin
 from headway.daemon.coordination.sentences import (
     shape_and_nodes,
@@ -45,6 +45,20 @@ def explain_outlook(case: Case, to: Phase) -> Command:
     """why no better plan is taken, no event"""
     before = case.job.phase
     return move(case, to, before.reason, is_event=False, error=before.error, outlook=outlook_text(case))
+
+
+def explain_planning(case: Case, to: Phase) -> Command:
+    """since when a plan is computed, no event"""
+    before, since = case.job.phase, planning_since(case)
+    return move(
+        case,
+        to,
+        before.reason,
+        is_event=False,
+        error=before.error,
+        outlook=before.outlook,
+        planning_since=since,
+    )
 
 
 def offer_first_plan(case: Case, to: Phase) -> Command:

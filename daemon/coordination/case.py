@@ -11,12 +11,13 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin, find_origin
+from headway.daemon.coordination.plan_book import Inquiry, Plans, PlansAtOnce, Purpose
 from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.pipeline_shape import worker_name
-from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records import (
@@ -47,6 +48,8 @@ STOP_BATCHES: Final = 4
 """Batches' worth of time that a stop may take: the rest of one, the next, and as much again for a slow machine."""
 TRANSFER_BYTES_PER_S: Final = 20e6
 """What deadlines expect at least of disks and links."""
+TELL_AFTER_S: Final = 1.0
+"""Who waits longer for a plan to be computed says so."""
 CHANGE_RETRY_S: Final = 10.0
 """After a change that was given up, before the next is tried."""
 
@@ -84,6 +87,8 @@ class Case:
     """An earlier job that is still waiting for devices, if there is one."""
     quarantine_after: int = QUARANTINE_AFTER
     """Failures of a node within the quarantine's time, after which it is left out; 0: never."""
+    plans: Plans = field(default_factory=PlansAtOnce)
+    """What needs one that is not there raises PlanMissingError."""
 
     @cached_property
     def spec(self) -> JobSpec:
@@ -138,8 +143,10 @@ class Case:
     def best_plan(self) -> ClusterPlan | PlanRefused:
         """The best plan on the devices that no other job has; while one runs, without nodes that keep going."""
         nodes, flapping = self.nodes, self.on_probation
-        steady = self._plan_on(node for name, node in nodes.items() if name not in flapping)
-        return self._plan_on(nodes.values()) if flapping and isinstance(steady, PlanRefused) else steady
+        steady = self._plan_on(Purpose.BEST, (node for name, node in nodes.items() if name not in flapping))
+        if flapping and isinstance(steady, PlanRefused):
+            return self._plan_on(Purpose.WITH_FLAPPING_NODES, nodes.values())
+        return steady
 
     @cached_property
     def nodes(self) -> dict[str, NodeRecord]:
@@ -180,38 +187,41 @@ class Case:
         is_again = self.job.phase.phase is Phase.RECOVERING
         suspects = [loss.stage for loss in self.losses if loss.is_late or (is_again and loss.death.fault)]
         without = frozenset((stage.node, stage.device_index) for stage in suspects)
-        plan = self._plan_on(nodes, without=without)
+        plan = self._plan_on(Purpose.RECOVERY, nodes, without=without)
         if isinstance(plan, PlanRefused) and without:
-            plan = self._plan_on(nodes)
+            plan = self._plan_on(Purpose.RECOVERY_WITH_SUSPECTS, nodes)
         if isinstance(plan, PlanRefused):
-            staying = self._plan_on(replace(node, is_draining=False) for node in nodes)
+            every = (replace(node, is_draining=False) for node in nodes)
+            staying = self._plan_on(Purpose.RECOVERY_WITH_DRAINING_NODES, every)
             plan = staying if isinstance(staying, ClusterPlan) else plan
         return plan
 
     @cached_property
     def plan_on_everything(self) -> ClusterPlan | PlanRefused:
         """The best plan if every device were free: whether the job could run at all just now."""
-        return make_plan(
-            self.spec,
-            self.nodes.values(),
-            history=self.history,
-            was_rounded=self.was_rounded,
-            quarantined=self.quarantined,
-            profiles=self.profiles,
-        )
+        return self._plan_on(Purpose.ON_EVERYTHING, self.nodes.values())
+
+    @cached_property
+    def inquiry(self) -> Inquiry:
+        """The plans that were asked for."""
+        return Inquiry(self.plans, self.job.name)
 
     def _plan_on(
-        self, nodes: Iterable[NodeRecord], *, without: frozenset[DeviceKey] = frozenset()
+        self, purpose: Purpose, nodes: Iterable[NodeRecord], *, without: frozenset[DeviceKey] = frozenset()
     ) -> ClusterPlan | PlanRefused:
-        return make_plan(
+        """Raises PlanMissingError."""
+        is_free = purpose is Purpose.ON_EVERYTHING
+        is_under_way = self.job.plan is not None and self.job.phase.phase is not Phase.RECOVERING
+        return self.inquiry.plan(
+            purpose,
             self.spec,
-            nodes,
-            previous=self.job.plan,
-            busy=self.busy | without,
+            tuple(nodes),
+            previous=None if is_free else self.job.plan,
+            busy=frozenset() if is_free else self.busy | without,
             history=self.history,
             was_rounded=self.was_rounded,
             quarantined=self.quarantined,
-            held=self._held if self.job.plan is None or self.job.phase.phase is Phase.RECOVERING else None,
+            held=None if is_free or is_under_way else self._held,
             profiles=self.profiles,
         )
 

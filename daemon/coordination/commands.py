@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from headway.daemon.coordination.plan_book import PlanRequest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
@@ -57,3 +59,7 @@ class Decision:
     commands: tuple[Command, ...] = ()
     wake_at: float | None = None
     """By the clock of `now`: the next deadline or settle time; None: none runs."""
+    missing: tuple[PlanRequest, ...] = ()
+    """Plans without which no more can be decided, the most urgent first."""
+    stale: tuple[PlanRequest, ...] = ()
+    """Plans that were used, though measurements have changed since."""

@@ -4,7 +4,7 @@ A condition's name, with its underscores read as spaces, is its text in docs/coo
 """
 
 from headway.daemon.coordination.boundaries import due_checkpoint, parts_of
-from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.case import TELL_AFTER_S, Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
@@ -249,6 +249,21 @@ def recovery_is_possible(case: Case) -> bool:
 
 def what_recovery_waits_for_is_another(case: Case) -> bool:
     return case.job.next is None and case.job.phase.reason != waits_for(case)
+
+
+# --- Planning -------------------------------------------------------------------------------------------------------
+
+
+def since_when_it_waits_for_a_plan_is_another(case: Case) -> bool:
+    """The rows above want a plan that is being computed, for longer than people would not notice; or no longer."""
+    return (planning_since(case) > 0) != (case.job.phase.planning_since > 0)
+
+
+def planning_since(case: Case) -> float:
+    """Seconds since the epoch; 0: no plan is waited for, or not for long."""
+    since = case.inquiry.waits_since
+    is_long = since is not None and case.now >= since + TELL_AFTER_S
+    return case.written_at - (case.now - since) if since is not None and is_long else 0.0
 
 
 # --- Waiting --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from headway.daemon.coordination.actions import (
     enforce_change,
     enforce_first,
     explain_outlook,
+    explain_planning,
     explain_wait,
     fail,
     offer_change,
@@ -23,7 +24,7 @@ from headway.daemon.coordination.actions import (
     stop_for_checkpoint,
     stop_for_moves,
 )
-from headway.daemon.coordination.case import LEASE_TTL_S, Case, DeviceKey, devices
+from headway.daemon.coordination.case import LEASE_TTL_S, TELL_AFTER_S, Case, DeviceKey, devices
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
     write_checkpoint,
@@ -64,6 +65,7 @@ from headway.daemon.coordination.conditions import (
     pause_is_wanted_and_no_plan_exists,
     running_is_requested_anew,
     running_is_wanted,
+    since_when_it_waits_for_a_plan_is_another,
     the_checkpoint_is_late,
     what_it_loads_is_gone,
     what_it_waits_for_is_another,
@@ -75,6 +77,7 @@ from headway.daemon.coordination.conditions import (
     workers_of_next_are_late,
 )
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER
+from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import Phase
 
@@ -106,6 +109,7 @@ TABLE: Final = (
     Row(QUEUED, its_turn_has_come_nodes_are_settled_and_a_plan_exists, offer_first_plan, PREPARING),
     Row(QUEUED, what_it_waits_for_is_another, explain_wait, QUEUED),
     Row(QUEUED, old_checkpoints_are_left, delete_checkpoints, QUEUED),
+    Row(QUEUED, since_when_it_waits_for_a_plan_is_another, explain_planning, QUEUED),
     #
     Row(PREPARING, its_records_are_missing, fail, FAILED),
     Row(PREPARING, cancel_is_wanted, retire, CANCELLED),
@@ -135,6 +139,7 @@ TABLE: Final = (
     Row(RUNNING, why_no_better_plan_is_taken_is_another, explain_outlook, RUNNING),
     Row(RUNNING, a_periodic_checkpoint_is_complete, write_periodic_checkpoint, RUNNING),
     Row(RUNNING, old_checkpoints_are_left, delete_checkpoints, RUNNING),
+    Row(RUNNING, since_when_it_waits_for_a_plan_is_another, explain_planning, RUNNING),
     #
     Row(CHANGING, its_records_are_missing, fail, FAILED),
     Row(CHANGING, cancel_is_wanted, retire, CANCELLED),
@@ -150,6 +155,7 @@ TABLE: Final = (
     Row(CHANGING, workers_of_next_are_late, drop_next, RUNNING),
     Row(CHANGING, a_periodic_checkpoint_is_complete, write_periodic_checkpoint, CHANGING),
     Row(CHANGING, old_checkpoints_are_left, delete_checkpoints, CHANGING),
+    Row(CHANGING, since_when_it_waits_for_a_plan_is_another, explain_planning, CHANGING),
     #
     Row(STOPPING, its_records_are_missing, fail, FAILED),
     Row(STOPPING, cancel_is_wanted, retire, CANCELLED),
@@ -166,6 +172,7 @@ TABLE: Final = (
     Row(STOPPING, a_checkpoint_is_complete, write_checkpoint, QUEUED),
     Row(STOPPING, workers_are_late_to_stop, recover, RECOVERING),
     Row(STOPPING, the_checkpoint_is_late, fail, FAILED),
+    Row(STOPPING, since_when_it_waits_for_a_plan_is_another, explain_planning, STOPPING),
     #
     Row(RECOVERING, its_records_are_missing, fail, FAILED),
     Row(RECOVERING, cancel_is_wanted, retire, CANCELLED),
@@ -180,6 +187,7 @@ TABLE: Final = (
     Row(RECOVERING, pause_is_wanted_and_no_plan_exists, retire, PAUSED),
     Row(RECOVERING, next_is_missing_and_a_plan_exists, recover, RECOVERING),
     Row(RECOVERING, what_recovery_waits_for_is_another, explain_wait, RECOVERING),
+    Row(RECOVERING, since_when_it_waits_for_a_plan_is_another, explain_planning, RECOVERING),
     #
     Row(PAUSED, cancel_is_wanted, retire, CANCELLED),
     Row(PAUSED, running_is_wanted, requeue, QUEUED),
@@ -192,17 +200,24 @@ TABLE: Final = (
 )
 """The whole of it. Conditions are tried top down; nothing leads out of finished and cancelled."""
 
+OFFERS: Final = (offer_first_plan, offer_change, recover)
+"""What gives devices away."""
 ROWS: Final = {phase: tuple(row for row in TABLE if row.phase is phase) for phase in Phase}
 
 
 def decide(
-    view: ClusterView, *, now: float, written_at: float = 0.0, quarantine_after: int = QUARANTINE_AFTER
+    view: ClusterView,
+    *,
+    now: float,
+    written_at: float = 0.0,
+    quarantine_after: int = QUARANTINE_AFTER,
+    plans: Plans | None = None,
 ) -> Decision:
     """What to do about every job, first in first: at most one command each.
 
     now: seconds of the monotonic clock that `view` was fed with. written_at: seconds since the epoch, for records that
     people read; nothing is decided by it. quarantine_after: failures of a node after which plans leave it out;
-    0: never.
+    0: never. plans: where plans are looked up; None: they are computed at once.
     """
     if view.steady_since is None:
         return Decision()  # etcd is away: what it says may be long out of date, and nothing can be written
@@ -211,6 +226,8 @@ def decide(
         return Decision(wake_at=view.started_at + LEASE_TTL_S)
     commands: list[Command] = []
     deadlines: list[float] = []
+    missing: list[PlanRequest] = []
+    stale: list[PlanRequest] = []
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
     blocker = ""
     for job in view.jobs_in_order():
@@ -223,30 +240,65 @@ def decide(
             busy=busy,
             blocker=blocker,
             quarantine_after=quarantine_after,
+            plans=plans or PlansAtOnce(),
         )
         row = first_row(case)
-        if row is not None:
-            commands.append(row.action(case, row.next_phase))
-            offered = case.recovery_plan if row.next_phase is RECOVERING else case.best_plan
-            if row.next_phase in (PREPARING, CHANGING, RECOVERING) and isinstance(offered, ClusterPlan):
-                owned[job.name] |= devices(offered)
-        if not blocker and _is_waiting(case, row) and isinstance(case.plan_on_everything, ClusterPlan):
+        command = _command(case, row) if row is not None else None
+        is_held_up = row is not None and command is None
+        if is_held_up and since_when_it_waits_for_a_plan_is_another(case):
+            command = explain_planning(case, job.phase.phase)
+        if command is not None:
+            commands.append(command)
+        if row is not None and row.action in OFFERS and not is_held_up:
+            offered = case.recovery_plan if row.action is recover else case.best_plan
+            owned[job.name] |= devices(offered) if isinstance(offered, ClusterPlan) else frozenset()
+        if not blocker and (is_held_up or _holds_devices_back(case, row)):
             blocker = job.name
         deadlines += [deadline for deadline in waits(case) if deadline > now]
-    return Decision(commands=tuple(commands), wake_at=min(deadlines, default=None))
+        if case.inquiry.missing:
+            since = case.inquiry.waits_since
+            deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
+            missing += case.inquiry.missing
+        stale += case.inquiry.stale
+    return Decision(
+        commands=tuple(commands),
+        wake_at=min(deadlines, default=None),
+        missing=tuple(missing),
+        stale=tuple(stale),
+    )
 
 
 def first_row(case: Case) -> Row | None:
-    """The row of the table that applies now, if any."""
-    return next((row for row in ROWS[case.job.phase.phase] if row.condition(case)), None)
+    """The row of the table that applies now, if any. A condition that needs a missing plan does not hold yet."""
+
+    def holds(row: Row) -> bool:
+        try:
+            return row.condition(case)
+        except PlanMissingError:
+            return False
+
+    return next((row for row in ROWS[case.job.phase.phase] if holds(row)), None)
 
 
-def _is_waiting(case: Case, row: Row | None) -> bool:
-    """Whether a job has no devices and would take them: those after it do not overtake it."""
+def _command(case: Case, row: Row) -> Command | None:
+    """None: what the row writes needs a plan which is missing."""
+    try:
+        return row.action(case, row.next_phase)
+    except PlanMissingError:
+        return None
+
+
+def _holds_devices_back(case: Case, row: Row | None) -> bool:
+    """Whether a job has no devices and would take them, as far as is known: those after it do not overtake it."""
     phase = case.job.phase.phase
     if phase is RECOVERING:
-        return case.job.next is None and (row is None or row.action is explain_wait)
-    return phase is QUEUED and (row is None or row.next_phase is QUEUED)
+        is_waiting = case.job.next is None and (row is None or row.action in (explain_wait, explain_planning))
+    else:
+        is_waiting = phase is QUEUED and (row is None or row.next_phase is QUEUED)
+    try:
+        return is_waiting and (bool(case.inquiry.missing) or isinstance(case.plan_on_everything, ClusterPlan))
+    except PlanMissingError:
+        return True
 
 
 def waits(case: Case) -> tuple[float, ...]:
@@ -262,7 +314,7 @@ def waits(case: Case) -> tuple[float, ...]:
             return (case.heard_at, case.prepare_deadline)
         case Phase.RUNNING:
             begun = (case.heard_at, case.start_deadline, case.end_deadline)
-            return (*losses, *begun, case.settled_at, case.change_allowed_at, case.reconsidered_at)
+            return (*losses, *begun, case.settled_at, case.change_allowed_at, _reconsidered_at(case))
         case Phase.CHANGING:
             return (*losses, case.prepare_deadline)
         case Phase.STOPPING:
@@ -273,3 +325,11 @@ def waits(case: Case) -> tuple[float, ...]:
             return (case.recovery_allowed_at,)
         case _:
             return ()
+
+
+def _reconsidered_at(case: Case) -> float:
+    """See Case; without the plan that it is about, never."""
+    try:
+        return case.reconsidered_at
+    except PlanMissingError:
+        return 0.0

@@ -10,7 +10,8 @@ HEAD = """# How a job moves from phase to phase
 Made from the table in `daemon/coordination/coordinator.py` by `python -m headway.daemon.coordination.diagram`;
 a test keeps it so.
 Rows are tried top down, and the first whose condition holds is written as one transaction that compares all that was
-read: with the phase go its reason, an event and the job's other keys.
+read: with the phase go its reason, an event and the job's other keys. A condition that needs a plan
+which is still being computed does not hold yet; an action that needs one waits for it, while rows above still go first.
 """
 
 

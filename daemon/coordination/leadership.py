@@ -7,13 +7,15 @@ the revision of its own leader key, so a deposed one that does not know it yet w
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.plan_book import PlanBook
+from headway.daemon.coordination.planning_desk import AT_ONCE_S, PlanningDesk
 from headway.daemon.errors import ConflictError, LeaseLostError, RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.lease import Lease
@@ -54,10 +56,12 @@ class Leadership:
         clock: Callable[[], float] = time.monotonic,
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
+        plans: PlanBook | None = None,
     ) -> None:
         """write_manifest(url, manifest) and delete_checkpoint(url) may block; they raise RecoveryError.
 
-        clock: the one that `cluster` uses. Without delete_checkpoint, old checkpoints stay.
+        clock: the one that `cluster` uses. Without delete_checkpoint, old checkpoints stay. plans: where `decide` looks
+        plans up; what it misses is computed here.
         """
         self._client = client
         self._cluster = cluster
@@ -68,6 +72,7 @@ class Leadership:
         self._delete_checkpoint = delete_checkpoint
         self._clock = clock
         self._manifest_timeout_s = manifest_timeout_s
+        self._plans = plans if plans is not None else PlanBook()
         self._leader_revision = 0
         self._log = _log.bind(node=record.node)
 
@@ -119,6 +124,8 @@ class Leadership:
         """Decide on every change and at every deadline, until the leader key is no longer ours."""
         await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
         busy: dict[TaskKey, asyncio.Task[None]] = {}
+        self._plans.clear()
+        desk = PlanningDesk(self._plans, clock=self._clock)
         try:
             while True:
                 seen = self._cluster.version
@@ -126,33 +133,42 @@ class Leadership:
                     raise LeaseLostError(Keys.LEADER, "somebody else took or deleted it")
                 for key in [key for key, task in busy.items() if task.done()]:
                     busy.pop(key).result()
-                decision = self._decided()
+                desk.collect()
+                decision = self._decided(desk)
                 for command in decision.commands:
                     key = (command.job, not isinstance(command, Transaction))
                     if key not in busy:
                         name = f"decision about {command.job}"
                         busy[key] = asyncio.create_task(self._execute(command), name=name)
-                await self._pause(seen, busy, wake_at=decision.wake_at)
+                deadlines = [at for at in (decision.wake_at, desk.wake_at) if at is not None]
+                wake_at = min(deadlines, default=None)
+                await self._pause(seen, {*busy.values(), *desk.under_way}, wake_at=wake_at)
         finally:
             await _end(*busy.values())
 
-    def _decided(self) -> Decision:
-        began = time.perf_counter()
-        decision = self._decide(self._cluster.view, now=self._clock())
-        seconds = time.perf_counter() - began
-        if seconds > SLOW_DECISION_S:
-            self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(self._cluster.view.jobs))
-        return decision
+    def _decided(self, desk: PlanningDesk) -> Decision:
+        """With the plans that are there, or will be in no time; others are begun."""
+        until = self._clock() + AT_ONCE_S
+        while True:
+            began = time.perf_counter()
+            now, view = self._clock(), self._cluster.view
+            decision = self._decide(view, now=now)
+            self._plans.decided(decision.missing, jobs=view.jobs, now=now)
+            seconds = time.perf_counter() - began
+            if seconds > SLOW_DECISION_S:
+                self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(view.jobs))
+            if not desk.take_up((*decision.missing, *decision.stale), until=until):
+                return decision
 
     def _is_deposed(self) -> bool:
         return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
 
-    async def _pause(self, seen: int, busy: dict[TaskKey, asyncio.Task[None]], *, wake_at: float | None) -> None:
-        """Return at the first of: a change of the view, a command done, the deadline."""
+    async def _pause(self, seen: int, busy: set[asyncio.Future[Any]], *, wake_at: float | None) -> None:
+        """Return at the first of: a change of the view, a command or a plan done, the deadline."""
         timeout_s = None if wake_at is None else max(wake_at - self._clock(), 0.0)
         changed = asyncio.create_task(self._cluster.changed(seen))
         try:
-            await asyncio.wait({changed, *busy.values()}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({changed, *busy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(changed)
 

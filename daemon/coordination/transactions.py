@@ -46,6 +46,7 @@ def move(
     event: str = "",
     is_event: bool = True,
     outlook: str = "",
+    planning_since: float = 0.0,
     leased: dict[str, tuple[bytes, int]] | None = None,
 ) -> Transaction:
     """The phase record, the event, and the job's other keys, on the condition that nothing that was read has moved.
@@ -72,6 +73,7 @@ def move(
         arithmetic_classes=classes,
         was_rounded=was_rounded,
         outlook=outlook,
+        planning_since=planning_since,
         since=case.written_at if to is not before.phase else before.since,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}

@@ -14,6 +14,7 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.leadership import Leadership
+from headway.daemon.coordination.plan_book import PlanBook
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
@@ -79,14 +80,16 @@ class Membership:
             predecessor=house.memory.last_incarnation,
         )
         self._supervisor: Supervisor | None = None
+        plans = PlanBook()
         self._leadership = Leadership(
             house.etcd,
             house.cluster,
             record=LeaderRecord(node=config.name, incarnation=record.incarnation),
             ttl_s=config.lease_ttl_s,
             decide=lambda view, *, now: decide(
-                view, now=now, written_at=time.time(), quarantine_after=config.quarantine_after
+                view, now=now, written_at=time.time(), quarantine_after=config.quarantine_after, plans=plans
             ),
+            plans=plans,
             write_manifest=self._write_manifest,
             delete_checkpoint=self._delete_checkpoint,
         )

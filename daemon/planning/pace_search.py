@@ -27,6 +27,8 @@ NUM_WALKS: Final = 4096
 WIDER: Final = 1.25
 """By how much the time grows until a first pipeline is found, and by its square next time."""
 MOST_WIDENINGS: Final = 8
+ANY_TIME: Final = 1e15
+"""Times the least: as good as no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,12 @@ class PaceSearch:
         self._group = ceil(costs.num_microbatches / costs.num_groups)
         self._most_stages = min(costs.num_layers, costs.num_microbatches, most_stages or len(order))
         self._num_kept = max(1, NUM_WALKS // len(order)) if self._counts_stages() else 1
+        self._is_whole = self._num_kept >= self._most_stages
+        """No walk that could be worth going on with is left out."""
+        self._limits = list(dict.fromkeys(map(_limits, order)))
+        self._limits_at = np.array([self._limits.index(_limits(seat)) for seat in order])
+        """Of each place: which memory it has."""
+        self._rooms: dict[int, tuple[Counts, NDArray[np.bool_], Counts]] = {}
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
         self._widest = costs.widest_boundary_s(order)
@@ -69,7 +77,7 @@ class PaceSearch:
         above, found, wider = min(at_most, self._least * WIDER), None, WIDER
         for _ in range(MOST_WIDENINGS):
             found = self._walk(above)
-            if found is not None or above >= at_most:
+            if found is not None or above >= at_most or (wider == WIDER and self._never_fits(at_most)):
                 break
             wider *= wider
             above = min(at_most, above * wider)
@@ -84,6 +92,10 @@ class PaceSearch:
             else:
                 above, found = middle, walked
         return above, self._cut(found)
+
+    def _never_fits(self, at_most: float) -> bool:
+        """Whether memory is too small however long a batch may take: then the time need not be widened."""
+        return self._is_whole and self._walk(min(at_most, self._least * ANY_TIME)) is None
 
     def _counts_stages(self) -> bool:
         """Whether it matters how many stages a walk has."""
@@ -151,6 +163,11 @@ class PaceSearch:
         seats = slice(place - reach, place)
         most_layers = int(limit / costs.num_microbatches * self._layer_speed[seats].sum() * 1.2) + 3
         low = max(0, end - most_layers)
+        rooms = self._rooms_at(costs.least_depth(walk.num_stages + 1)) if self._has_limits else None
+        if rooms is not None:
+            low = max(low, int(rooms[2][self._limits_at[place - 1], end]))
+            if low >= end:
+                return []
         slices = costs.slice_of[low:end, end]
         # Nearest device first. [reach, num candidates]
         each, update = self._each[seats, slices][::-1], self._update[seats, slices][::-1]
@@ -160,8 +177,13 @@ class PaceSearch:
             most_bytes = costs.sums_bytes[slices] * (costs.num_groups / 4 + 1)
             shared_limit = limit - most_bytes / self._slowest_sibling[place][-1]
         room = np.floor((shared_limit - update) / each * (1 + 1e-12) + 1e-9) // self._group
-        most, fits_alone = self._room_in_memory(walk, place, reach, slices)
-        room = np.minimum(room, most)
+        fits_alone: NDArray[np.bool_] | bool = True
+        if rooms is None:
+            room = np.minimum(room, costs.num_groups)
+        else:
+            limits = self._limits_at[seats][::-1]
+            room = np.minimum(room, rooms[0][limits[:, np.newaxis], slices])
+            fits_alone = rooms[1][limits[0], slices]
         enough = np.logical_and.accumulate(room >= 1, axis=0) & (np.cumsum(room, axis=0) >= costs.num_groups)
         enough[0] = alone & fits_alone
         if costs.spec.train.delay and reach > 1:
@@ -177,19 +199,21 @@ class PaceSearch:
                 best = first
         return found
 
-    def _room_in_memory(
-        self, walk: _Walk, place: int, reach: int, slices: Counts
-    ) -> tuple[Counts | int, NDArray[np.bool_] | bool]:
-        """Groups that each device before a place has memory for as one of several, [reach, num candidates], and whether
-        the nearest has it for the stage alone, [num candidates]."""
-        costs = self._costs
-        if not self._has_limits:
-            return costs.num_groups, True
-        depth = costs.least_depth(walk.num_stages + 1)
-        seats = [self._order[place - 1 - index] for index in range(reach)]
-        # Of two replicas each has most to add up.
-        most = np.array([costs.most_groups(seat, depth, 2)[slices] for seat in seats])
-        return most, costs.most_groups(seats[0], depth, 1)[slices] >= costs.num_groups
+    def _rooms_at(self, depth: int) -> tuple[Counts, NDArray[np.bool_], Counts]:
+        """By memory of a device: groups that it has room for as one of several, [memory, slice]; whether it has it for
+        a stage alone, [memory, slice]; and the first layer from which on either may be, by the stage's end."""
+        found = self._rooms.get(depth)
+        if found is None:
+            costs = self._costs
+            seats = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
+            # Of two replicas each has most to add up.
+            shared = np.array([costs.most_groups(seat, depth, 2) for seat in seats])
+            alone = np.array([costs.most_groups(seat, depth, 1) for seat in seats]) >= costs.num_groups
+            may_be = np.append((shared >= 1) | alone, np.zeros((len(seats), 1), dtype=bool), axis=1)[:, costs.slice_of]
+            some = np.any(may_be, axis=1)
+            firsts = np.where(some, np.argmax(may_be, axis=1), np.arange(costs.num_layers + 1))
+            found = self._rooms[depth] = shared, alone, firsts
+        return found
 
     def _link_keeps(self, walk: _Walk, place: int, number: int, limit: float) -> bool:
         """Whether the boundary to the stage behind carries a batch in time."""
@@ -208,3 +232,7 @@ class PaceSearch:
             spans.append((here.first, here.behind.first))
             here = here.behind
         return Cut(runs=tuple(runs), spans=tuple(spans))
+
+
+def _limits(seat: Seat) -> tuple[int, int]:
+    return seat.device.memory_bytes, seat.host_memory_bytes

@@ -1,5 +1,6 @@
 """From a cut to a plan: shares of the replicas, depth of every worker, and all figures about them. Pure."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -75,10 +76,15 @@ def depths_within_memory(costs: StageCosts, placed: Sequence[PlacedStage], times
     for index, stage in enumerate(placed):
         least = costs.least_depth(len(placed) - index)
         depth = times.depth(index)
-        while depth > least and not all(_fits(costs, stage, worker, depth) for worker in stage.workers):
-            depth -= 1
+        if depth > least and not _all_fit(costs, stage, depth):
+            between = range(least + 1, depth)
+            depth = least + bisect_left(between, True, key=lambda depth: not _all_fit(costs, stage, depth))
         depths.append(depth)
     return depths
+
+
+def _all_fit(costs: StageCosts, stage: PlacedStage, depth: int) -> bool:
+    return all(_fits(costs, stage, worker, depth) for worker in stage.workers)
 
 
 def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> bool:

@@ -5,35 +5,31 @@ preferred while it is not more than `WORTH_A_STAGE` slower; among equals, the on
 are, then the one whose nodes hold most of their layers' files.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
+from typing import Unpack
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
-from headway.daemon.planning.connections import LinkAssumptions, Links
-from headway.daemon.planning.device_order import Kinds, Seat, natural
-from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, Holdings, OrderSearch
+from headway.daemon.planning.connections import Links
+from headway.daemon.planning.device_order import Kinds, Seat
+from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, OrderSearch
 from headway.daemon.planning.plan_assembly import assemble
+from headway.daemon.planning.plan_question import Conditions, PlanQuestion, ask
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.stage_costs import StageCosts
-from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records import NodeRecord
 
-__all__ = ["WORTH_A_STAGE", "ClusterPlan", "PlanRefused", "StageEstimate", "make_plan", "size"]
+__all__ = ["WORTH_A_STAGE", "ClusterPlan", "PlanRefused", "StageEstimate", "answer", "make_plan", "size"]
 
 
 def make_plan(
     spec: JobSpec,
     nodes: Iterable[NodeRecord],
     *,
-    previous: PlanRecord | None = None,
-    busy: frozenset[tuple[str, int]] = frozenset(),
-    history: tuple[str, ...] = (),
-    was_rounded: bool = False,
-    links: LinkAssumptions | None = None,
-    quarantined: frozenset[str] = frozenset(),
-    held: Mapping[str, Iterable[str]] | None = None,
     profiles: Profiles | None = None,
+    **conditions: Unpack[Conditions],
 ) -> ClusterPlan | PlanRefused:
     """The best plan for a job.
 
@@ -43,59 +39,19 @@ def make_plan(
     on. was_rounded: whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch.
     profiles: what was measured of devices and links.
     """
-    wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
-    seats = tuple(
-        Seat.of(node, index)
-        for node in wanted
-        if node.name not in quarantined
-        for index, device in enumerate(node.devices)
-        if (node.name, device.index) not in busy and device.index not in node.down_devices
-    )
-    holdings = tuple(sorted((node, tuple(sorted(layers))) for node, layers in (held or {}).items()))
-    question = _Question(
-        spec=spec,
-        previous=previous.stages if previous else (),
-        history=history,
-        was_rounded=was_rounded,
-        links=links or LinkAssumptions(),
-        holdings=holdings,
-        profiles=profiles or Profiles(),
-    )
-    plan = _plan(question, seats)
+    return answer(ask(spec, nodes, profiles=profiles, **conditions))
+
+
+def answer(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+    """The best plan. With many devices it takes seconds: not for a thread that others wait for."""
+    plan = _plan(question)
     if isinstance(plan, PlanRefused) and not plan.is_final:
-        out = [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
-        out += [
-            f"{node.name} has no worker on device {' and '.join(map(str, node.down_devices))}"
-            for node in wanted
-            if node.down_devices and node.name not in quarantined
-        ]
-        return replace(plan, reason="; ".join([plan.reason, *out]))
+        return replace(plan, reason="; ".join([plan.reason, *question.left_out]))
     return plan
 
 
-def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
-    return (
-        not node.is_draining
-        and node.protocol == PROTOCOL_VERSION
-        and (not spec.placement.sites or node.site in spec.placement.sites)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """All that a plan depends on, but the seats."""
-
-    spec: JobSpec
-    previous: tuple[StagePlan, ...]
-    history: tuple[str, ...]
-    was_rounded: bool
-    links: LinkAssumptions
-    holdings: Holdings
-    profiles: Profiles
-
-
 @lru_cache(maxsize=1024)
-def _plan(question: _Question, seats: tuple[Seat, ...]) -> ClusterPlan | PlanRefused:
+def _plan(question: PlanQuestion) -> ClusterPlan | PlanRefused:
     spec = question.spec
     most = min(len(spec.layers), spec.train.microbatches) * spec.train.reduction_groups
     if spec.placement.min_nodes > most:
@@ -106,13 +62,13 @@ def _plan(question: _Question, seats: tuple[Seat, ...]) -> ClusterPlan | PlanRef
             why = f"{stages}{most} workers at most, {spec.train.reduction_groups} on each stage"
         return PlanRefused(reason=f"min_nodes = {spec.placement.min_nodes}, but {why}", is_final=True)
     if spec.train.exactness == "required":
-        return _plan_exactly(question, seats)
-    return _Planner(question, seats).plan()
+        return _plan_exactly(question)
+    return _Planner(question, question.seats).plan()
 
 
-def _plan_exactly(question: _Question, seats: tuple[Seat, ...]) -> ClusterPlan | PlanRefused:
+def _plan_exactly(question: PlanQuestion) -> ClusterPlan | PlanRefused:
     """The best plan on devices of one arithmetic class: of the job's own class, once it has one."""
-    history = question.history
+    history, seats = question.history, question.seats
     classes = sorted({seat.arithmetic_class for seat in seats})
     allowed = [name for name in classes if set(history) <= {name}]
     if not allowed:
@@ -135,7 +91,7 @@ def _plan_exactly(question: _Question, seats: tuple[Seat, ...]) -> ClusterPlan |
 class _Planner:
     """One search: a job's costs on one set of devices."""
 
-    def __init__(self, question: _Question, seats: tuple[Seat, ...]) -> None:
+    def __init__(self, question: PlanQuestion, seats: tuple[Seat, ...]) -> None:
         self._question = question
         self._spec = question.spec
         self._seats = seats

@@ -3,17 +3,16 @@
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
-from headway.daemon.records import NodeRecord, StagePlan
+from headway.daemon.planning.plan_question import PlanQuestion
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.records import StagePlan
 
 
-def make_replicated_plan(spec: JobSpec, nodes: Iterable[NodeRecord], **asked: Any) -> ClusterPlan | PlanRefused:
+def answer_with_replicas(question: PlanQuestion) -> ClusterPlan | PlanRefused:
     """The planner's devices and cuts, with some runs of stages made into replicas of one."""
-    alone = replace(spec, train=replace(spec.train, reduction_groups=1))
-    plan = make_plan(alone, nodes, **asked)
+    spec = question.spec
+    plan = answer(replace(question, spec=replace(spec, train=replace(spec.train, reduction_groups=1))))
     if isinstance(plan, PlanRefused):
         return plan
     chance = random.Random(f"{spec.job.name} {spec.train.reduction_groups} {len(plan.stages)}")

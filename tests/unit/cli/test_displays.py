@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-from headway.daemon.client.job_report import JobReport, StageReport, duration, layer_range
+from headway.daemon.client.job_report import JobReport, StageReport, duration, layer_range, report_line
 from headway.daemon.client.job_watch import traceback_line
 from headway.daemon.client.loss_curve import draw_curve
 from headway.daemon.client.watch_view import JsonDisplay, PlainDisplay, Snapshot, render
@@ -199,3 +199,10 @@ async def test_who_watches_is_told_when_etcd_stays_silent() -> None:
         with pytest.raises(StoreUnreachableError, match=r"127\.0\.0\.1:1"):
             await session.while_reachable(asyncio.Event().wait(), patience_s=0.0, probe_every_s=0.01)
         assert await session.while_reachable(asyncio.sleep(0, result=3)) == 3
+
+
+def test_a_job_that_waits_for_its_plan_says_since_when() -> None:
+    """`status` counts from when the plan was wanted; a job that waits for none says nothing of it."""
+    waiting = dataclasses.replace(report(1), planning_since=100.0)
+    assert "planning since 3 s" in report_line(waiting, now=103.2)
+    assert "planning" not in report_line(report(1), now=103.2)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination import case
+from headway.daemon.coordination import plan_book
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, decode
-from tests.fakes.replicated_plans import make_replicated_plan
+from tests.fakes.replicated_plans import answer_with_replicas
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store
 
@@ -88,13 +88,14 @@ def settle(cluster: SimulatedCluster) -> None:
 @pytest.fixture
 def stages_have_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator's planner makes plans such as 2-1-2."""
-    monkeypatch.setattr(case, "make_plan", make_replicated_plan)
+    monkeypatch.setattr(plan_book, "answer", answer_with_replicas)
 
 
 def build(seed: int, *, num_groups: int = 1) -> tuple[SimulatedCluster, random.Random]:
     chance = random.Random(seed + 1_000_000)
     cluster = SimulatedCluster(seed)
     cluster.quarantine_after = chance.choice((0, 0, 3))
+    cluster.plans_take_time = seed % 3 > 0
     for index in range(chance.randint(1, 4)):
         cluster.add_node(f"n{index}", num_devices=chance.choice((1, 1, 2)))
     fault = FaultSpec(
@@ -147,11 +148,15 @@ def test_without_failures_every_job_finishes(block: int) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_with_failures_every_job_finishes(block: int) -> None:
-    """Deaths of nodes, workers and leaders, lapsed leases: jobs recover by themselves, and finish."""
+    """Deaths of nodes, workers and leaders, lapsed leases, plans that come late: jobs recover by themselves, and
+    finish."""
+    num_late_plans = 0
     for seed in range(block * 10, block * 10 + 10):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=600, chance=chance, may_crash=True)
         finish(cluster, seed)
+        num_late_plans += cluster.num_late_plans
+    assert num_late_plans > 0, "every plan came at once"
 
 
 @pytest.mark.usefixtures("stages_have_replicas")

@@ -1,0 +1,208 @@
+"""The plans that decisions rest on: which are wanted, which are there, and which of those may still be used. Pure.
+
+A decision never computes a plan. It looks one up; what is missing it names in `Decision.requests`, and is taken anew
+when the answer has come. The cluster goes on meanwhile, so an answer may be one to an earlier question:
+
+- other measurements, the same devices: it is used, and a newer one is wanted besides;
+- other devices: it is overtaken, and asked for anew; after `MAX_OVERTAKEN` in a row, one is used whose devices may all
+  still be used, though it is blind to what came since.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Protocol, Unpack
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.plan_question import (
+    Conditions,
+    PlanQuestion,
+    ask,
+    differs_in_measurements_alone,
+    still_answers,
+)
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.planning.predicted_time import predict
+from headway.daemon.planning.profiles import Profiles
+from headway.daemon.records import NodeRecord
+
+MAX_OVERTAKEN: Final = 2
+"""Answers in a row that come too late for the devices that there are."""
+
+Outcome = ClusterPlan | PlanRefused
+
+
+class Purpose(StrEnum):
+    """What a job wants a plan for; of each kind the last answer is remembered."""
+
+    BEST = "best"
+    WITH_FLAPPING_NODES = "with flapping nodes"
+    RECOVERY = "recovery"
+    RECOVERY_WITH_SUSPECTS = "recovery with suspects"
+    RECOVERY_WITH_DRAINING_NODES = "recovery with draining nodes"
+    ON_EVERYTHING = "on everything"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A plan that a job wants."""
+
+    job: str
+    purpose: Purpose
+    question: PlanQuestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan that may be used."""
+
+    outcome: Outcome
+    is_current: bool = True
+    """Whether it answers the very question, measurements included; if not, a newer one is wanted."""
+
+
+class PlanMissingError(Exception):
+    """A decision wants a plan that is not there yet."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        super().__init__(f"job {request.job} has no {request.purpose} plan yet")
+        self.request = request
+
+
+class Plans(Protocol):
+    """Where a decision looks plans up."""
+
+    def find(self, request: PlanRequest) -> Found | None:
+        """A plan that may be used now; None: there is none yet."""
+        ...
+
+    def wanted_since(self, job: str) -> float | None:
+        """Since when a job has wanted a plan that it has not, by the clock of the decisions; None: it has all."""
+        ...
+
+
+class PlansAtOnce:
+    """Every plan is there as soon as it is asked for: for whoever has the time."""
+
+    def find(self, request: PlanRequest) -> Found:
+        """Computes it."""
+        return Found(outcome=answer(request.question))
+
+    def wanted_since(self, job: str) -> None:
+        """Nothing is missing."""
+
+
+class Inquiry:
+    """What one decision about one job looks up, and what of it is not there."""
+
+    def __init__(self, plans: Plans, job: str) -> None:
+        self._plans = plans
+        self._job = job
+        self.stale: list[PlanRequest] = []
+        """Plans that were used, though measurements have changed since."""
+        self._missing: dict[Purpose, PlanMissingError] = {}
+
+    @property
+    def missing(self) -> list[PlanRequest]:
+        """Plans without which something could not be decided."""
+        return [error.request for error in self._missing.values()]
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when decisions have missed a plan that this one misses; None: it misses none, or is the first."""
+        return self._plans.wanted_since(self._job) if self._missing else None
+
+    def plan(
+        self,
+        purpose: Purpose,
+        spec: JobSpec,
+        nodes: Collection[NodeRecord],
+        *,
+        profiles: Profiles,
+        **conditions: Unpack[Conditions],
+    ) -> Outcome:
+        """A plan, its seconds by what is measured now. Raises PlanMissingError, and again for the same purpose."""
+        if purpose in self._missing:
+            raise self._missing[purpose]
+        question = ask(spec, nodes, profiles=profiles, **conditions)
+        request = PlanRequest(job=self._job, purpose=purpose, question=question)
+        found = self._plans.find(request)
+        if found is None:
+            self._missing[purpose] = PlanMissingError(request)
+            raise self._missing[purpose]
+        plan = found.outcome
+        if not found.is_current:
+            self.stale.append(request)
+        if found.is_current or isinstance(plan, PlanRefused):
+            return plan
+        seconds = predict(spec, plan.stages, nodes, profiles=profiles)
+        return plan if seconds is None else replace(plan, predicted_batch_seconds=seconds)
+
+
+@dataclass(slots=True)
+class _Page:
+    """Of one job and purpose."""
+
+    question: PlanQuestion | None = None
+    outcome: Outcome | None = None
+    """The last answer, and what it answers."""
+    num_overtaken: int = 0
+    is_unread: bool = False
+    """No decision has been taken since it came."""
+    wanted_since: float | None = None
+
+
+class PlanBook:
+    """What a leader has had planned. One owner writes (`answered` and then `decided`); decisions read."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[str, Purpose], _Page] = {}
+
+    def find(self, request: PlanRequest) -> Found | None:
+        """See Plans."""
+        page = self._pages.get((request.job, request.purpose))
+        if page is None or page.question is None or page.outcome is None:
+            return None
+        if page.question == request.question:
+            return Found(outcome=page.outcome)
+        if differs_in_measurements_alone(page.question, request.question):
+            return Found(outcome=page.outcome, is_current=False)
+        is_patient = page.num_overtaken < MAX_OVERTAKEN
+        if is_patient or isinstance(page.outcome, PlanRefused):
+            return None
+        if not still_answers(page.outcome, page.question, request.question):
+            return None
+        return Found(outcome=page.outcome, is_current=False)
+
+    def wanted_since(self, job: str) -> float | None:
+        """See Plans."""
+        waits = [page.wanted_since for (name, _), page in self._pages.items() if name == job]
+        return min((since for since in waits if since is not None), default=None)
+
+    def answered(self, request: PlanRequest, outcome: Outcome) -> None:
+        """A plan has been computed. The next decision shows whether it came in time."""
+        page = self._page(request)
+        page.question, page.outcome, page.is_unread = request.question, outcome, True
+
+    def decided(self, missing: Sequence[PlanRequest], *, jobs: Collection[str], now: float) -> None:
+        """A decision was taken. missing: what it wanted and had not. jobs: all that there are."""
+        for key in [key for key in self._pages if key[0] not in jobs]:
+            del self._pages[key]
+        wanted = {(request.job, request.purpose) for request in missing}
+        for request in missing:
+            self._page(request)
+        for key, page in self._pages.items():
+            if page.is_unread:
+                page.num_overtaken = page.num_overtaken + 1 if key in wanted else 0
+                page.is_unread = False
+            if key not in wanted:
+                page.wanted_since = None
+            elif page.wanted_since is None:
+                page.wanted_since = now
+
+    def clear(self) -> None:
+        """Forget everything: whoever leads next begins anew."""
+        self._pages.clear()
+
+    def _page(self, request: PlanRequest) -> _Page:
+        return self._pages.setdefault((request.job, request.purpose), _Page())

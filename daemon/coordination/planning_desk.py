@@ -1,0 +1,115 @@
+"""Computes the plans that the leader's decisions want, in threads of their own: the daemon's loop goes on meanwhile.
+
+A plan of few devices takes milliseconds, and a job may stand still for it: the loop waits that long, so that one
+decision follows another at once. What takes longer is left to its thread, and its end is an event among others.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.plan_book import Outcome, PlanBook, PlanRequest
+from headway.daemon.planning.plan_question import PlanQuestion
+from headway.daemon.planning.planner import PlanRefused, answer
+
+AT_ONCE_S: Final = 0.05
+"""How long the loop may stand still for all plans of one decision."""
+PLAN_DEADLINE_S: Final = 60.0
+"""For one plan. Then the job has none, for now, and others have their turn."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """A plan that is being computed."""
+
+    request: PlanRequest
+    began_at: float
+    done: asyncio.Future[Outcome]
+    is_late: bool = False
+
+
+class PlanningDesk:
+    """One leader's: `take_up` what a decision wants, wait for `under_way`, `collect`, decide again.
+
+    Threads cannot be ended. Who loses office drops the desk, and with it whatever they still say.
+    """
+
+    def __init__(
+        self,
+        book: PlanBook,
+        *,
+        compute: Callable[[PlanQuestion], Outcome] = answer,
+        clock: Callable[[], float] = time.monotonic,
+        deadline_s: float = PLAN_DEADLINE_S,
+    ) -> None:
+        self._book = book
+        self._compute = compute
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._work: list[_Work] = []
+
+    @property
+    def under_way(self) -> tuple[asyncio.Future[Outcome], ...]:
+        """To be waited for, until `wake_at`."""
+        return tuple(work.done for work in self._work)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When a plan is late, by the clock; None: none is being computed that is not late already."""
+        return min((work.began_at + self._deadline_s for work in self._work if not work.is_late), default=None)
+
+    def collect(self) -> None:
+        """Write down what is done, or late. Raises what the planner raised."""
+        for work in [work for work in self._work if work.done.done()]:
+            self._work.remove(work)
+            self._book.answered(work.request, work.done.result())
+            _log.info("plan_computed", **_names(work.request), seconds=round(self._clock() - work.began_at, 3))
+        for work in self._work:
+            if not work.is_late and self._clock() >= work.began_at + self._deadline_s:
+                work.is_late = True
+                names = _names(work.request)
+                reason = f"no plan on {names['num_devices']} devices was found within {self._deadline_s:g} s"
+                self._book.answered(work.request, PlanRefused(reason=reason))
+                _log.error("plan_late", **names, deadline_s=self._deadline_s)
+
+    def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
+        """Begin with the first of what is wanted, if none is being computed, and return whether it is there already.
+
+        until: how long to wait for it, at most `AT_ONCE_S`, by the clock.
+        """
+        late = [work.request for work in self._work]
+        request = next((request for request in wanted if request not in late), None)
+        if request is None or any(not work.is_late for work in self._work):
+            return False
+        future: Future[Outcome] = Future()
+        future.set_running_or_notify_cancel()
+        began_at = self._clock()
+
+        def work() -> None:
+            try:
+                future.set_result(self._compute(request.question))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name=f"plan of {request.job}", daemon=True).start()
+        try:
+            outcome = future.result(timeout=min(max(until - began_at, 0.0), AT_ONCE_S))
+        except TimeoutError:
+            done = asyncio.wrap_future(future)
+            self._work.append(_Work(request=request, began_at=began_at, done=done))
+            return False
+        self._book.answered(request, outcome)
+        return True
+
+
+def _names(request: PlanRequest) -> dict[str, object]:
+    """For the log."""
+    return {"job": request.job, "purpose": request.purpose.value, "num_devices": len(request.question.seats)}

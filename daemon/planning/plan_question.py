@@ -1,0 +1,124 @@
+"""What a plan is asked for: all that it depends on as one immutable value, and what outlives a change of it. Pure.
+
+A plan takes seconds on many devices, and the cluster goes on meanwhile. Whoever has an answer compares the question
+that it answers with the one that would be asked now.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.connections import LinkAssumptions
+from headway.daemon.planning.device_order import Seat, natural
+from headway.daemon.planning.order_search import Holdings
+from headway.daemon.planning.profiles import Profiles
+from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuestion:
+    """All that a plan depends on."""
+
+    spec: JobSpec
+    seats: tuple[Seat, ...]
+    """The devices that it may use."""
+    previous: tuple[StagePlan, ...] = ()
+    """The workers of the plan in force, whose layers had better stay."""
+    history: tuple[str, ...] = ()
+    """Arithmetic classes that the job has run on."""
+    was_rounded: bool = False
+    """Whether it has run over a lossy wire."""
+    links: LinkAssumptions
+    holdings: Holdings = ()
+    profiles: Profiles
+    left_out: tuple[str, ...] = ()
+    """Sentences on nodes and devices that it may not use, for whoever has too few."""
+
+
+class Conditions(TypedDict, total=False):
+    """Of a plan, beside job, nodes and measurements; as `make_plan` has them."""
+
+    previous: PlanRecord | None
+    busy: frozenset[tuple[str, int]]
+    history: tuple[str, ...]
+    was_rounded: bool
+    links: LinkAssumptions | None
+    quarantined: frozenset[str]
+    held: Mapping[str, Iterable[str]] | None
+
+
+def ask(
+    spec: JobSpec,
+    nodes: Iterable[NodeRecord],
+    *,
+    profiles: Profiles | None = None,
+    **conditions: Unpack[Conditions],
+) -> PlanQuestion:
+    """The question for the best plan for a job; arguments as for `make_plan`."""
+    quarantined, previous = conditions.get("quarantined", frozenset()), conditions.get("previous")
+    busy, held = conditions.get("busy", frozenset()), conditions.get("held") or {}
+    wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
+    out = [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
+    out += [
+        f"{node.name} has no worker on device {' and '.join(map(str, node.down_devices))}"
+        for node in wanted
+        if node.down_devices and node.name not in quarantined
+    ]
+    return PlanQuestion(
+        spec=spec,
+        seats=tuple(
+            Seat.of(node, index)
+            for node in wanted
+            if node.name not in quarantined
+            for index, device in enumerate(node.devices)
+            if (node.name, device.index) not in busy and device.index not in node.down_devices
+        ),
+        previous=previous.stages if previous else (),
+        history=conditions.get("history", ()),
+        was_rounded=conditions.get("was_rounded", False),
+        links=conditions.get("links") or LinkAssumptions(),
+        holdings=tuple(sorted((node, tuple(sorted(layers))) for node, layers in held.items())),
+        profiles=profiles or Profiles(),
+        left_out=tuple(out),
+    )
+
+
+def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
+    return (
+        not node.is_draining
+        and node.protocol == PROTOCOL_VERSION
+        and (not spec.placement.sites or node.site in spec.placement.sites)
+    )
+
+
+def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:
+    """Whether two questions are about the same job on the same devices: only times and files may be other ones."""
+    return _situation(one) == _situation(other) and set(map(_unmeasured, one.seats)) == set(
+        map(_unmeasured, other.seats)
+    )
+
+
+def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> bool:
+    """Whether a plan for an earlier question is a plan for the present one as well, though maybe not the best: every
+    device that it uses may still be used, by the same process, as it was."""
+    if _situation(asked) != _situation(now):
+        return False
+    before = {_key(seat): _unmeasured(seat) for seat in asked.seats}
+    free = {_key(seat): _unmeasured(seat) for seat in now.seats}
+    places = [(stage.node, stage.node_incarnation, stage.device_index) for stage in plan.stages]
+    return all(place in free and free[place] == before.get(place) for place in places)
+
+
+def _situation(question: PlanQuestion) -> tuple[object, ...]:
+    """All that is no measurement and no device."""
+    return question.spec, question.previous, question.history, question.was_rounded, question.links
+
+
+def _key(seat: Seat) -> tuple[str, str, int]:
+    return seat.node, seat.incarnation, seat.device.index
+
+
+def _unmeasured(seat: Seat) -> Seat:
+    return replace(seat, device=replace(seat.device, speed=1.0))

@@ -1,0 +1,128 @@
+"""The leader's plans beside its loop: the loop stays responsive, and what comes late is told."""
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.coordination.plan_book import PlanBook, PlanRequest, Purpose
+from headway.daemon.coordination.planning_desk import AT_ONCE_S, PlanningDesk
+from headway.daemon.planning.plan_question import PlanQuestion, ask
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.records import Device, NodeRecord
+from tests.fakes.simulated_cluster import small_spec
+
+GIB = 2**30
+LONGEST_GAP_S = 0.1
+DEADLINE_S = 60.0
+
+
+def request(num_nodes: int, *, num_blocks: int = 3, job: str = "first", tight: bool = False) -> PlanRequest:
+    spec = small_spec(job, num_blocks=num_blocks)
+    if tight:
+        model = replace(spec.model, hidden_size=1024, intermediate_size=2752)
+        spec = replace(spec, model=model, train=replace(spec.train, microbatches=512, reduction_groups=64))
+    nodes = [
+        NodeRecord(
+            name=f"n{index}",
+            incarnation=f"n{index}-1",
+            address="",
+            host=f"n{index}",
+            site=f"site {index % 5}",
+            devices=(Device(kind="cpu", speed=1.0 + index % 7, memory_bytes=16 * GIB if tight else 0),),
+            memory_bytes=0,
+            arithmetic_class="one",
+        )
+        for index in range(num_nodes)
+    ]
+    return PlanRequest(job=job, purpose=Purpose.BEST, question=ask(spec, nodes))
+
+
+async def longest_gap(done: asyncio.Future[object]) -> float:
+    """The longest time in which the loop did nothing else, until a future is done."""
+    longest, last = 0.0, time.perf_counter()
+    while not done.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+async def test_the_loop_goes_on_while_a_heavy_plan_is_computed() -> None:
+    """64 devices, 200 layers, m = 512: no gap of the loop is as long as a tenth of a second, and the plan comes."""
+    book = PlanBook()
+    desk, wanted = PlanningDesk(book), request(64, num_blocks=198, tight=True)
+    began = time.perf_counter()
+    assert not desk.take_up([wanted], until=time.monotonic() + 10.0)
+    assert time.perf_counter() - began < LONGEST_GAP_S
+    (under_way,) = desk.under_way
+    assert desk.wake_at is not None
+    longest = await asyncio.wait_for(longest_gap(under_way), DEADLINE_S)  # type: ignore[arg-type]
+    assert time.perf_counter() - began > 2 * LONGEST_GAP_S, "not heavy enough to show anything"
+    assert longest < LONGEST_GAP_S
+    desk.collect()
+    found = book.find(wanted)
+    assert found is not None
+    assert isinstance(found.outcome, ClusterPlan)
+    assert not desk.under_way
+
+
+async def test_a_small_plan_is_there_at_once() -> None:
+    """The decision that wanted it is taken anew without a turn of the loop."""
+    book, wanted = PlanBook(), request(2)
+    answer(wanted.question)  # it is remembered: no machine is too slow
+    assert PlanningDesk(book).take_up([wanted], until=time.monotonic() + AT_ONCE_S)
+    found = book.find(wanted)
+    assert found is not None
+    assert isinstance(found.outcome, ClusterPlan)
+
+
+async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_turn() -> None:
+    """It never ends: its job hears that there is none, another job has its turn; if it ends after all, it is used."""
+    release, now = threading.Event(), 100.0
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        if question.spec.job.name == "first":
+            release.wait(DEADLINE_S)
+        return answer(question)
+
+    book = PlanBook()
+    desk = PlanningDesk(book, compute=compute, clock=lambda: now, deadline_s=60.0)
+    slow, other = request(3), request(3, job="second")
+    assert not desk.take_up([slow, other], until=now + 0.01)
+    assert not desk.take_up([slow, other], until=now + 0.01), "one at a time"
+    assert desk.wake_at == 160.0
+    now = 161.0
+    desk.collect()
+    found = book.find(slow)
+    assert found is not None
+    assert isinstance(found.outcome, PlanRefused)
+    assert found.outcome.reason == "no plan on 3 devices was found within 60 s"
+    if not desk.take_up([slow, other], until=now + AT_ONCE_S):
+        await asyncio.wait_for(desk.under_way[-1], DEADLINE_S)
+        desk.collect()
+    assert book.find(other) is not None
+    release.set()
+    await asyncio.wait_for(desk.under_way[0], DEADLINE_S)
+    desk.collect()
+    found = book.find(slow)
+    assert found is not None
+    assert isinstance(found.outcome, ClusterPlan)
+
+
+async def test_what_the_planner_raises_is_raised() -> None:
+    """A bug in the planner ends the leader as any bug of a decision does."""
+    release = threading.Event()
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        release.wait(DEADLINE_S)
+        raise ZeroDivisionError
+
+    desk = PlanningDesk(PlanBook(), compute=compute)
+    assert not desk.take_up([request(2)], until=time.monotonic())
+    release.set()
+    await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+    with pytest.raises(ZeroDivisionError):
+        desk.collect()
