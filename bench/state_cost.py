@@ -20,13 +20,14 @@ from measure import Figure, progress, report
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.node.kept_memory import keep_freed_memory
+from headway.daemon.node.lifecycle import KEPT_BYTES
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.storage.transfer import fetch_from_nodes
+from headway.stages.allocator import keep_freed_memory
 from headway.stages.state_file import StateHeader, write_state
 from headway.stages.tls_identity import TlsIdentity
 
@@ -103,7 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds, for a first look")
     options = parser.parse_args()
-    keep_freed_memory()
+    keep_freed_memory(most_bytes=KEPT_BYTES, growth_bytes=None)  # as every daemon does
     figures = asyncio.run(measure(num_samples=3 if options.quick else 9, num_files=4))
     report("What a GB of state costs", figures)
     return 0 if options.quick else int(figures["state_cpu_s_per_gb"].median > 3.0)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
+from headway.optim.eager import EagerAdamW, EagerSGD
 from headway.optim.lion import Lion
 from headway.optim.muon import Muon
 from headway.optim.spec import GroupSpec
@@ -27,7 +28,7 @@ def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
                 newton_schulz_steps=spec.newton_schulz_steps,
             )
         case "adamw":
-            return AdamW(
+            return EagerAdamW(
                 parameters,
                 spec.lr,
                 betas=spec.betas,
@@ -39,7 +40,7 @@ def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
         case "lion":
             return Lion(parameters, spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
         case "sgd":
-            return SGD(
+            return EagerSGD(
                 parameters,
                 spec.lr,
                 momentum=spec.momentum,

@@ -8,10 +8,11 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from headway.optim.eager import EagerOptimizer
 
 
-class Lion(Optimizer):
+class Lion(EagerOptimizer):
     """Steps tensors of any shape in place; state: `exp_avg` of each.
 
     u = β₁·m + (1−β₁)·g

@@ -11,13 +11,13 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from headway.optim.eager import EagerOptimizer
 from headway.optim.matrix_batches import batch_limit, orthogonalize_each
 from headway.optim.newton_schulz import NUM_STEPS, orthogonalize
 
 
-class Muon(Optimizer):
+class Muon(EagerOptimizer):
     """Steps whole matrices [rows, cols] in place; state: `momentum_buffer` of each, in the gradient's dtype.
 
         m ← μ·m + (1−μ)·g

@@ -273,18 +273,20 @@ class Wrote(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WrittenFile, _Mapping]]] = ..., timeline: _Optional[int] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
 
 class SnapshotMissed(_message.Message):
-    __slots__ = ("job", "generation", "boundary", "reason", "factor")
+    __slots__ = ("job", "generation", "boundary", "reason", "factor", "written")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FACTOR_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     boundary: int
     reason: str
     factor: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., reason: _Optional[str] = ..., factor: _Optional[int] = ...) -> None: ...
+    written: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., reason: _Optional[str] = ..., factor: _Optional[int] = ..., written: _Optional[bool] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("job",)

@@ -1,7 +1,8 @@
-"""The C library's memory in a process that makes and frees the same tensors with every microbatch.
+"""The C library's memory in a process that makes and frees the same blocks again and again.
 
 glibc gives large blocks back to the kernel when they are freed, and the kernel clears each page that it hands out
 again: some percent of a microbatch's time on a CPU. Here freed memory stays with the process until it is asked for.
+Other C libraries are left as they are.
 """
 
 import ctypes
@@ -13,17 +14,22 @@ _MMAP_THRESHOLD: Final = -3
 LARGEST_KEPT_BYTES: Final = 32 << 20
 """Blocks above come from the kernel and go back to it: glibc takes no higher threshold."""
 GROWTH_BYTES: Final = 64 << 20
-"""What the heap grows by at once."""
-NEVER: Final = 2**31 - 1
+"""What a worker's heap grows by at once."""
+UNLIMITED: Final = 2**31 - 1
 
 
-def keep_freed_memory() -> bool:
-    """From now on, in the whole process. Returns whether its C library can do that."""
+def keep_freed_memory(*, most_bytes: int = UNLIMITED, growth_bytes: int | None = GROWTH_BYTES) -> bool:
+    """From now on, in the whole process. Returns whether its C library can do that.
+
+    most_bytes: that stay free at the end of the heap. growth_bytes: what it grows by at once; None: glibc's own.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((_MMAP_THRESHOLD, LARGEST_KEPT_BYTES), (_TRIM_THRESHOLD, NEVER), (_TOP_PAD, GROWTH_BYTES))
-    return all(mallopt(name, value) == 1 for name, value in settings)
+    settings = {_MMAP_THRESHOLD: LARGEST_KEPT_BYTES, _TRIM_THRESHOLD: most_bytes}
+    if growth_bytes is not None:
+        settings[_TOP_PAD] = growth_bytes
+    return all(mallopt(name, value) == 1 for name, value in settings.items())
 
 
 def release_freed_memory() -> None:

@@ -12,7 +12,10 @@ def configure(train: TrainSpec, device: torch.device) -> None:
     """Fix this process's threads, algorithms and precision as the job says. Call it before the first CUDA operation."""
     torch.set_num_threads(train.threads)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
+    if train.compile:
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch.set_deterministic_debug_mode("error")  # the same mode, and does not import the compiler to tell it so
     # Deterministic mode would also fill every new buffer with NaN first. We read no buffer before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # TF32 is a matter of CUDA: on a CPU "high" may mean sums of bfloat16 products.

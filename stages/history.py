@@ -16,7 +16,8 @@ A line about anything else has `event` and `at` (seconds of CLOCK_MONOTONIC), an
 `stopped`  `boundary`
 `aborted`  `batch`, `reason`: also when a neighbour was lost or the loss was not finite
 `snapshot_written`  `boundary`, `layers`, `checksum` (a list, in the order of the layers)
-`snapshot_missed`  `boundary`, `reason`, `factor`
+`snapshot_missed`  `boundary`, `reason`, `factor`: it was not written
+`snapshot_late`  the same: it was written, and later ones are further apart
 """
 
 import json

@@ -38,7 +38,8 @@ class LayerOptimizer(Protocol):
         gradients: Sequence[Mapping[str, Tensor]],
     ) -> None:
         """`step` of several layers, with the maps of each. Never other bits: a stage's layers depend on the cut."""
-        ...
+        for optimizer, weights, new, sums in zip(optimizers, current, target, gradients, strict=True):
+            optimizer.step(update_index, current=weights, target=new, gradients=sums)
 
     def state(self) -> dict[str, Tensor]:
         """The live state, flat: `<slot>/<parameter name>` to tensor. Not copies: the caller may stream them."""

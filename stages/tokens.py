@@ -12,15 +12,16 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from headway.stages.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INDEX_NAME = "shards.json"
 FORMAT_VERSION = 1
@@ -143,12 +144,14 @@ class TokenShards:
         """Every token is below it."""
         return self.index.vocab_size
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> "tuple[Tensor, Tensor]":
         """(inputs, targets), both int64 [size, length]; targets are the inputs one token on.
 
         Each row's window depends on (seed, batch, microbatch, row) and the data alone. Raises DataError when the stream
         is shorter than a window of length + 1 tokens.
         """
+        import torch  # here: commands that read nothing but an index do without
+
         num_starts = self.num_tokens - length
         if num_starts < 1:
             raise DataError(

@@ -22,6 +22,7 @@ class FaultKind(StrEnum):
     LEADER_KILL = "leader-kill"  # the same, to the one that leads
     WORKER_PAUSE = "worker-pause"  # SIGSTOP to a worker, later SIGCONT
     PAUSE = "pause"  # the same, to a node's daemon and all its workers: to the others it is cut off
+    PARTITION = "partition"  # a node's TCP connections destroyed, again and again, to etcd too
     FLAP = "flap"  # a node paused and continued several times in a row
     SLOW = "slow"  # a worker that is stopped for most of each tenth of a second
     CORRUPT = "corrupt"  # one bit of a stored layer file flipped
@@ -37,9 +38,18 @@ class FaultKind(StrEnum):
 REMOTE: Final = frozenset({FaultKind.LEASE_LOSS, FaultKind.LEADER_LOSS, FaultKind.DRAIN})
 """What needs nothing but etcd, and so can be done to any cluster."""
 LASTING: Final = frozenset(
-    {FaultKind.WORKER_PAUSE, FaultKind.PAUSE, FaultKind.FLAP, FaultKind.SLOW, FaultKind.ETCD_STOP}
+    {
+        FaultKind.WORKER_PAUSE,
+        FaultKind.PAUSE,
+        FaultKind.PARTITION,
+        FaultKind.FLAP,
+        FaultKind.SLOW,
+        FaultKind.ETCD_STOP,
+    }
 )
 """What goes on for a while and is then undone."""
+CUTTING: Final = frozenset({FaultKind.LINK_CUT, FaultKind.PARTITION})
+"""What destroys connections, which the kernel leaves to root."""
 DEFAULT_KINDS: Final = (FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CORRUPT)
 SHORTEST_S: Final = 0.2
 FIRST_AFTER_S: Final = 1.0
@@ -98,12 +108,6 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
     """`kill,pause` → kinds. Raises ConfigError, with the names that there are."""
     kinds = []
     for name in filter(None, (part.strip() for part in text.split(","))):
-        if name == "partition":
-            raise ConfigError(
-                "nodes of one machine have no network between them that could be cut; `pause` takes a node away from "
-                "all others, `link-cut` breaks its connections",
-                "--faults partition",
-            )
         if name not in list(FaultKind):
             raise ConfigError(f"no such fault; there are: {', '.join(FaultKind)}", f"--faults {name}")
         kinds.append(FaultKind(name))

@@ -6,15 +6,14 @@ process is killed.
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from headway.daemon.chaos.fault_schedule import REMOTE, FaultKind, Strike
+from headway.daemon.chaos.connections import Parting, can_destroy, destroy_connections
+from headway.daemon.chaos.fault_schedule import CUTTING, REMOTE, FaultKind, Strike
 from headway.daemon.chaos.healer import Healer
 from headway.daemon.chaos.targets import LocalTargets, Process
 from headway.daemon.chaos.verdict import Blow
@@ -30,6 +29,7 @@ NUM_FLAPS: Final = 3
 ETCD_TIMEOUT_S: Final = 10.0
 ETCD_RESTART_S: Final = 60.0
 POLL_S: Final = 0.1
+PARTED_ANEW_S: Final = 0.5
 
 TargetT = TypeVar("TargetT")
 
@@ -78,8 +78,8 @@ class Injector:
                     f"needs a cluster of this machine (`headway up`); to others can be done: {possible}",
                     f"--faults {kind}",
                 )
-            if kind is FaultKind.LINK_CUT and (shutil.which("ss") is None or os.geteuid() != 0):
-                raise ConfigError("needs the program `ss` and root", f"--faults {kind}")
+            if kind in CUTTING and not can_destroy():
+                raise ConfigError("needs root", f"--faults {kind}")
 
     async def strike(self, strike: Strike, view: ClusterView) -> Blow | None:
         """Do it; returns what was hit, or None when there is nothing to hit now. Lasting faults go on meanwhile."""
@@ -98,6 +98,8 @@ class Injector:
                 return await self._by_etcd(strike, view)
             case FaultKind.LINK_CUT:
                 return await self._cut_links(strike, view)
+            case FaultKind.PARTITION:
+                return self._part(strike)
 
     async def close(self) -> None:
         """End what goes on, and let everything stopped go on. Idempotent."""
@@ -219,10 +221,30 @@ class Injector:
         victim = _pick(self._plan_workers(view), strike)
         if victim is None:
             return None
-        ports = await asyncio.to_thread(_connections, victim.pid)
-        for local, remote in ports:
-            await asyncio.to_thread(_destroy, local, remote)
-        return self._blow(strike, f"{len(ports)} connections of {victim.name}", is_over=True)
+        number = await asyncio.to_thread(destroy_connections, [victim.pid])
+        return self._blow(strike, f"{number} connections of {victim.name}", is_over=True)
+
+    def _part(self, strike: Strike) -> Blow | None:
+        victim = _pick(self._daemons(), strike)
+        if victim is None:
+            return None
+        blow = self._blow(strike, f"{victim.name} for {strike.seconds:.1f} s")
+        self._begin(self._until(blow, self._keep_parted(victim.name, strike.seconds)))
+        return blow
+
+    async def _keep_parted(self, node: str, seconds: float) -> None:
+        """What its processes connect meanwhile is destroyed a moment later; other nodes' connections to them too."""
+        deadline = self._clock() + seconds
+        with Parting() as parting:
+            while self._clock() < deadline:
+                parting.pids = await asyncio.to_thread(self._pids_of, node)
+                await asyncio.sleep(min(PARTED_ANEW_S, max(0.0, deadline - self._clock())))
+
+    def _pids_of(self, node: str) -> tuple[int, ...]:
+        """Those of its daemon and its workers; a new worker is among them a moment after it was started."""
+        assert self._targets is not None, "refused before"
+        daemon = self._targets.daemons().get(node)
+        return (daemon.pid, *(worker.pid for worker in self._targets.workers(node))) if daemon is not None else ()
 
     async def _by_etcd(self, strike: Strike, view: ClusterView) -> Blow | None:
         names = sorted(name for name in view.nodes if not self._nodes or name in self._nodes)
@@ -291,14 +313,3 @@ def _pick(targets: Sequence[TargetT], strike: Strike) -> TargetT | None:
 def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _connections(pid: int) -> list[tuple[str, str]]:
-    """(local, remote) of a process's established TCP connections, as `ss` tells them."""
-    listed = subprocess.run(["ss", "-Htnp", "state", "established"], capture_output=True, text=True, timeout=10)
-    rows = [line.split() for line in listed.stdout.splitlines() if f"pid={pid}," in line]
-    return [(row[2], row[3]) for row in rows if len(row) > 3]
-
-
-def _destroy(local: str, remote: str) -> None:
-    subprocess.run(["ss", "-K", "src", local, "dst", remote], capture_output=True, timeout=10)

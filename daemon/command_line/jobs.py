@@ -23,7 +23,8 @@ from headway.daemon.command_line.options import (
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
 
-WAIT_TIMEOUT_S = 600.0
+WAIT_TIMEOUT_S = 1200.0
+"""Workers may have to compile first."""
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it has happened.")]
 

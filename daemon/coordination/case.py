@@ -13,6 +13,7 @@ from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
@@ -38,8 +39,6 @@ PATIENCE_SNAPSHOTS: Final = 2
 """Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""
 LONGEST_PATIENCE_S: Final = 6 * LEASE_TTL_S
 """For that wait as a whole: a node that comes and goes for ever must not hold a job up."""
-PREPARE_DEADLINE_S: Final = 120.0
-"""For every worker of `next` to import the model, open its data and say so."""
 START_DEADLINE_S: Final = 120.0
 """For every worker of a plan that came into force to load its layers and run, beside the time that loading takes."""
 STOP_DEADLINE_S: Final = 60.0
@@ -273,7 +272,7 @@ class Case:
     @property
     def prepare_deadline(self) -> float:
         """When the workers of `next` are late."""
-        return self._seen(self.job.entered_at) + PREPARE_DEADLINE_S
+        return self._seen(self.job.entered_at) + preparation_s(self.spec.train)
 
     @property
     def start_deadline(self) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.loss import Loss
+from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
@@ -55,7 +56,7 @@ def why_dropped(case: Case) -> str:
     if not case.can_load(job.next):
         return "The new plan is dropped: the nodes that held its state are gone"
     late = listed(case.unready(job.next, WorkerState.READY))
-    return f"The new plan is dropped: {late} not ready in time"
+    return f"The new plan is dropped: {late} {_not_ready(case)}"
 
 
 def why_stopped(case: Case, boundary: int | None) -> str:
@@ -154,7 +155,7 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
     boundary = job.stop.boundary if job.stop is not None else None
     match job.phase.phase:
         case Phase.PREPARING | Phase.RECOVERING:
-            return f"{who} was not ready in time"
+            return f"{who} was {_not_ready(case)}"
         case Phase.STOPPING if boundary is None:
             return f"{who} did not choose a stop boundary in time"
         case Phase.STOPPING if case.unready(job.plan, WorkerState.STOPPED):
@@ -166,6 +167,12 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
         if position in case.unready_workers(case.job.plan, *started):
             return f"{who} did not start in time"
     return f"{who} did not reach the end in time"
+
+
+def _not_ready(case: Case) -> str:
+    train = case.spec.train
+    compiled = ", with its layers compiled" if train.compile else ""
+    return f"not ready within {preparation_s(train):g} s{compiled}"
 
 
 def _how_it_failed(fault: str, error: str) -> str:

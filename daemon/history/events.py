@@ -41,6 +41,7 @@ DAEMON_EVENTS: Final = frozenset(
         "state_fetch_failed",
         "damaged_file_dropped",
         "snapshot_missed",
+        "snapshot_late",
         "manifest_written",
     }
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import check_finished, follow_job
 from headway.daemon.client.journal_copy import JournalCopy
@@ -124,6 +123,8 @@ async def _train(
     display: Display,
     on_view: OnView | None,
 ) -> JobView:
+    from headway.daemon.client.export import export  # imports torch, which a refused job does without
+
     journal = JournalCopy(session, name, folder.metrics)
 
     async def on_change(view: ClusterView, job: JobView) -> None:

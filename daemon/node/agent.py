@@ -143,11 +143,14 @@ class Agent:
     def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
         """A periodic snapshot was not written, or late."""
         self.goodput.book.missed_snapshot(missed)
-        log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
         of = JobGeneration(missed.job, missed.generation)
         if missed.factor > self._spacings.get(of, Spacing()).factor:
             self._spacings[of] = Spacing(missed.factor, missed.boundary)
-        self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
+        if missed.written:
+            log.warning("snapshot_late", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+        else:
+            log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+            self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
         self._due.set()
 
     # --- The loop ---------------------------------------------------------------------------------------------------
@@ -183,7 +186,9 @@ class Agent:
             if isinstance(step, OrderStep):
                 order = order_message(step, self._spec, self._around.store, supervisor.log_path)
                 fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
-                has_changed |= supervisor.order(step.device_index, order.kind, order.of, order.message)
+                has_changed |= supervisor.order(
+                    step.device_index, order.kind, order.of, order.message, within_s=order.within_s
+                )
                 if isinstance(step, OrderSpaceSnapshots):
                     self._spacings[step.of] = Spacing(step.factor, step.boundary)
             elif isinstance(step, GiveUp):

@@ -97,6 +97,7 @@ class Companions:
         first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
         if first is not None and first.incarnation == companion.incarnation:
             self._met.add(companion)
+            log.info("company_found", node=companion.node, incarnation=companion.incarnation)
             async for _ in stream:
                 pass
 

@@ -28,7 +28,6 @@ from headway.daemon.history.sightings import note_sightings
 from headway.daemon.node.config import NodeConfig, advertised_host, listen_address, split_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
-from headway.daemon.node.kept_memory import keep_freed_memory
 from headway.daemon.node.logs import configure_logs
 from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
@@ -38,6 +37,7 @@ from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import NodeRecord
 from headway.daemon.storage.state_store import StateStore
+from headway.stages.allocator import keep_freed_memory
 
 log = structlog.get_logger()
 
@@ -47,12 +47,14 @@ END_TIMEOUT_S = 30.0
 """For workers to quit and leases to be given back, once no plan needs this node."""
 MAX_RUNTIME_DIR_BYTES = 80
 """A unix socket's whole path has room for 107."""
+KEPT_BYTES = 64 << 20
+"""Most freed memory that stays at the end of a daemon's heap: the next piece of a file needs as much again."""
 
 
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
     arm()
-    keep_freed_memory()
+    keep_freed_memory(most_bytes=KEPT_BYTES, growth_bytes=None)
     try:
         configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)
     except OSError as error:

@@ -20,6 +20,7 @@ from headway.daemon.fault_points import fault_point
 from headway.daemon.node.agent import Agent, Surroundings
 from headway.daemon.node.agent_orders import is_awaited, is_named
 from headway.daemon.node.companions import Companions
+from headway.daemon.node.compiled_code import keep_small
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.device_speeds import DeviceSpeeds
 from headway.daemon.node.memory import NodeMemory
@@ -121,9 +122,10 @@ class Membership:
                 outgoing=house.outgoing,
             )
         )
+        settings = self._worker_settings()
         self._supervisor = supervisor = Supervisor(
             registration.record.devices,
-            self._worker_settings(),
+            settings,
             agent,
             on_change=lambda: registration.change(down_devices=supervisor.down_devices),
         )
@@ -152,6 +154,7 @@ class Membership:
                 group.create_task(probing.run(), name="probing")
                 group.create_task(self._follow_speeds(supervisor), name="device speeds")
                 group.create_task(checkpoint_sweep.run(), name="checkpoint sweep")
+                group.create_task(keep_small(settings.code_dir, house.cluster.view), name="compiled code")
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:

@@ -45,7 +45,7 @@ def assemble(
         reductions=times.reductions(),
         spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
         is_exact=len(classes) == 1 and not rounding,
-        exact_reason=_exact_reason(costs.spec.train, order, classes, rounding),
+        exact_reason=_exact_reason(costs.spec.train, order, classes, rounding, num_cuts=len(codecs)),
         arithmetic_classes=classes,
         codecs=tuple(codec.name.lower() for codec in codecs) if any(codecs) else (),
         was_rounded=bool(rounding),
@@ -130,13 +130,16 @@ def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) 
     return f"{name} wire compression rounds what the links{between} carry ({at}): the bits depend on the cuts"
 
 
-def _exact_reason(train: TrainSpec, order: Sequence[Seat], classes: tuple[str, ...], rounding: str) -> str:
+def _exact_reason(
+    train: TrainSpec, order: Sequence[Seat], classes: tuple[str, ...], rounding: str, *, num_cuts: int
+) -> str:
     """A sentence; of a job that is not exact, only what speaks against it."""
     of_classes = _reason_of_classes(order, classes)
     if rounding:
         return rounding if len(classes) == 1 else f"{rounding}; and {of_classes}"
     if is_rounding(train):
-        return f'{of_classes}, and wire = "{train.wire}" codes no link of this plan: no cut lies between sites'
+        why = "no cut lies between sites" if num_cuts else "it has one stage, and so no cut"
+        return f'{of_classes}, and wire = "{train.wire}" codes no link of this plan: {why}'
     return of_classes
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from headway.daemon.jobs.preparation import PLAIN_S
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, WorkerStatus
 
 TICK_S: Final = 0.5
@@ -29,7 +30,7 @@ PREPARING_STANDSTILL_S: Final = 20.0
 FIRST_OPERATION_S: Final = 120.0
 """For the first operation of a generation, which may have to compile."""
 ANSWER_TIMEOUT_S: Final[Mapping[OrderKind, float]] = {
-    OrderKind.PREPARE: 120.0,
+    OrderKind.PREPARE: PLAIN_S,
     OrderKind.START: 300.0,
     OrderKind.WRITE: 300.0,
     OrderKind.RELEASE: 60.0,
@@ -49,6 +50,14 @@ class Beat:
     typical_s: float
     """Median seconds of an operation; 0: none was done."""
     batch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """When an answer is overdue, and how long there was for it."""
+
+    at: float
+    within_s: float
 
 
 class StallWatch:
@@ -71,7 +80,7 @@ class Liveness:
         self._heard_at = now
         self._felt_at = now
         self._moved_at = now
-        self._deadlines: dict[tuple[OrderKind, JobGeneration], float] = {}
+        self._deadlines: dict[tuple[OrderKind, JobGeneration], _Deadline] = {}
         self.beat: Beat | None = None
         """The newest, if it is from this process's present generation."""
 
@@ -88,15 +97,18 @@ class Liveness:
             self._moved_at = now
         self.beat = beat
 
-    def ordered(self, kind: OrderKind, of: JobGeneration, now: float) -> None:
-        """An order was given that has to be answered."""
-        if kind in ANSWER_TIMEOUT_S:
-            self._deadlines[kind, of] = now + ANSWER_TIMEOUT_S[kind]
+    def ordered(self, kind: OrderKind, of: JobGeneration, now: float, *, within_s: float | None = None) -> None:
+        """An order was given that has to be answered. within_s: in place of what its kind is given."""
+        within_s = ANSWER_TIMEOUT_S.get(kind) if within_s is None else within_s
+        if within_s is not None:
+            self._deadlines[kind, of] = _Deadline(now + within_s, within_s)
 
     def overslept(self, stalled_s: float, now: float) -> None:
         """The judge was stopped: nothing that he has not heard meanwhile counts."""
         self._heard_at = self._felt_at = self._moved_at = now
-        self._deadlines = {entry: at + stalled_s for entry, at in self._deadlines.items()}
+        self._deadlines = {
+            entry: _Deadline(deadline.at + stalled_s, deadline.within_s) for entry, deadline in self._deadlines.items()
+        }
 
     def complaint(self, status: WorkerStatus, now: float) -> str:
         """Why the process is to be killed; nothing while it is well."""
@@ -105,8 +117,8 @@ class Liveness:
         if not status.is_up:
             return self._overdue(HELLO_TIMEOUT_S, now, "did not say hello within")
         for kind, of in owed:
-            if now >= self._deadlines[kind, of]:
-                return f"did not answer the order {kind} within {ANSWER_TIMEOUT_S[kind]:g} s"
+            if now >= (deadline := self._deadlines[kind, of]).at:
+                return f"did not answer the order {kind} within {deadline.within_s:g} s"
         owed_kinds = {kind for kind, _ in owed}
         if owed_kinds - {OrderKind.PREPARE}:
             self._moved_at = now

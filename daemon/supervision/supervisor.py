@@ -132,8 +132,19 @@ class Supervisor:
             if handle.process is not None:
                 handle.process.kill()
 
-    def order(self, device_index: int, kind: OrderKind, of: JobGeneration, order: control_pb2.Order) -> bool:
-        """Send an order to a worker and expect its answer. Returns False when the worker is just going."""
+    def order(
+        self,
+        device_index: int,
+        kind: OrderKind,
+        of: JobGeneration,
+        order: control_pb2.Order,
+        *,
+        within_s: float | None = None,
+    ) -> bool:
+        """Send an order to a worker and expect its answer. Returns False when the worker is just going.
+
+        within_s: as `Liveness.ordered`.
+        """
         handle = self._roster.workers[device_index]
         if handle.stream is None:
             log.warning("order_not_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
@@ -144,7 +155,7 @@ class Supervisor:
             leads = not stage.groups or stage.groups[0] == 0
             has_journal = leads and stage.index + 1 == stage.num_stages
             handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
-        handle.liveness.ordered(kind, of, _now())
+        handle.liveness.ordered(kind, of, _now(), within_s=within_s)
         handle.stream.send(order)
         log.info("order_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
         return True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.node.agent_steps import (
     Neighbour,
     OrderChooseStop,
@@ -32,6 +33,8 @@ class AddressedOrder:
     kind: OrderKind
     of: JobGeneration
     message: control_pb2.Order
+    within_s: float | None = None
+    """For the answer, in place of what such orders are given."""
 
 
 def order_message(
@@ -40,8 +43,9 @@ def order_message(
     """The order that a step gives. spec_of and log_path are asked for the step's job."""
     match step:
         case OrderPrepare():
+            spec = spec_of(step.of.job)
             prepare = control_pb2.Prepare(
-                job=encode(spec_of(step.of.job)),
+                job=encode(spec),
                 job_name=step.of.job,
                 generation=step.of.generation,
                 stage=_assignment(step.plan, step.position),
@@ -49,7 +53,8 @@ def order_message(
                 log_path=str(log_path(step.of.job)),
                 device_index=step.device_index,
             )
-            return AddressedOrder(OrderKind.PREPARE, step.of, control_pb2.Order(prepare=prepare))
+            order = control_pb2.Order(prepare=prepare)
+            return AddressedOrder(OrderKind.PREPARE, step.of, order, within_s=preparation_s(spec.train))
         case OrderStart():
             snapshot_dir = store.timeline_directory_of(step.of.job, step.plan.timeline)
             start = control_pb2.Start(

@@ -23,6 +23,7 @@ from headway.daemon.worker.held_layers import HeldSession, live_sources, load_st
 from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.replica_groups import replica_groups
+from headway.daemon.worker.reports import journal_entry, snapshot_missed, snapshot_written
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto import control_pb2
@@ -434,44 +435,25 @@ class StageWorker:
 
     def _on_batch(self, row: JournalRow) -> None:
         assert self._control is not None
-        entry = control_pb2.JournalEntry(
-            batch=row.batch,
-            loss=row.loss,
-            tokens=row.tokens,
-            seconds=row.seconds,
-            generation=row.generation,
-            microbatch_losses=row.microbatch_losses,
-        )
-        self._control.progress(self._session.job, self._session.generation, entry)
+        self._control.progress(self._session.job, self._session.generation, journal_entry(row))
 
     def _tell_snapshot(self, item: SnapshotEnded) -> None:
         """A snapshot is in place, was not written, or was too late again."""
         if item.job != self._session.job:
             return
         factor = self._snapshots.interval.factor if self._snapshots is not None else 1
-        trouble = item.trouble
-        if not trouble:
-            wrote = control_pb2.Wrote(
-                job=item.job,
-                generation=item.generation,
-                boundary=item.boundary,
-                timeline=item.timeline,
-                is_snapshot=True,
-            )
-            for layer, file in item.files.items():
-                wrote.files.add(layer=layer, path=str(file.path), size_bytes=file.size_bytes, checksum=file.checksum)
+        reason, event = item.trouble, "snapshot_missed"
+        if not item.trouble:
             self._records.snapshot_written(item)
-            self._report(Report(wrote=wrote))
+            self._report(snapshot_written(item))
             if factor == self._told_factor:
                 return
-            trouble = f"updates waited for it twice in a row: only every {factor}. snapshot is written from now on"
+            reason = f"updates waited for it twice in a row: only every {factor}. snapshot is written from now on"
+            event = "snapshot_late"
         self._told_factor = factor
-        log.warning("snapshot_missed", job=item.job, boundary=item.boundary, reason=trouble, factor=factor)
-        self._records.event("snapshot_missed", boundary=item.boundary, reason=trouble, factor=factor)
-        missed = control_pb2.SnapshotMissed(
-            job=item.job, generation=item.generation, boundary=item.boundary, reason=trouble, factor=factor
-        )
-        self._report(Report(snapshot_missed=missed))
+        log.warning(event, job=item.job, boundary=item.boundary, reason=reason, factor=factor)
+        self._records.event(event, boundary=item.boundary, reason=reason, factor=factor)
+        self._report(snapshot_missed(item, reason=reason, factor=factor))
 
     def _failed(self, error: Exception, *, fault: str = "", is_hopeless: bool = False) -> Report:
         session = self._session

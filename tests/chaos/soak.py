@@ -14,9 +14,11 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from tests.chaos.soak_job import Outcome, SoakCase, soak
+from headway.daemon.chaos.fault_schedule import parse_kinds
+from tests.chaos.soak_job import KINDS, Outcome, SoakCase, soak
 from tests.integration.exactness.training import Oracle
 
 HEAD = ("seed", "nodes", "schedule", "faults", "plans", "median s", "worst s", "recomputed", "seconds", "verdict")
@@ -34,6 +36,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, default=None, help="folder for the state of failing cases")
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--rate", type=float, default=RATE_PER_MINUTE, help="faults per minute")
+    parser.add_argument(
+        "--faults", type=parse_kinds, default=KINDS, help="kinds, as of `headway chaos`; all but partition"
+    )
     parser.add_argument("--keep-all", action="store_true", help="keep the state of the others too")
     parser.add_argument("--quiet", action="store_true", help="no line per fault")
     return parser.parse_args(arguments)
@@ -49,6 +54,7 @@ async def main(options: argparse.Namespace) -> int:
             if time.monotonic() >= deadline:
                 break
             case = SoakCase.of(seed, duration_s=JOB_SECONDS, batches=options.batches, rate_per_minute=options.rate)
+            case = replace(case, kinds=options.faults)
             folder = (options.keep or Path(scratch)).absolute() / case.name
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -12,7 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from headway.daemon.chaos.campaign import Campaign
-from headway.daemon.chaos.fault_schedule import FaultKind, Strike, fault_schedule
+from headway.daemon.chaos.connections import can_destroy
+from headway.daemon.chaos.fault_schedule import CUTTING, FaultKind, Strike, fault_schedule
 from headway.daemon.chaos.injector import Injector
 from headway.daemon.chaos.targets import LocalTargets
 from headway.daemon.chaos.verdict import Blow, Watcher, judge
@@ -46,7 +45,7 @@ KINDS = (
     FaultKind.DRAIN,
     FaultKind.LINK_CUT,
 )
-IMPOSSIBLE = frozenset() if os.geteuid() == 0 and shutil.which("ss") else frozenset({FaultKind.LINK_CUT})
+IMPOSSIBLE = frozenset() if can_destroy() else CUTTING
 """Left out where they are drawn, so that a seed's other faults are the same on every machine."""
 LEASE_TTL_S = 2
 LONGEST_S = 6.0

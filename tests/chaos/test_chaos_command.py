@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.chaos.connections import can_destroy
 from headway.daemon.cli import run
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
@@ -16,14 +17,13 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
-from tests.integration.exactness.training import TIMEOUT_S, small_job
+from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--faults", "maim"), "there are: kill, "),
-        (("--faults", "partition"), "`link-cut`"),
         (("--rate", "often"), "6/min"),
         (("--for", "ever"), "90s"),
     ],
@@ -88,3 +88,32 @@ async def test_a_real_job_is_struck_at_and_holds(tmp_path: Path) -> None:
         assert pausing.returncode == 128 + signal.SIGINT
         for pid in cluster.node_pids.values():
             assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not can_destroy(), reason="needs root")
+async def test_a_node_is_parted_longer_than_its_lease(tmp_path: Path) -> None:
+    """The others go on without it, it comes back as the same process, and the job ends with the reference's bits."""
+    spec = small_job("parted", batches=400)
+    spec = replace(spec, fault=FaultSpec(snapshot_every=5, checkpoint_every=0))
+    settings = {"quarantine_after": 0, "lease_ttl_s": 2, "history_dir": tmp_path / "history"}
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=settings) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, spec)
+        await wait_for_phase(session, "parted", frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
+        pids = cluster.node_pids
+        parting = await chaos_program(
+            cluster.state_dir, "parted", "--faults", "partition", "--rate", "10/min", "--for", "20s", "--longest", "8s",
+            "--seed", "10", "--json",
+        )  # fmt: skip
+        out, error = await asyncio.wait_for(parting.communicate(), TIMEOUT_S)
+        assert parting.returncode == 0, f"{out.decode()}\n{error.decode()}"
+        told = json.loads(out)
+        assert told["passed"]
+        assert {fault["kind"] for fault in told["faults"]} == {"partition"}
+        assert cluster.node_pids == pids
+        outcome = await finished(session, "parted", tmp_path / "exported")
+    assert_same_bits(outcome, Oracle(tmp_path / "plain")(spec))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.etcd.client import EtcdClient
@@ -16,6 +17,10 @@ from headway.stages.tls_identity import TlsIdentity
 
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle
+    from tests.integration.faults.ground import Ground
+
+NUM_NODES = 5
+"""Of the cluster for faults: as many as 2-1-2 replicas need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +97,19 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> "Oracle":
     from tests.integration.exactness.training import Oracle  # torch, which tests of etcd do without
 
     return Oracle(tmp_path_factory.mktemp("oracle"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_ground(tmp_path_factory: pytest.TempPathFactory) -> "AsyncIterator[Ground]":
+    """One cluster with spares and a history, up for the whole run, for all faults that it survives."""
+    from tests.integration.faults.ground import ground
+
+    async with ground(tmp_path_factory.mktemp("ground"), num_nodes=NUM_NODES) as shared:
+        yield shared
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def field(shared_ground: "Ground") -> "Ground":
+    """The shared cluster with every node up again after the test before."""
+    await shared_ground.all_nodes_up(NUM_NODES)
+    return shared_ground

@@ -15,7 +15,7 @@ import pytest
 
 JOB = """\
 [job]
-name = "tiny"
+name = "{name}"
 seed = 3
 [model]
 num_hidden_layers = 2
@@ -48,10 +48,10 @@ class Program:
         self._mark = uuid.uuid4().hex
         self._started: list[subprocess.Popen[str]] = []
 
-    def job(self, *, batches: int = 5, min_nodes: int = 1, more: str = "") -> Path:
+    def job(self, *, name: str = "tiny", batches: int = 5, min_nodes: int = 1, more: str = "") -> Path:
         """A small job's file."""
-        path = self.folder / "tiny.toml"
-        path.write_text(JOB.format(data=self._data, batches=batches, min_nodes=min_nodes) + more)
+        path = self.folder / f"{name}.toml"
+        path.write_text(JOB.format(name=name, data=self._data, batches=batches, min_nodes=min_nodes) + more)
         return path
 
     def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -74,7 +74,10 @@ class Program:
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Run a command line to its end: (exit code, stdout, stderr)."""
-        process = self.start(*arguments)
+        return self.ended(self.start(*arguments))
+
+    def ended(self, process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+        """The outcome of a command line that was started, once it has ended."""
         out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
 
@@ -163,6 +166,17 @@ def program(data: Path) -> Iterator[Program]:
     program = Program(Path(tempfile.mkdtemp(prefix="hw-", dir="/tmp")), data)
     yield program
     program.end()
+
+
+@pytest.fixture(scope="package")
+def standing(data: Path) -> Iterator[Program]:
+    """A program with two nodes up, for tests that leave them as they were and name their jobs differently."""
+    program = Program(Path(tempfile.mkdtemp(prefix="hw-", dir="/tmp")), data)
+    try:
+        program.up("--nodes", "2")
+        yield program
+    finally:
+        program.end()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Every slip gives one line that says what and where, the right exit code, no traceback, and leaves no process."""
 
 import socket
-from pathlib import Path
 from typing import Any
 
 
@@ -68,44 +67,36 @@ def test_etcd_binary_that_is_not_there(program: Any) -> None:
     assert program.leftovers() == []
 
 
-def test_a_running_cluster_and_its_bad_clients(program: Any, tmp_path: Path) -> None:
+def test_a_running_cluster_and_its_bad_clients(standing: Any) -> None:
     """A name in use, a job that is not there, and a client without or with a foreign certificate: one line each."""
-    program.up("--nodes", "1")
-    job = program.job(min_nodes=2)  # it waits for a second node
+    program, etcd = standing, _endpoint(standing)
+    assert program.run("certs", "ca", "stranger")[0] == 0
+    without = program.start("jobs", "--etcd", etcd)  # these two try for as long as they are let
+    stranger = program.start("jobs", "--etcd", etcd, "--certs", "ca/stranger")
+    job = program.job(min_nodes=3)  # it waits for a third node
     assert program.run("submit", str(job))[0] == 0
     refused(program.run("submit", str(job)), code=2, line="job tiny: this name is in use")
     refused(program.run("jobs", "rm", "tiny"), code=2, line="headway cancel tiny")
     refused(program.run("export", "tiny", "--out", "out"), code=2, line="nothing to export yet")
     refused(program.run("status", "other"), code=2, line="there are tiny")
     refused(program.run("drain", "node-9"), code=2, line="there are: node-1")
-    etcd = _endpoint(program)
-    refused(program.run("jobs", "--etcd", etcd), code=3, line="no client certificate")
-    assert program.run("certs", "ca", "stranger")[0] == 0
-    refused(program.run("jobs", "--etcd", etcd, "--certs", "ca/stranger"), code=3, line=etcd)
+    refused(program.ended(without), code=3, line="no client certificate")
+    refused(program.ended(stranger), code=3, line=etcd)
+    assert program.run("cancel", "tiny")[0] == 0
 
 
-def test_a_daemon_without_etcd(program: Any) -> None:
-    """`headway daemon` against an etcd that is not there: one line, exit code 3."""
+def test_daemons_that_cannot_start(program: Any) -> None:
+    """`headway daemon` against an etcd that is not there, and on a port that is taken: one line, exit codes 3 and 2."""
     assert program.run("certs", "ca", "node")[0] == 0
-    outcome = program.run(
-        *("daemon", "--etcd", "127.0.0.1:1", "--certs", "ca/node", "--state-dir", "state", "--log-level", "error")
-    )
-    refused(outcome, code=3, line="127.0.0.1:1")
-    assert program.leftovers() == []
-
-
-def test_a_daemon_whose_port_is_in_use(program: Any) -> None:
-    """`headway daemon` on a port that is taken: one line that names it, exit code 2."""
-    assert program.run("certs", "ca", "node")[0] == 0
+    common = ("daemon", "--certs", "ca/node", "--log-level", "error")
+    lonely = program.start(*common, "--etcd", "127.0.0.1:1", "--state-dir", "lonely")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        outcome = program.run(
-            *("daemon", "--listen", f"127.0.0.1:{port}", "--certs", "ca/node", "--state-dir", "state"),
-            *("--log-level", "error"),
-        )
-    refused(outcome, code=2, line=port)
+        refused(program.run(*common, "--listen", f"127.0.0.1:{port}", "--state-dir", "late"), code=2, line=port)
+    refused(program.ended(lonely), code=3, line="127.0.0.1:1")
+    assert program.leftovers() == []
 
 
 def _endpoint(program: Any) -> str:

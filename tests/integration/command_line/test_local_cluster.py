@@ -53,11 +53,10 @@ def test_a_second_ctrl_c_does_not_wait(program: Any) -> None:
     assert program.leftovers() == []
 
 
-def test_a_state_folder_serves_one_cluster(program: Any) -> None:
+def test_a_state_folder_serves_one_cluster(standing: Any) -> None:
     """A second `up` on the folder of a running one is refused in one line, and does no harm to the first."""
-    program.up("--nodes", "1")
-    code, _, err = program.run("up", "--nodes", "1")
+    code, _, err = standing.run("up", "--nodes", "1")
     assert code == 2
     assert "a cluster runs on this state folder" in err
     assert err.count("\n") == 1
-    assert program.run("nodes")[0] == 0
+    assert standing.run("nodes")[0] == 0

@@ -21,13 +21,13 @@ def events_of(document: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     return rows
 
 
-def test_a_running_job_shows_its_last_batches(program: Program) -> None:
+def test_a_running_job_shows_its_last_batches(standing: Program) -> None:
     """Two nodes train; a trace of five batches has all of them, in an order that is possible; a picture is drawn."""
-    program.up("--nodes", "2")
-    assert program.run("submit", str(program.job(batches=BATCHES, min_nodes=2)))[0] == 0
+    program = standing
+    assert program.run("submit", str(program.job(name="traced", batches=BATCHES, min_nodes=2)))[0] == 0
     assert program.run("trace", "other")[0] == 2
 
-    arguments = ("trace", "tiny", "--batches", "5", "--png", "t.png", "--out", "t.json")
+    arguments = ("trace", "traced", "--batches", "5", "--png", "t.png", "--out", "t.json")
     code, out, err = 3, "", ""
     for _ in range(20):
         code, out, err = program.run(*arguments, "--json")
@@ -61,7 +61,7 @@ def test_a_running_job_shows_its_last_batches(program: Program) -> None:
             assert lower[f"F{batch}.{i}"]["ts"] > upper[f"F{batch}.{i}"]["ts"], "no input before it was computed"
             assert upper[f"B{batch}.{i}"]["ts"] > lower[f"B{batch}.{i}"]["ts"], "no gradient before it was computed"
 
-    assert program.run("pause", "tiny", "--wait")[0] == 0
-    code, _, err = program.run("trace", "tiny")
+    assert program.run("pause", "traced", "--wait")[0] == 0
+    code, _, err = program.run("trace", "traced")
     assert code == 2
-    assert err == "headway: job tiny: is paused: nothing runs that could be traced\n"
+    assert err == "headway: job traced: is paused: nothing runs that could be traced\n"

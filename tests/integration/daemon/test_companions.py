@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import ClusterSession
@@ -42,6 +43,18 @@ async def _is_back(client: EtcdClient, before: NodeRecord) -> NodeRecord:
     return now
 
 
+async def _accompanied(cluster: LocalCluster, by: Iterable[str], of: NodeRecord) -> None:
+    """Return when one of these daemons keeps another company."""
+    logs = [cluster.state_dir / "nodes" / name / "daemon.log" for name in by]
+    async with asyncio.timeout(DEADLINE_S):
+        while not any("company_found" in line and of.incarnation in line for path in logs for line in _lines(path)):
+            await asyncio.sleep(0.05)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines()
+
+
 async def test_a_dead_daemons_records_are_gone_at_once(tmp_path: Path) -> None:
     """SIGKILL of a follower, then of the leader: gone long before the lease of 10 s, and back at the same address.
 
@@ -55,23 +68,23 @@ async def test_a_dead_daemons_records_are_gone_at_once(tmp_path: Path) -> None:
         client = session.client
         leader = await _leader(client)
         follower = next(node.name for node in cluster.nodes if node.name != leader)
-        await asyncio.sleep(1.0)  # they have found each other
 
         for victim in (follower, leader):
             before = await _node(client, victim)
             assert before is not None
+            others = [node.name for node in cluster.nodes if node.name != victim]
+            await _accompanied(cluster, others if victim == leader else [leader], before)
             cluster.kill_node(victim, signal.SIGKILL)
             assert await _vanished(client, before) < 1.0
             after = await _is_back(client, before)
             assert after.address == before.address
-            await asyncio.sleep(1.0)
         successor = await _leader(client)
         assert successor != leader
 
         stopped = next(node.name for node in cluster.nodes if node.name not in (leader, successor))
+        cluster.kill_node(stopped, signal.SIGSTOP)
         before = await _node(client, stopped)
         assert before is not None
-        cluster.kill_node(stopped, signal.SIGSTOP)
         await asyncio.sleep(LEASE_TTL_S / 2)
         assert await _node(client, stopped) == before
         cluster.kill_node(stopped, signal.SIGCONT)

@@ -9,9 +9,9 @@ from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
-    """Five nodes, up for the whole run; each job takes as many of them as it is allowed."""
+    """Five nodes, up while this folder's tests run; each job takes as many of them as it is allowed."""
     async with LocalCluster(
         tmp_path_factory.mktemp("cluster"), num_nodes=MAX_NODES, node_settings=WITHOUT_SPARES
     ) as running:

@@ -22,6 +22,8 @@ from tests.integration.exactness.training import (
     until_batch,
 )
 
+pytestmark = pytest.mark.timeout(240)  # hundreds of batches in the cluster and in the plain loop, on a loaded machine
+
 BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
 BATCHES_FOR_TWO_CHANGES = 300  # changes of a running job lie seconds apart
 BATCHES_WHILE_A_NODE_STARTS = 800

@@ -1,25 +1,22 @@
 """The promise with several workers of a stage: any number of replicas, their deaths and their changes move no bit."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
-from headway.daemon.client.node_drain import drain
+from headway.daemon.client.node_drain import drain, release
 from headway.daemon.history.checker import PlanSeen
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished, small_job
-from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation, ground
+from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_NODES = 5
 SNAPSHOTS = FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0)
 
 
@@ -76,13 +73,6 @@ async def test_replicas_of_every_schedule_give_the_same_bits(
 # --- Deaths and changes -----------------------------------------------------------------------------------------------
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    """Five nodes with spare processes, and a history."""
-    async with ground(tmp_path_factory.mktemp("replicas"), num_nodes=NUM_NODES) as field:
-        yield field
-
-
 @pytest.mark.parametrize(
     ("stage", "microbatch", "op"),
     [
@@ -97,7 +87,6 @@ async def test_a_replica_that_is_killed_in_the_middle_of_a_batch(
     field: Ground, oracle: Oracle, stage: int, microbatch: int, op: str
 ) -> None:
     """2-1-2: everybody goes back to the newest boundary; the checker finds every microbatch once in the weights."""
-    await field.all_nodes_up(NUM_NODES)
     spec = replicated_job(f"killed-{stage}-{microbatch}", 2, 1, 2, batches=24)
     fault = at_operation(stage, 10, op=op)
     fault["when"]["microbatch"] = microbatch
@@ -111,19 +100,24 @@ async def test_a_replica_that_is_killed_in_the_middle_of_a_batch(
 
 async def test_a_planned_change_to_another_shape(field: Ground, oracle: Oracle) -> None:
     """The planner's own 2-2-1 loses a node to a drain while it trains, and goes on in another shape: the same bits."""
-    await field.all_nodes_up(NUM_NODES)
     spec = replicated_job("reshaped", batches=160)
     spec = replace(spec, model=replace(MODEL, num_hidden_layers=2))
-    name = spec.job.name
+    name, away = spec.job.name, ""
 
     async def leave() -> None:
+        nonlocal away
         job = await field.until_batch(name, 6)
         assert job.plan is not None
-        await drain(field.session, job.plan.stages[job.plan.replicas[0][-1]].node)
+        away = job.plan.stages[job.plan.replicas[0][-1]].node
+        await drain(field.session, away)
         generation = job.plan.generation
         await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)
 
-    outcome = await field.train(spec, during=leave)
+    try:
+        outcome = await field.train(spec, during=leave)
+    finally:
+        if away:
+            await release(field.session, away)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
     assert outcome.num_rollbacks == 0
     shapes = [shape_of(plan) for plan in field.history(spec, []).plans]

@@ -7,39 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import PlacementSpec
-from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from headway.stages.spec import weight_version
-from tests.integration.exactness.training import TIMEOUT_S, WITHOUT_SPARES, finished, small_job, until_batch
+from tests.integration.exactness.training import TIMEOUT_S, finished, small_job
+from tests.integration.faults.ground import Ground
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BATCHES = 200
 
 
-async def test_every_microbatch_is_computed_once_on_the_version_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_microbatch_is_computed_once_on_the_version_before(field: Ground, tmp_path: Path) -> None:
     """Two stages, paused and resumed: forward and backward of each microbatch read W(b-1), and none runs twice."""
-    history = tmp_path / "history"
-    history.mkdir()
-    monkeypatch.setenv("HEADWAY_HISTORY_DIR", str(history))
-    spec = replace(small_job("trace", batches=BATCHES), placement=PlacementSpec(recut=False))
-    async with (
-        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
-        ClusterSession(cluster.address) as session,
-    ):
-        await submit(session, spec)
-        await until_batch(session, "trace", 3)
-        await pause(session, "trace")
-        await wait_for_phase(session, "trace", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
-        await resume(session, "trace")
-        result = await finished(session, "trace", tmp_path / "out")
+    spec = replace(small_job("trace", batches=BATCHES), placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False))
+    await submit(field.session, spec)
+    await field.until_batch("trace", 3)
+    await pause(field.session, "trace")
+    await wait_for_phase(field.session, "trace", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
+    await resume(field.session, "trace")
+    result = await finished(field.session, "trace", tmp_path / "out")
     assert len(set(result.generations)) == 2
 
-    texts = [text for path in history.glob("trace-*.jsonl") for text in path.read_text().splitlines()]
+    texts = [text for path in field.history_folder.glob("trace-*.jsonl") for text in path.read_text().splitlines()]
     lines = [line for line in map(json.loads, texts) if "op" in line]
     counts = Counter((line["stage"], line["op"], line["batch"], line["microbatch"]) for line in lines)
     m = spec.train.microbatches

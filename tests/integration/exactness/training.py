@@ -16,7 +16,7 @@ from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
@@ -85,7 +85,7 @@ class Oracle:
         self._known: dict[tuple[JobSpec, tuple[str, ...]], Result] = {}
 
     def __call__(self, spec: JobSpec, *, coded_cuts: tuple[str, ...] = ()) -> Result:
-        """The result of the plain loop; a job's name, links and placement are no part of what it computes.
+        """The result of the plain loop; a job's name, links, placement and [fault] are no part of it.
 
         coded_cuts: where the job's codec rounds.
         """
@@ -93,6 +93,7 @@ class Oracle:
             spec,
             job=replace(spec.job, name="oracle"),
             train=replace(spec.train, link="auto"),
+            fault=FaultSpec(),
             placement=PlacementSpec(),
         )
         key = alike, coded_cuts

@@ -1,27 +1,8 @@
-"""One cluster of four nodes for the faults that it survives, and the reference."""
-
-from collections.abc import AsyncIterator
+"""The rows' times, at the end."""
 
 import pytest
-import pytest_asyncio
 
-from tests.integration.faults.ground import Ground, ground, recoveries
-
-NUM_NODES = 4
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    """Up for the whole run."""
-    async with ground(tmp_path_factory.mktemp("faults"), num_nodes=NUM_NODES) as shared:
-        yield shared
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def field(shared: Ground) -> Ground:
-    """The shared cluster with every node up again after the row before."""
-    await shared.all_nodes_up(NUM_NODES)
-    return shared
+from tests.integration.faults.ground import recoveries
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -102,6 +102,7 @@ class Ground:
         self.cluster = cluster
         self.session = session
         self.faults = faults
+        self.history_folder = folder / HISTORY
         self._folder = folder
         self._num_faults = 0
 
@@ -196,7 +197,7 @@ class Ground:
 
     def history(self, spec: JobSpec, struck: list[dict[str, Any]]) -> History:
         """What daemons and workers, also those of nodes that are gone, wrote down about a job."""
-        history = read_history(self._folder / HISTORY, job=spec.job.name)
+        history = read_history(self.history_folder, job=spec.job.name)
         faults = [FaultSeen(text=str(note), at=note["monotonic"], until=note["monotonic"]) for note in struck]
         return replace(history, faults=faults)
 

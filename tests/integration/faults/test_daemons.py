@@ -30,7 +30,7 @@ async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None
 
 async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
     """Whoever decides is the one that dies, in the middle of a batch that it computes a stage of."""
-    spec = faulty_job("leader", num_nodes=4, batches=80)
+    spec = faulty_job("leader", num_nodes=4, batches=100)
     leader = ""
 
     async def strike() -> None:
@@ -146,6 +146,7 @@ async def test_leader_is_killed_in_a_planned_change(field: Ground, oracle: Oracl
 async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
     """The same node dies three times as soon as it is back."""
     spec = faulty_job("flap", batches=200)
+    num_nodes = len(field.cluster.nodes)
 
     async def flap() -> None:
         job = await field.until_batch(spec.job.name, 5)
@@ -154,7 +155,7 @@ async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
         for _ in range(3):
             field.cluster.kill_node(node, signal.SIGKILL)
             await asyncio.sleep(0.3)
-            await field.all_nodes_up(4)
+            await field.all_nodes_up(num_nodes)
 
     outcome = await field.train(spec, during=flap)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))

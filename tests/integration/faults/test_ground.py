@@ -5,13 +5,13 @@ import pytest
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.records import Device, NodeRecord
-from tests.integration.faults.conftest import NUM_NODES
+from tests.integration.conftest import NUM_NODES
 from tests.integration.faults.ground import faulty_job
 
 
 @pytest.mark.parametrize("speed", [0.25, 1.0, 2.0, 4.0])
 def test_a_faulty_job_has_a_first_a_middle_and_a_last_stage(speed: float) -> None:
-    """On devices slow and fast, four of one host: three stages on three nodes. Else a row strikes nothing."""
+    """On devices slow and fast, five of one host: three stages on three nodes. Else a row strikes nothing."""
     device = Device(kind="cpu", memory_bytes=8 << 30, speed=speed)
     nodes = [
         NodeRecord(

@@ -78,24 +78,23 @@ async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle
     assert outcome.num_rollbacks == 1
 
 
-async def test_checkpoint_folder_cannot_be_written(tmp_path: Path, oracle: Oracle) -> None:
+async def test_checkpoint_folder_cannot_be_written(field: Ground, tmp_path: Path, oracle: Oracle) -> None:
     """A file lies where the folder should be: training goes on; the end is retried until it is cured."""
     spec = faulty_job("readonly", num_nodes=2, batches=40)
     target = tmp_path / "checkpoints"
     target.write_text("in the way")
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
-    async with ground(tmp_path, num_nodes=2) as field:
 
-        async def cure() -> None:
-            await field.until(
-                lambda _, job: any(record.trouble for records in job.state.values() for record in records.values()),
-                "readonly",
-            )
-            await field.until(lambda _, job: job.phase.phase is Phase.STOPPING, "readonly")
-            await asyncio.sleep(0.5)
-            target.unlink()
+    async def cure() -> None:
+        await field.until(
+            lambda _, job: any(record.trouble for records in job.state.values() for record in records.values()),
+            "readonly",
+        )
+        await field.until(lambda _, job: job.phase.phase is Phase.STOPPING, "readonly")
+        await asyncio.sleep(0.5)
+        target.unlink()
 
-        outcome = await field.train(spec, during=cure)
+    outcome = await field.train(spec, during=cure)
     outcome.assert_exact(oracle, strikes=0)
 
 

@@ -14,6 +14,8 @@ from headway.daemon.errors import ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.node.agent import Agent, Surroundings
+from headway.daemon.node.agent_steps import Step
+from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.records import (
     Keys,
     NodeRecord,
@@ -91,7 +93,7 @@ class QuietSupervisor:
     def forget(self, is_over: object) -> None:
         """It has no failures."""
 
-    def order(self, *_: object) -> bool:
+    def order(self, *_: object, **__: object) -> bool:
         """It obeys in its own time."""
         return False
 
@@ -242,6 +244,27 @@ async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> N
     assert held_at_delete == [True]
     assert scene.registered(20) is None
     assert {key.boundary for key in scene.store.contents} == {40, 60}
+
+
+async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 was written, but late, 60 was not: both space the snapshots out, and 60 alone is to come from a sibling."""
+    seen: list[NodeState] = []
+
+    def look(_: object, node: NodeState) -> list[Step]:
+        seen.append(node)
+        return []
+
+    monkeypatch.setattr("headway.daemon.node.agent.next_steps", look)
+    about: dict[str, Any] = {"job": "j", "generation": 1, "reason": "late"}
+    async with scene.at_work():
+        scene.agent.worker_missed_snapshot(control_pb2.SnapshotMissed(**about, boundary=40, factor=2, written=True))
+        await scene.until(lambda: any(node.spacings.get(G1) == Spacing(2, 40) for node in seen))
+        assert not seen[-1].missed
+        scene.agent.worker_missed_snapshot(control_pb2.SnapshotMissed(**about, boundary=60, factor=4))
+        await scene.until(lambda: any(node.spacings.get(G1) == Spacing(4, 60) for node in seen))
+    assert seen[-1].missed == {G1: (60,)}
 
 
 async def test_a_damaged_file_is_held_and_registered_no_more(scene: Scene, tmp_path: Path) -> None:

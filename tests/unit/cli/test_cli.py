@@ -46,6 +46,16 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert min(seconds) < 0.5
 
 
+def test_a_job_is_submitted_without_torch() -> None:
+    """What `submit` reads of the data, and all that `run` needs to refuse a job file, imports no torch."""
+    code = (
+        "import sys, headway.daemon.local.run\nfrom headway.daemon.jobs.resolve import resolve_job\n"
+        "from headway.stages.tokens import read_index\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize("words", command_names(), ids=" ".join)
 def test_every_command_explains_itself_with_an_example(words: list[str], headway: Headway) -> None:
     """`headway COMMAND --help` ends well and has a line that can be typed."""

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.case import LEASE_TTL_S, LONGEST_PATIENCE_S, PREPARE_DEADLINE_S, START_DEADLINE_S
+from headway.daemon.coordination.case import LEASE_TTL_S, LONGEST_PATIENCE_S, START_DEADLINE_S
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
 from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.jobs.preparation import COMPILING_S, PLAIN_S
 from headway.daemon.records import CheckpointRecord, Desired, EventRecord, Keys, Phase, PlanRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker, steady_view
@@ -181,7 +182,7 @@ def test_second_failure_while_recovering_makes_another_plan() -> None:
     cluster.nodes["a"].workers[0].hangs = False
     failed_at = cluster.now
     after = recovered(cluster)
-    assert cluster.now - failed_at < PREPARE_DEADLINE_S / 10, "at once, not when it is late"
+    assert cluster.now - failed_at < PLAIN_S / 10, "at once, not when it is late"
     assert (after.generation, after.timeline, after.boundary) == (3, 3, 4)
     assert after.ancestry == ((1, 4),)
     assert cluster.phase("first").failures.num_deaths == 2
@@ -299,14 +300,22 @@ def test_worker_that_does_not_stop_is_left_out_and_the_pause_comes_after(victim:
     assert any(f"stage {victim} on node {name} did not" in text for text in events(cluster))
 
 
-def test_worker_that_does_not_get_ready_lets_the_job_try_again() -> None:
-    """It hangs in its imports: after PREPARE_DEADLINE_S the plan is dropped, counted, and tried anew."""
-    cluster = cluster_of("a")
+@pytest.mark.parametrize(
+    ("compiles", "deadline_s", "how"),
+    [(False, PLAIN_S, "within 120 s"), (True, COMPILING_S, "within 600 s, with its layers compiled")],
+)
+def test_worker_that_does_not_get_ready_lets_the_job_try_again(*, compiles: bool, deadline_s: float, how: str) -> None:
+    """It hangs in its imports: after its time the plan is dropped, counted, and tried anew. To compile takes longer."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    spec = small_spec("first")
+    cluster.submit(replace(spec, train=replace(spec.train, compile=compiles)))
     cluster.nodes["a"].workers[0].hangs = True
     run_until(cluster, Phase.PREPARING)
     began = cluster.now
-    run_until(cluster, Phase.QUEUED)
-    assert PREPARE_DEADLINE_S <= cluster.now - began < PREPARE_DEADLINE_S + 2
+    run_until(cluster, Phase.QUEUED, max_rounds=2000)
+    assert deadline_s <= cluster.now - began < deadline_s + 2
+    assert events(cluster)[-1] == f"The new plan is dropped: stage 0 on a not ready {how}"
     assert cluster.phase("first").failures.num_deaths == 1
     assert f"{Keys.FAILURES}a/000000" in cluster.store.values
     cluster.nodes["a"].workers[0].hangs = False

@@ -71,7 +71,11 @@ def test_a_plan_says_that_exactness_is_given_up_and_why() -> None:
     assert any("as int8" in sentence for sentence in far.explanation())
     near = plan_of(spec, TOGETHER)
     assert (near.is_exact, near.codecs, near.was_rounded) == (True, (), False)
-    assert 'wire = "int8" codes no link of this plan' in near.exact_reason
+    assert 'wire = "int8" codes no link of this plan: no cut lies between sites' in near.exact_reason
+    for where in ("sites", "stages"):
+        alone = planned(job(wire="int8", wire_between=where), TOGETHER[:1])
+        assert (alone.is_exact, alone.codecs) == (True, ())
+        assert 'wire = "int8" codes no link of this plan: it has one stage, and so no cut' in alone.exact_reason
     after = planned(spec, TOGETHER, was_rounded=True)
     assert (after.is_exact, after.was_rounded) == (False, True)
     assert "an earlier plan" in after.exact_reason

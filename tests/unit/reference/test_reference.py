@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from math import sqrt
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from headway.daemon.reference import BatchResult, Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.initial_weights import initial_parameters
 from headway.stages.model import build_layer, token_loss
+from headway.stages.optimizer import LayerOptimizer
 from headway.stages.shard_writer import writing_shards
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards
@@ -50,7 +51,7 @@ def make_job(optim: OptimSpec = NO_FEEDBACK, **train: Any) -> JobSpec:
     return JobSpec(job=JobSection(name="test", seed=9), model=MODEL, train=replace(TRAIN, **train), optim=optim)
 
 
-class RecordingOptimizer:
+class RecordingOptimizer(LayerOptimizer):
     """Plain gradient descent that remembers, for each update of its layer, what it was given and what it made."""
 
     def __init__(self) -> None:
@@ -73,18 +74,6 @@ class RecordingOptimizer:
         for name, tensor in target.items():
             tensor.copy_(current[name] - 0.3 * gradients[name])
         self.targets.append(copied(target))
-
-    @classmethod
-    def step_together(
-        cls,
-        optimizers: Sequence[Self],
-        update_index: int,
-        *,
-        current: Sequence[Mapping[str, Tensor]],
-        target: Sequence[Mapping[str, Tensor]],
-        gradients: Sequence[Mapping[str, Tensor]],
-    ) -> None:
-        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         return {}

@@ -1,5 +1,6 @@
 """Memory that stays with the process, seen through the kernel's count of page faults."""
 
+import platform
 import subprocess
 import sys
 
@@ -37,3 +38,40 @@ def test_freed_memory_is_used_again_and_given_back_when_asked() -> None:
     num_faults, num_released = map(int, done.stdout.split())
     assert num_faults < 100  # 20 × 8192 if each came fresh from the kernel
     assert num_released > 4096  # of the 32 MiB
+
+
+PIECES = """
+import resource
+from headway.stages.allocator import keep_freed_memory
+if {is_kept}:
+    assert keep_freed_memory(most_bytes={most_bytes}, growth_bytes=None)
+for _ in range({num_pieces}):
+    pieces = [b"x" * (1 << 20) for _ in range(4)]
+    del pieces
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+PAGES_OF_ROUND = (4 << 20) // 4096
+
+
+def more_page_faults(*, is_kept: bool, most_bytes: int = 64 << 20) -> int:
+    """What forty rounds more cost, in each of which a process gets and frees four pieces of 1 MiB."""
+
+    def page_faults(num_pieces: int) -> int:
+        source = PIECES.format(is_kept=is_kept, most_bytes=most_bytes, num_pieces=num_pieces)
+        found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+        return int(found.stdout)
+
+    return page_faults(42) - page_faults(2)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_pieces_of_a_transfer_get_the_pages_of_those_before() -> None:
+    """As a daemon keeps it: forty rounds cost fewer pages than two; without it, most rounds get new ones."""
+    assert more_page_faults(is_kept=True) < 2 * PAGES_OF_ROUND
+    assert more_page_faults(is_kept=False) > 20 * PAGES_OF_ROUND
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_no_more_stays_than_was_asked_for() -> None:
+    """At most half a piece at the end of the heap → every round gets new pages again."""
+    assert more_page_faults(is_kept=True, most_bytes=512 << 10) > 20 * PAGES_OF_ROUND

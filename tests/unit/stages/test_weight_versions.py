@@ -1,16 +1,18 @@
 """Two versions live, and no set written while somebody reads it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor
 
+from headway.stages.ids import LayerName
+from headway.stages.layer_state import LayerState, update_layers
+from headway.stages.optimizer import LayerOptimizer
 from headway.stages.weight_versions import WeightVersions
 
 
-class Halving:
+class Halving(LayerOptimizer):
     """An optimizer: W_{b+1} = W_b / 2."""
 
     def step(
@@ -25,18 +27,6 @@ class Halving:
         assert not gradients
         for name, tensor in current.items():
             target[name].copy_(tensor * 0.5)
-
-    @classmethod
-    def step_together(
-        cls,
-        optimizers: Sequence[Self],
-        update_index: int,
-        *,
-        current: Sequence[Mapping[str, Tensor]],
-        target: Sequence[Mapping[str, Tensor]],
-        gradients: Sequence[Mapping[str, Tensor]],
-    ) -> None:
-        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -106,3 +96,20 @@ def test_versions_that_do_not_fit_each_other_are_refused() -> None:
     """W_1 and a W_0 of another shape → ValueError."""
     with pytest.raises(ValueError, match="differ"):
         WeightVersions({"w": torch.ones(2)}, version=1, dtype=torch.float32, previous={"w": torch.ones(3)})
+
+
+def test_layers_of_an_optimizer_that_knows_no_better_step_one_after_the_other() -> None:
+    """update(0) of two layers at once: each has its own half, written to its own other set."""
+    layers = [
+        LayerState(
+            LayerName(name),
+            WeightVersions({"w": torch.tensor([weight])}, version=0, dtype=torch.float32),
+            Halving(),
+            delay=1,
+        )
+        for name, weight in (("block.0", 8.0), ("block.1", 3.0))
+    ]
+    update_layers(layers, 0, [{}, {}])
+    assert [layer.boundary for layer in layers] == [1, 1]
+    found = [(layer.versions.plain(0)["w"].item(), layer.versions.plain(1)["w"].item()) for layer in layers]
+    assert found == [(8.0, 4.0), (3.0, 1.5)]

@@ -1,9 +1,15 @@
 """When a worker counts as dead though its process is there. The clock is the test's."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.node.agent_steps import OrderPrepare
+from headway.daemon.records import PlanRecord, StagePlan
+from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.liveness import (
     ANSWER_TIMEOUT_S,
     BUSY_SILENCE_S,
@@ -17,12 +23,15 @@ from headway.daemon.supervision.liveness import (
     Liveness,
     StallWatch,
 )
+from headway.daemon.supervision.worker_orders import order_message
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, WorkerStatus
+from headway.stages.spec import TrainSpec
 
 OF = JobGeneration("j", 3)
 IDLE = WorkerStatus(device_index=0, incarnation="w", pid=7, address="a:1")
 PREPARED = IDLE.ordered(OrderKind.PREPARE, OF).did_prepare(OF)
 RUNNING = PREPARED.ordered(OrderKind.START, OF).did_start(OF)
+ALONE = StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed", "head"), depth=4)
 
 
 def beat(num_operations: int, *, is_runnable: bool = True, typical_s: float = 0.1) -> Beat:
@@ -103,6 +112,21 @@ def test_loading_and_writing_have_their_own_deadline(kind: OrderKind) -> None:
     liveness.ordered(kind, OF, 0.0)
     found = first_complaint(liveness, RUNNING.ordered(kind, OF), beats=beat(40), until_s=400)
     assert found == ANSWER_TIMEOUT_S[kind]
+
+
+def test_a_worker_that_compiles_has_longer() -> None:
+    """Prepare of a job that compiles: alive all the time, it is given ten minutes in place of two, and told so."""
+    spec = JobSpec(job=JobSection(name="j"), train=TrainSpec(compile=True))
+    step = OrderPrepare(0, OF, 0, PlanRecord(generation=OF.generation, timeline=1, stages=(ALONE,)), "")
+    given: list[float] = []
+    for compiles in (False, True):
+        job = replace(spec, train=replace(spec.train, compile=compiles))
+        order = order_message(step, lambda _, job=job: job, cast(StateStore, None), Path)  # type: ignore[misc]
+        liveness = Liveness(0.0)
+        liveness.ordered(order.kind, OF, 0.0, within_s=order.within_s)
+        given.append(first_complaint(liveness, IDLE.ordered(OrderKind.PREPARE, OF), beats=beat(0), until_s=700))
+    assert given == [120.0, 600.0]
+    assert "did not answer the order prepare within 600 s" in liveness.complaint(IDLE.ordered(order.kind, OF), 600.0)
 
 
 def test_a_hung_run_that_is_to_prepare_the_next_plan_is_noticed_too() -> None:
