@@ -26,6 +26,7 @@ async def test_worker_dies_under_collective_links(field: Ground, oracle: Oracle,
     assert outcome.num_rollbacks == 1
 
 
+@pytest.mark.slow
 async def test_group_breaks_between_living_workers(field: Ground, oracle: Oracle) -> None:
     """The groups of one worker are aborted: nothing is resumed, everybody goes back to a boundary in its process."""
     outcome = await field.train(collective_job("groups-broken"), at_operation(1, 10, do="cut_links", seconds=0.5))

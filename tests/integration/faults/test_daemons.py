@@ -28,6 +28,7 @@ async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
+@pytest.mark.slow  # the short soak kills leaders too
 async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
     """Whoever decides is the one that dies, in the middle of a batch that it computes a stage of."""
     spec = faulty_job("leader", num_nodes=4, batches=100)

@@ -36,6 +36,7 @@ async def test_worker_sigstop_under_a_healthy_daemon(field: Ground, oracle: Orac
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
+@pytest.mark.slow
 async def test_worker_hangs_with_a_living_heartbeat(field: Ground, oracle: Oracle) -> None:
     """Its operation counter stands still though there is work: its daemon kills it."""
     outcome = await field.train(faulty_job("hang"), at_operation(1, 10, do="hang"))
