@@ -1,6 +1,6 @@
 """The plans that decisions rest on: which are wanted, which are there, and which of those may still be used. Pure.
 
-A decision never computes a plan. It looks one up; what is missing it names in `Decision.requests`, and is taken anew
+A decision never computes a plan. It looks one up; what is missing it names in `Decision.missing`, and is taken anew
 when the answer has come. The cluster goes on meanwhile, so an answer may be one to an earlier question:
 
 - other measurements, the same devices: it is used, and a newer one is wanted besides;

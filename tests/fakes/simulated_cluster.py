@@ -11,10 +11,9 @@ from typing import Any
 from headway.daemon.coordination.boundaries import parts_of
 from headway.daemon.coordination.case import devices
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
-from headway.daemon.coordination.plan_book import PlanBook, PlanRequest, PlansAtOnce
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
@@ -38,6 +37,7 @@ from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.simulated_agent import SimulatedAgents
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_node import Node, Worker, steady_view
+from tests.fakes.simulated_planning import SimulatedPlanning
 
 KILLED = "node x: worker-0 (pid 1) ended by signal SIGKILL"
 MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)
@@ -83,13 +83,7 @@ class SimulatedCluster(SimulatedAgents):
         self.furthest: dict[str, int] = {}
         self.leader = ""
         self.quarantine_after = 0
-        self.plans_take_time = False
-        """Whether some plans come a few decisions later than they are asked for."""
-        self.num_late_plans = 0
-        self._delays = random.Random(f"delays {seed}")
-        self._plans = PlanBook()
-        self._planning: tuple[PlanRequest, int] | None = None
-        """What the leader has computed just now, and the decision in which it is done."""
+        self.planning = SimulatedPlanning(seed)
         self._facts = steady_view()
         self._facts_seen = 0
 
@@ -256,8 +250,7 @@ class SimulatedCluster(SimulatedAgents):
             self.leader = ""
             return
         self.leader = self.random.choice(candidates)
-        self._plans.clear()
-        self._planning = None
+        self.planning.begin_anew()
         node = self.nodes[self.leader]
         record = LeaderRecord(node=self.leader, incarnation=node.lease)
         self.store.transact({}, {Keys.LEADER: encode(record)}, lease=f"leader {node.lease}")
@@ -303,7 +296,14 @@ class SimulatedCluster(SimulatedAgents):
             for node in self.nodes.values():
                 self.sweep(node.view)
         office = view.revision_of(Keys.LEADER)
-        decision = self._decide(view)
+        decision = self.planning.decided(
+            lambda plans: decide(
+                view, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after, plans=plans
+            ),
+            jobs=view.jobs,
+            now=self.now,
+            num_decisions=self.num_decisions,
+        )
         for command in decision.commands:
             if loses_office:
                 self.elect()
@@ -313,32 +313,6 @@ class SimulatedCluster(SimulatedAgents):
                 self.kill(self.leader)
                 break
         return decision.wake_at
-
-    def _decide(self, view: ClusterView) -> Decision:
-        """As the leader's shell does it: plans are looked up, and what is missing is computed, at once or later."""
-        if self._planning is not None and self.num_decisions >= self._planning[1]:
-            self._answer(self._planning[0])
-        while True:
-            decision = decide(
-                view,
-                now=self.now,
-                written_at=self.now,
-                quarantine_after=self.quarantine_after,
-                plans=self._plans,
-            )
-            self._plans.decided(decision.missing, jobs=view.jobs, now=self.now)
-            wanted = (*decision.missing, *decision.stale)
-            if self._planning is not None or not wanted:
-                return decision
-            if self.plans_take_time and (delay := self._delays.choice((0, 0, 1, 2, 5))):
-                self._planning = wanted[0], self.num_decisions + delay
-                self.num_late_plans += 1
-                return decision
-            self._answer(wanted[0])
-
-    def _answer(self, request: PlanRequest) -> None:
-        self._plans.answered(request, PlansAtOnce().find(request).outcome)
-        self._planning = None
 
     def _execute(self, command: Command, office: int, *, is_interrupted: bool = False) -> bool:
         if isinstance(command, WriteManifest):

@@ -23,6 +23,7 @@ from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.collective_group import GroupOfTwo, RendezvousStore, find_store
 from headway.stages.collective_header import INLINE_BYTES, Route, Signal, announce
 from headway.stages.collective_header import signal as make_signal
+from headway.stages.collective_link import MAX_UNDER_WAY
 from headway.stages.errors import LinkOverflowError
 from headway.stages.frame_contract import ALIGNMENT_BYTES, SIBLING_KINDS, FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
@@ -233,19 +234,21 @@ def test_frames_of_all_sizes_keep_their_order_and_their_values(ends: Ends) -> No
 
 
 def test_a_goodbye_behind_large_frames_waits_for_them(ends: Ends) -> None:
-    """Three frames that travel alone, and the end right behind them: all arrive before the link is lost."""
+    """More frames that travel alone than are under way at a time, and the end right behind them: all arrive before the
+    link is lost."""
+    num_frames = 4 * MAX_UNDER_WAY
     forms = {FrameKind.ACTIVATION: (TensorForm(torch.float32, (INLINE_BYTES,)),)}
-    contract = FrameContract(forms, max_unacknowledged_frames=3)
+    contract = FrameContract(forms, max_unacknowledged_frames=num_frames)
     terms = lower_terms("goodbye", inbox=ends.lower, contract=contract, receives=frozenset(forms))
     accepted = ends.workers.collective[1].accept(terms)
     port = ends.workers.grpc[2].port
     link = ends.workers.collective[0].dial(upper_terms("goodbye", port, inbox=ends.upper, contract=contract))
-    for number in range(3):
+    for number in range(num_frames):
         values = torch.full((INLINE_BYTES,), number, dtype=torch.float32)
         link.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(number), Microbatch(0), (values,)))
     wait_until(lambda: bool(link.was_met))
     link.close()
-    for number in range(3):
+    for number in range(num_frames):
         frame = ends.lower.get(timeout=DEADLINE_S)
         assert isinstance(frame, Frame), frame
         assert frame.batch == number

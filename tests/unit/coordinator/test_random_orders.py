@@ -95,7 +95,7 @@ def build(seed: int, *, num_groups: int = 1) -> tuple[SimulatedCluster, random.R
     chance = random.Random(seed + 1_000_000)
     cluster = SimulatedCluster(seed)
     cluster.quarantine_after = chance.choice((0, 0, 3))
-    cluster.plans_take_time = seed % 3 > 0
+    cluster.planning.takes_time = seed % 3 > 0
     for index in range(chance.randint(1, 4)):
         cluster.add_node(f"n{index}", num_devices=chance.choice((1, 1, 2)))
     fault = FaultSpec(
@@ -155,7 +155,7 @@ def test_with_failures_every_job_finishes(block: int) -> None:
         cluster, chance = build(seed)
         chaos(cluster, num_steps=600, chance=chance, may_crash=True)
         finish(cluster, seed)
-        num_late_plans += cluster.num_late_plans
+        num_late_plans += cluster.planning.num_late
     assert num_late_plans > 0, "every plan came at once"
 
 

@@ -1,0 +1,50 @@
+"""The leader's planning in the simulated cluster: plans come at once, or a few decisions late by the seed."""
+
+import random
+from collections.abc import Callable, Collection
+
+from headway.daemon.coordination.commands import Decision
+from headway.daemon.coordination.plan_book import PlanBook, PlanRequest, Plans, PlansAtOnce
+
+DELAYS = (0, 0, 1, 2, 5)
+"""Decisions that a plan takes, each as likely."""
+
+
+class SimulatedPlanning:
+    """As the leader's shell does it: decisions look plans up, and what is missing is computed, one at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self.takes_time = False
+        """Whether some plans come later than they are asked for."""
+        self.num_late = 0
+        self._delays = random.Random(f"delays {seed}")
+        self._book = PlanBook()
+        self._under_way: tuple[PlanRequest, int] | None = None
+        """What is being computed, and the decision in which it is done."""
+
+    def begin_anew(self) -> None:
+        """Another leads."""
+        self._book.clear()
+        self._under_way = None
+
+    def decided(
+        self, decide: Callable[[Plans], Decision], *, jobs: Collection[str], now: float, num_decisions: int
+    ) -> Decision:
+        """A decision, taken anew as long as the plans that it misses come at once. num_decisions: before this one."""
+        if self._under_way is not None and num_decisions >= self._under_way[1]:
+            self._answer(self._under_way[0])
+        while True:
+            decision = decide(self._book)
+            self._book.decided(decision.missing, jobs=jobs, now=now)
+            wanted = (*decision.missing, *decision.stale)
+            if self._under_way is not None or not wanted:
+                return decision
+            if self.takes_time and (delay := self._delays.choice(DELAYS)):
+                self._under_way = wanted[0], num_decisions + delay
+                self.num_late += 1
+                return decision
+            self._answer(wanted[0])
+
+    def _answer(self, request: PlanRequest) -> None:
+        self._book.answered(request, PlansAtOnce().find(request).outcome)
+        self._under_way = None
