@@ -14,6 +14,9 @@ read: with the phase go its reason, an event and the job's other keys. A conditi
 which is still being computed does not hold yet; an action that needs one waits for it, while rows above still go first.
 """
 
+COMMAS = (("come", "nodes"), ("settled", "and"), ("gone", "replaced"), ("moves", "all"), ("stopped", "and"))
+"""Words of a condition's name between which a reader needs a comma, which no name can have."""
+
 
 def page() -> str:
     """The whole page, in Markdown."""
@@ -55,7 +58,10 @@ def _action(row: Row) -> str:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    words = name.replace("_", " ")
+    for before, after in COMMAS:
+        words = words.replace(f"{before} {after}", f"{before}, {after}")
+    return words
 
 
 if __name__ == "__main__":
