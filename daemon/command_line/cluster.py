@@ -37,14 +37,28 @@ def daemon(
     etcd_user: Annotated[str | None, typer.Option(help="User of an etcd with passwords.")] = None,
     etcd_password_file: Annotated[Path | None, typer.Option(help="File with that user's password.")] = None,
     certificates: Annotated[
-        Path | None, typer.Option("--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem.")
+        Path | None,
+        typer.Option(
+            "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
+        ),
     ] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0: a free one.")] = None,
-    advertise_host: Annotated[str | None, typer.Option(help="The host that others dial.")] = None,
-    site: Annotated[str | None, typer.Option(help="Nodes of one site have a fast network between them.")] = None,
+    advertise_host: Annotated[str | None, typer.Option(help="This machine's name or address that others dial.")] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            help="Nodes of one site have a fast, trusted network: there large tensors between CPU workers are not "
+            'encrypted, unless the job says link = "grpc".'
+        ),
+    ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="What must survive a restart.")] = None,
     store_dir: Annotated[Path | None, typer.Option(help="Layer files; in memory when not given.")] = None,
-    store_quota_bytes: Annotated[int | None, typer.Option(help="Most that the store may hold; 0: no limit.")] = None,
+    store_quota_bytes: Annotated[
+        int | None, typer.Option(help="Most that the store may hold; 0: what the file system has.")
+    ] = None,
+    transfer_mbit_s: Annotated[
+        float | None, typer.Option(help="Most that copies, checkpoints and exports take of the line; 0: no limit.")
+    ] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Token shards.")] = None,
     history_dir: Annotated[Path | None, typer.Option(help="Record what happens there, for `headway chaos`.")] = None,
     checkpoint_root: Annotated[Path | None, typer.Option(help="What a relative checkpoint_dir is relative to.")] = None,
@@ -64,7 +78,7 @@ def daemon(
     Settings come from --config, then HEADWAY_… variables, then these flags, the later over the earlier.
 
     \b
-    headway daemon --etcd etcd.example:2379 --certs /etc/headway/certificates --site berlin
+    headway daemon --etcd 10.0.0.5:2379 --certs certs --listen 0.0.0.0:7070 --advertise-host 10.0.0.7 --state-dir state
     """
     flags: dict[str, object] = dict(locals())
     path = flags.pop("config")
@@ -157,7 +171,9 @@ def doctor(
 
 def certs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and people.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes, etcd members and people.")
+    ] = None,
     days: Annotated[
         int | None,
         typer.Option(min=1, max=36500, help="How long a new authority and its certificates last; 3650 if not given."),
@@ -165,7 +181,8 @@ def certs(
 ) -> None:
     """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
 
-    Give each node its folder. Called again, it adds names to the same authority.
+    Give each node and each etcd member its folder: every certificate bears the name `headway`, which clients look for.
+    Called again, it adds names to the same authority.
 
     \b
     headway certs ca etcd=10.0.0.5 node-a=10.0.0.7,a.example node-b admin

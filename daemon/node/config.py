@@ -16,6 +16,8 @@ import msgspec
 from headway.daemon.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
+CLIENT_CERTIFICATES = "HEADWAY_CERTS"
+"""What clients call their folder of certificates: counts for a daemon where HEADWAY_CERTIFICATES is not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +31,13 @@ class NodeConfig:
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")
-    """Folder with ca.pem, cert.pem and key.pem."""
+    """Folder with ca.pem, cert.pem and key.pem. The variable HEADWAY_CERTS, which clients read, names it too."""
     listen: str = "0.0.0.0:0"
     """host:port of the Node service; port 0 takes a free one."""
     advertise_host: str = ""
     """The host name or address that others dial; the host of `listen` when empty, or this machine's name."""
     site: str = "default"
-    """Nodes of one site have a fast network between them."""
+    """Nodes of one site have a fast, trusted network: with link = "auto" large tensors are not encrypted there."""
     state_dir: Path = Path("/var/lib/headway")
     """What must survive a restart: generations seen, logs of jobs."""
     store_dir: Path | None = None
@@ -148,6 +150,8 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, object]]:
     """The variables named after fields. Others belong to other programs, unless they look like a slip of the pen."""
     settings: dict[str, tuple[str, object]] = {}
+    if told := environment.get(CLIENT_CERTIFICATES):
+        settings["certificates"] = (CLIENT_CERTIFICATES, told)
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue

@@ -1,11 +1,14 @@
 """A node's settings: what counts when several places speak, and what is said about mistakes."""
 
+import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from headway.daemon.command_line.cluster import daemon
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.config import NodeConfig, advertised_host, listen_address, read_node_config
+from headway.daemon.node.config import FIELD_NAMES, NodeConfig, advertised_host, listen_address, read_node_config
 
 
 def write(path: Path, text: str) -> Path:
@@ -29,6 +32,20 @@ def test_variables_are_text_and_become_what_the_field_is() -> None:
         None, {"HEADWAY_STOP_TIMEOUT_S": "2.5", "HEADWAY_STATE_DIR": "/s", "HEADWAY_ETCD": "a:1,b:2"}
     )
     assert (config.stop_timeout_s, config.state_dir, config.etcd) == (2.5, Path("/s"), ("a:1", "b:2"))
+
+
+def test_one_variable_names_the_certificates_of_clients_and_daemons() -> None:
+    """HEADWAY_CERTS counts for a daemon too, less than HEADWAY_CERTIFICATES and a flag; empty, it names nothing."""
+    told = {"HEADWAY_CERTS": "/c"}
+    assert read_node_config(None, told).certificates == Path("/c")
+    assert read_node_config(None, {**told, "HEADWAY_CERTIFICATES": "/d"}).certificates == Path("/d")
+    assert read_node_config(None, told, {"certificates": Path("/f")}).certificates == Path("/f")
+    assert read_node_config(None, {"HEADWAY_CERTS": ""}).certificates == NodeConfig().certificates
+
+
+def test_every_setting_is_a_flag() -> None:
+    """`headway daemon` takes each field of NodeConfig, and passes it on under its name."""
+    assert set(signature(daemon).parameters) == {*FIELD_NAMES, "config"}
 
 
 def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +118,10 @@ def test_the_example_is_readable() -> None:
     """systemd/daemon.toml has no key that is refused."""
     example = Path(__file__).parents[3] / "systemd" / "daemon.toml"
     assert read_node_config(example, {}).site == "berlin"
+
+
+def test_the_example_has_every_setting() -> None:
+    """systemd/daemon.toml names each key, set or behind #, but those for clusters on one machine and for tests."""
+    example = Path(__file__).parents[3] / "systemd" / "daemon.toml"
+    keys = re.findall(r"^(?:# )?(\w+) = ", example.read_text(), flags=re.MULTILINE)
+    assert sorted([*keys, "checkpoint_root", "slowdown"]) == sorted(FIELD_NAMES)
