@@ -84,7 +84,7 @@ async def pause(session: ClusterSession, name: str) -> str:
 
 
 async def resume(session: ClusterSession, name: str) -> str:
-    """Ask a paused or failed job to go on from its newest checkpoint."""
+    """Ask a paused or failed job to go on from the newest state that is left: what nodes kept, or its checkpoint."""
     job = await _request(session, name, Desired.RUNNING, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
     if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
         return f"{name}: goes on; it is {job.phase.phase} now"

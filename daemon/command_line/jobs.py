@@ -202,7 +202,7 @@ def pause(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = No
 
 
 def resume(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
-    """Let a paused or failed job go on from its newest checkpoint.
+    """Let a paused or failed job go on from the newest state that is left: what nodes kept, or its checkpoint.
 
     \b
     headway resume my-job
