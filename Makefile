@@ -39,11 +39,13 @@ faults: setup
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
 
-# Benches import these neighbours, so they run with their own folder on the path.
+# Benches import these neighbours, so they run with their own folder on the path. All run, whatever one of them misses.
 BENCH_MODULES := emulated_stage measure paced_stage pipeline_processes torch_pipeline wan_ceiling wan_line wan_namespaces wan_plan wan_probe wan_process wan_proxy wan_sites wire_process wire_sides
 bench: export PYTHONSAFEPATH :=
 bench: setup
-	for file in $(filter-out $(BENCH_MODULES:%=bench/%.py),$(wildcard bench/*.py)); do $(BIN)/python $$file || exit 1; done
+	missed=; for file in $(filter-out $(BENCH_MODULES:%=bench/%.py),$(wildcard bench/*.py)); do \
+	    $(BIN)/python $$file || missed="$$missed $$file"; done; \
+	    if [ -n "$$missed" ]; then echo "a bar was missed, or a bench failed:$$missed" >&2; exit 1; fi
 
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iheadway/proto=proto --python_out=.typing --pyi_out=.typing \
