@@ -10,7 +10,7 @@ import queue
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
+from unittest import mock
 
 import torch
 from emulated_stage import FixedOrder, SleepTimes, sleeping_graph
@@ -312,8 +313,10 @@ def _no_orders(item: object) -> None:
 class Processes:
     """The processes of a bench. A context manager; what it started is gone afterwards."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, environment: Mapping[str, str] | None = None) -> None:
+        """environment: what theirs has beside this one's; they are then started afresh, and not forked."""
         self._number = number
+        self._environment = environment
         self._folder = tempfile.TemporaryDirectory(prefix="headway-bench-")
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
@@ -326,14 +329,15 @@ class Processes:
 
     def __enter__(self) -> Self:
         certificates = self.certificates = CertificateAuthority.create(self.folder / "authority").issue("node")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        for rank in range(self._number):
-            own, other = context.Pipe()
-            process = context.Process(target=self.target(rank), args=(other, rank, certificates), daemon=True)
-            process.start()
-            self._processes.append(process)
-            self._connections.append(own)
+        context: Any = multiprocessing.get_context("forkserver" if self._environment is None else "spawn")
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        with mock.patch.dict(os.environ, self._environment or {}):
+            for rank in range(self._number):
+                own, other = context.Pipe()
+                process = context.Process(target=self.target(rank), args=(other, rank, certificates), daemon=True)
+                process.start()
+                self._processes.append(process)
+                self._connections.append(own)
         addresses = [connection.recv() for connection in self._connections]
         for connection in self._connections:
             connection.send(addresses)

@@ -8,13 +8,14 @@ Both sides compute the same blocks from the same weights on the same tokens, in 
 by the norm of the whole model and step the same AdamW; their losses are compared. They run in turns. What differs is
 what is measured: 2bw's gradients are one step old, so that its pipe never drains. Torch's goes over gloo without TLS,
 ours over gRPC with TLS, which a job of this model gets unless it asks for something else; `2bw, collective` is what it
-gets by `link = "collective"`, gloo as torch has it (`vs_torch_1f1b_p2_m4_collective`). Our processes keep freed memory,
-as workers do; torch's are as Python begins them, unless `--keeps-memory both` or `none` says otherwise.
+gets by `link = "collective"`, gloo as torch has it (`vs_torch_1f1b_p2_m4_collective`). Our processes keep freed memory
+in large pages, as workers do; torch's are as Python begins them, unless `--keeps-memory both` or `none` says otherwise.
 
 Beside them one process with the whole model, and two of them at once without a word between them: what the machine
 itself gives a second process is the most that any pipeline of two can bring.
 
-Emulated stages sleep: 30 ms a forward, 60 ms a backward, 15 ms an update, so that two cores carry 16 processes.
+Emulated stages sleep, so that two cores carry 16 processes: 0.1 s a forward, 0.2 s a backward, 0.05 s an update, as a
+GPU takes for a microbatch of a few thousand tokens through a billion parameters; `--microbatch-ms` has other times.
 Executor, schedule, links, frames, clipping and optimizer are the real ones, on tensors of a few bytes.
 """
 
@@ -31,6 +32,7 @@ from pipeline_processes import ROUND_TRIP_S, KeepFreedMemory, Processes, StageRu
 from torch_pipeline import SCHEDULES, TorchRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.allocator import with_large_pages
 from headway.stages.schedule import ScheduleName, StageSchedule
 from headway.stages.simulator import LinkTimes, StageTimes, simulate
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
@@ -48,8 +50,6 @@ NEEDS_FOUR = "ScheduleDualPipeV"
 """It wants as many microbatches as there are stages, two a process."""
 BARS = {"vs_torch_1f1b_p2_m4": 1.25, "vs_torch_1f1b_p2_m2": 1.4, "vs_torch_best": 1.0, "emulated_min": 0.97}
 
-SLEEPS = SleepTimes(forward_s=0.030, backward_s=0.060, update_s=0.015)
-
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
@@ -58,6 +58,14 @@ class Emulated:
     num_stages: int
     num_microbatches: int
     schedule: ScheduleName
+    microbatch_s: float
+    """Forward and backward on every stage."""
+
+    @property
+    def sleeps(self) -> SleepTimes:
+        """A backward takes twice a forward, an update half of one."""
+        forward_s = self.microbatch_s / 3
+        return SleepTimes(forward_s=forward_s, backward_s=2 * forward_s, update_s=forward_s / 2)
 
     @property
     def model(self) -> ModelSpec:
@@ -92,12 +100,12 @@ class Emulated:
     @property
     def bound_s(self) -> float:
         """What each stage works on one batch."""
-        return self.num_microbatches * (SLEEPS.forward_s + SLEEPS.backward_s) + SLEEPS.update_s
+        return self.num_microbatches * self.microbatch_s + self.sleeps.update_s
 
     def run(self, job: str) -> StageRun:
         """Of all stages."""
         cuts = [(name,) for name in layer_names(self.model)]
-        return StageRun(job=job, model=self.model, train=self.train, optim=OPTIM, cuts=cuts, sleeps=SLEEPS)
+        return StageRun(job=job, model=self.model, train=self.train, optim=OPTIM, cuts=cuts, sleeps=self.sleeps)
 
     def measured(self, processes: Processes) -> float:
         """Share of the bound."""
@@ -108,7 +116,8 @@ class Emulated:
         """The same, by the simulator that the planner asks, with half the planner's round trip each way."""
         train, p, run = self.train, self.num_stages, self.run("simulated")
         schedules = [StageSchedule.of(train, stage_index=s, num_stages=p, depth=run.depth(s)) for s in range(p)]
-        times = StageTimes(forward=SLEEPS.forward_s, backward=SLEEPS.backward_s, update=SLEEPS.update_s)
+        sleeps = self.sleeps
+        times = StageTimes(forward=sleeps.forward_s, backward=sleeps.backward_s, update=sleeps.update_s)
         simulation = simulate(schedules, [times] * p, links=[LinkTimes(latency=ROUND_TRIP_S / 2)] * (p - 1))
         ends = [0.0] * train.batches
         for done in simulation.timeline:
@@ -202,7 +211,8 @@ def measure_real(
     figures: dict[str, Figure] = {}
     table: dict[str, object] = {}
     worst: Figure | None = None
-    with Processes(2) as ours, Processes(2) as theirs:
+    environments = [with_large_pages({}) if keeps_memory in whose else None for whose in (("ours", "both"), ("both",))]
+    with Processes(2, environment=environments[0]) as ours, Processes(2, environment=environments[1]) as theirs:
         pair = TwoProcesses(ours, theirs, link=link, keeps_memory=keeps_memory)
         for m in all_m:
             able = [side for side in (*sides, ONE, TWO) if m >= 4 or side != NEEDS_FOUR]
@@ -255,10 +265,11 @@ def measure_emulated(
                     shares[row].append(row.measured(processes))
                     progress(f"p = {row.num_stages}, m = {row.num_microbatches}, {row.schedule}: {shares[row][-1]:.3f}")
     medians = {row: statistics.median(values) for row, values in shares.items()}
+    of_s = rows[0].microbatch_s
     print(f"\nemulated stages: share of the bound, and simulated\n{'p':>4}{'m':>5}", *(f"{name:>15}" for name in OURS))
     for p, m in dict.fromkeys((row.num_stages, row.num_microbatches) for row in rows):
         cells = [
-            f"{medians[row]:.3f} ({row.simulated():.3f})" if (row := Emulated(p, m, name)) in medians else ""
+            f"{medians[row]:.3f} ({row.simulated():.3f})" if (row := Emulated(p, m, name, of_s)) in medians else ""
             for name in OURS
         ]
         print(f"{p:4}{m:5}", *(f"{cell:>15}" for cell in cells))
@@ -276,9 +287,10 @@ def plot(medians: dict[Emulated, float], file: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.6), sharey=True)
     sizes = sorted({row.num_stages for row in medians})
+    of_s = next(iter(medians)).microbatch_s
     for axis, factor in zip(axes, (1, 2, 4), strict=True):
         for schedule, colour in zip(OURS, ("#1b6ca8", "#c8553d", "#6b8e23"), strict=True):
-            rows = [row for p in sizes if (row := Emulated(p, factor * p, schedule)) in medians]
+            rows = [row for p in sizes if (row := Emulated(p, factor * p, schedule, of_s)) in medians]
             stages = [row.num_stages for row in rows]
             axis.plot(stages, [medians[row] for row in rows], "o", color=colour, label=f"{schedule}, measured")
             axis.plot(stages, [row.simulated() for row in rows], "-", color=colour, label="simulated", alpha=0.5)
@@ -290,10 +302,14 @@ def plot(medians: dict[Emulated, float], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def emulated_rows(sizes: Iterable[int], factors: Iterable[int], schedules: Iterable[ScheduleName]) -> list[Emulated]:
+def emulated_rows(
+    sizes: Iterable[int], factors: Iterable[int], schedules: Iterable[ScheduleName], microbatch_s: float
+) -> list[Emulated]:
     """All of them."""
     factors, schedules = tuple(factors), tuple(schedules)
-    return [Emulated(p, factor * p, schedule) for p in sizes for factor in factors for schedule in schedules]
+    return [
+        Emulated(p, factor * p, schedule, microbatch_s) for p in sizes for factor in factors for schedule in schedules
+    ]
 
 
 def main() -> int:
@@ -309,6 +325,8 @@ def main() -> int:
     parser.add_argument("--keeps-memory", choices=("ours", "both", "none"), default="ours", help="whose processes")
     parser.add_argument("--schedules", choices=OURS, nargs="+", default=OURS, help="of emulated stages")
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8, 16], help="of emulated pipelines")
+    parser.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4], help="microbatches, in numbers of stages")
+    parser.add_argument("--microbatch-ms", type=float, default=300, help="forward and backward on an emulated stage")
     parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
@@ -324,10 +342,11 @@ def main() -> int:
         extra.update(table, **how)
 
     def emulated() -> None:
+        microbatch_s = options.microbatch_ms / 1e3
         rows = (
-            emulated_rows((4,), (1, 2), ("2bw",))
+            emulated_rows((4,), (1, 2), ("2bw",), microbatch_s)
             if options.quick
-            else emulated_rows(options.stages, (1, 2, 4), options.schedules)
+            else emulated_rows(options.stages, options.factors, options.schedules, microbatch_s)
         )
         found, table, medians = measure_emulated(rows, 1 if options.quick else options.rounds)
         figures.update(found)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
+from headway.stages.acknowledgement_due import AcknowledgementDue
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.frame_bundle import bundle, bundles, unbundle
 from headway.stages.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
@@ -24,9 +25,6 @@ from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
 from headway.stages.resend_window import ResendWindow
 from headway.stages.write_pace import WritePace
-
-ACKNOWLEDGE_AFTER = timedelta(milliseconds=20)
-"""How long an acknowledgement waits for a frame to travel with before it travels alone."""
 
 CLOSE_GRACE = timedelta(seconds=5)
 """How long a closed link goes on delivering what was handed over before, over a new stream if need be."""
@@ -113,7 +111,7 @@ class GrpcLink:
         self._over = asyncio.Event()
         self._turn = Turn()
         self._serving = asyncio.Lock()
-        self._acknowledged_to_peer = 0
+        self._due = AcknowledgementDue()
         self._acknowledge_timer: asyncio.TimerHandle | None = None
         self._is_heartbeat_due = False
         self._num_heard = self._num_written = 0
@@ -247,7 +245,7 @@ class GrpcLink:
         except ValueError as error:
             raise ProtocolError(self._peer, str(error)) from error
         self._assembler.restart(acknowledged=acknowledged)
-        self._acknowledged_to_peer = self._assembler.next_sequence
+        self._due.said()  # the hello of the new stream has said it
         self._num_streams += 1
         self._broken_at = None
 
@@ -336,24 +334,35 @@ class GrpcLink:
             return self._window.pop_unwritten()
 
     def _acknowledge(self) -> int:
-        self._acknowledged_to_peer = self._assembler.next_sequence
-        return self._acknowledged_to_peer
+        self._due.said()
+        return self._assembler.next_sequence
 
     def _deliver(self, frames: Sequence[Frame]) -> None:
         with self._lock:
             if self._is_open:
                 for frame in frames:
                     self._inbox.put(frame)
-        if self._acknowledge_timer is None:
-            self._acknowledge_timer = self._loop.loop.call_later(
-                ACKNOWLEDGE_AFTER.total_seconds(), self._on_acknowledge_timer
-            )
+        num_bytes = sum(tensor.nbytes for frame in frames for tensor in frame.tensors)
+        self._due.received(num_bytes, now=self._loop.loop.time())
+        self._watch_what_is_due()
+
+    def _watch_what_is_due(self) -> None:
+        """Have the timer end no later than an acknowledgement is due."""
+        at, timer = self._due.at, self._acknowledge_timer
+        if at is None or (timer is not None and timer.when() <= at):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._acknowledge_timer = self._loop.loop.call_at(at, self._on_acknowledge_timer)
 
     def _on_acknowledge_timer(self) -> None:
         self._acknowledge_timer = None
-        if self._assembler.next_sequence > self._acknowledged_to_peer:
+        at = self._due.at
+        if at is not None and at <= self._loop.loop.time():
             self._is_heartbeat_due = True
             self._wake.set()
+        else:
+            self._watch_what_is_due()
 
     def _forget(self, acknowledged: int) -> None:
         with self._lock:

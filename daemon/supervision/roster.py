@@ -20,6 +20,7 @@ from headway.daemon.supervision.worker_process import WorkerProcess
 from headway.daemon.supervision.worker_service import WorkerStream
 from headway.daemon.supervision.worker_status import SPARE_INDEX, WorkerStatus
 from headway.proto import control_pb2
+from headway.stages.allocator import with_large_pages
 
 log = structlog.get_logger()
 
@@ -215,7 +216,10 @@ class Roster:
         handle.process = WorkerProcess(
             handle.process_name,
             arguments,
-            environment={CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir))},
+            environment={
+                CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir)),
+                **with_large_pages(os.environ),
+            },
             output_dir=settings.output_dir,
             on_exit=self._exited,
         )

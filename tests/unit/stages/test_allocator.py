@@ -1,10 +1,14 @@
 """Memory that stays with the process, seen through the kernel's count of page faults."""
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from headway.stages.allocator import TUNABLES, with_large_pages
 
 SCRIPT = """
 import resource, sys
@@ -75,3 +79,44 @@ def test_pieces_of_a_transfer_get_the_pages_of_those_before() -> None:
 def test_no_more_stays_than_was_asked_for() -> None:
     """At most half a piece at the end of the heap → every round gets new pages again."""
     assert more_page_faults(is_kept=True, most_bytes=512 << 10) > 20 * PAGES_OF_ROUND
+
+
+def large_pages_kib(environment: dict[str, str]) -> int:
+    """Of a process that fills eight blocks of 4 MiB."""
+    source = """
+from headway.stages.allocator import keep_freed_memory
+keep_freed_memory()
+held = [b"x" * (4 << 20) for _ in range(8)]
+lines = open("/proc/self/smaps_rollup").read().splitlines()
+print(sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:")))
+"""
+    command = [sys.executable, "-c", source]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return int(found.stdout)
+
+
+def has_large_pages() -> bool:
+    file = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    library, version = platform.libc_ver()
+    if library != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
+        return False
+    return file.exists() and "[madvise]" in file.read_text()
+
+
+@pytest.mark.skipif(not has_large_pages(), reason="no large pages for those who ask, or a C library that does not")
+def test_the_heap_of_a_worker_lies_in_large_pages() -> None:
+    usual = {name: value for name, value in os.environ.items() if name != TUNABLES}
+    assert large_pages_kib(usual) == 0
+    assert large_pages_kib(usual | with_large_pages(usual)) > 16 << 10
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("", {TUNABLES: "glibc.malloc.hugetlb=1"}),
+        ("glibc.malloc.arena_max=2", {TUNABLES: "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"}),
+        ("glibc.malloc.hugetlb=0", {}),
+    ],
+)
+def test_what_glibc_is_told_already_stays(told: str, expected: dict[str, str]) -> None:
+    assert with_large_pages({TUNABLES: told} if told else {}) == expected
