@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headway.daemon.addresses import split_address
 from headway.daemon.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
@@ -35,7 +36,7 @@ class NodeConfig:
     listen: str = "0.0.0.0:0"
     """host:port of the Node service; port 0 takes a free one."""
     advertise_host: str = ""
-    """The host name or address that others dial; the host of `listen` when empty, or this machine's name."""
+    """A name or address of this machine that others dial; the host of `listen` when empty, or this machine's name."""
     site: str = "default"
     """Nodes of one site have a fast, trusted network: with link = "auto" large tensors are not encrypted there."""
     state_dir: Path = Path("/var/lib/headway")
@@ -120,7 +121,7 @@ def read_node_config(
 def advertised_host(config: NodeConfig) -> str:
     """The host that others dial: as told, or the listening one, or, if that is a wildcard, this machine's name."""
     if config.advertise_host:
-        return config.advertise_host
+        return config.advertise_host.strip("[]")
     host, _ = listen_address(config)
     return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
 
@@ -128,14 +129,6 @@ def advertised_host(config: NodeConfig) -> str:
 def listen_address(config: NodeConfig) -> tuple[str, int]:
     """Host and port of `listen`. Raises ConfigError when it is not host:port."""
     return split_address(config.listen, "listen")
-
-
-def split_address(text: str, key: str) -> tuple[str, int]:
-    """Host and port of a setting. Raises ConfigError, naming its key, when it is not host:port."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not host:port", key)
-    return host.strip("[]"), int(port)
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
+from headway.daemon.addresses import join_address, split_address
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError
@@ -25,7 +26,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.history.sightings import note_sightings
-from headway.daemon.node.config import NodeConfig, advertised_host, listen_address, split_address
+from headway.daemon.node.config import NodeConfig, advertised_host, listen_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.logs import configure_logs
@@ -33,6 +34,7 @@ from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
 from headway.daemon.node.outgoing import OutgoingTransfers
+from headway.daemon.node.own_host import check_advertised_host
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import NodeRecord
@@ -103,9 +105,10 @@ class Daemon:
         stack.callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
-        # 2. The port.
+        # 2. The port, and the host that others dial.
         server, port = bind_node_service(identity, *listen_address(config))
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
+        check_advertised_host(config)
         # 3. etcd: ask once, so that a wrong address is told at once; later outages are waited for.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
@@ -126,7 +129,7 @@ class Daemon:
         record = NodeRecord(
             name=config.name,
             incarnation="",
-            address=f"{host}:{port}",
+            address=join_address(host, port),
             host=host,
             site=config.site,
             devices=devices,

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from headway.daemon.addresses import join_address
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
@@ -295,7 +296,7 @@ def bind_node_service(identity: TlsIdentity, host: str, port: int) -> tuple[grpc
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
     )
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = join_address(host, port)
     try:
         bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:

@@ -9,6 +9,7 @@ from typing import Protocol
 import grpc.aio
 import structlog
 
+from headway.daemon.addresses import join_address
 from headway.daemon.records import Device
 from headway.daemon.supervision.liveness import TICK_S, Beat, StallWatch
 from headway.daemon.supervision.recent_operations import RecentOperationsDesk
@@ -201,7 +202,7 @@ class Supervisor:
         if handle.stream is not None:
             return f"pid {hello.pid} is attached already"
         handle.stream = stream
-        address = f"{_bracketed(self._settings.host)}:{hello.link_port}"
+        address = join_address(self._settings.host, hello.link_port)
         handle.status = handle.status.attached(hello.incarnation, pid=hello.pid, address=address)
         handle.liveness.heard(_now())
         self._roster.did_attach(handle)
@@ -357,7 +358,3 @@ def _last_batch(handle: WorkerHandle, of: JobGeneration) -> int:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -55,6 +55,7 @@ def work(options: argparse.Namespace) -> None:
     # torch takes seconds to import: only after the kernel knows about our parent.
     import structlog
 
+    from headway.daemon.addresses import bracketed
     from headway.daemon.fault_points import arm, register_action
     from headway.daemon.node.logs import configure_logs
     from headway.daemon.records import PROTOCOL_VERSION
@@ -102,7 +103,11 @@ def work(options: argparse.Namespace) -> None:
     loop.start()
     identity = TlsIdentity.read(options.certificates)
     endpoint = LinkEndpoint(
-        loop=loop, identity=identity, host=options.host, incarnation=incarnation, protocol=PROTOCOL_VERSION
+        loop=loop,
+        identity=identity,
+        host=bracketed(options.host),
+        incarnation=incarnation,
+        protocol=PROTOCOL_VERSION,
     )
     collective = CollectiveEndpoint(
         loop=loop,

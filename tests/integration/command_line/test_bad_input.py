@@ -3,6 +3,9 @@
 import socket
 from typing import Any
 
+FOREIGN = "203.0.113.9"
+"""Of a range that is kept for documentation: no machine's."""
+
 
 def refused(outcome: tuple[int, str, str], *, code: int, line: str) -> None:
     """The outcome is one line on stderr with this text, and this exit code."""
@@ -86,7 +89,7 @@ def test_a_running_cluster_and_its_bad_clients(standing: Any) -> None:
 
 
 def test_daemons_that_cannot_start(program: Any) -> None:
-    """`headway daemon` against an etcd that is not there, and on a port that is taken: one line, exit codes 3 and 2."""
+    """An etcd that is not there, a port that is taken, another machine's host: one line, exit codes 3, 2 and 2."""
     assert program.run("certs", "ca", "node")[0] == 0
     common = ("daemon", "--certs", "ca/node", "--log-level", "error")
     lonely = program.start(*common, "--etcd", "127.0.0.1:1", "--state-dir", "lonely")
@@ -95,6 +98,7 @@ def test_daemons_that_cannot_start(program: Any) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         refused(program.run(*common, "--listen", f"127.0.0.1:{port}", "--state-dir", "late"), code=2, line=port)
+    refused(program.run(*common, "--advertise-host", FOREIGN, "--state-dir", "far"), code=2, line="advertise_host: ")
     refused(program.ended(lonely), code=3, line="127.0.0.1:1")
     assert program.leftovers() == []
 

@@ -213,6 +213,23 @@ async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path:
 
 
 @pytest.mark.slow
+async def test_a_cluster_may_have_ipv6_addresses(playground: Any) -> None:
+    """Two nodes listen at ::1, one of them told so in brackets: their records can be dialled, and a job is trained."""
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    playground.start("a", listen="[::1]:0")
+    playground.start("b", listen="[::]:0", advertise_host="[::1]")
+    view = await playground.until(lambda view: view if len(view.nodes) == 2 else None, "two nodes")
+    assert all(node.address.startswith("[::1]:") and node.host == "::1" for node in view.nodes.values())
+    await playground.submit(batches=5, min_nodes=2)
+    job = await playground.phase(Phase.FINISHED, Phase.FAILED)
+    assert job.phase.phase is Phase.FINISHED, job.phase.error
+
+
+@pytest.mark.slow
 async def test_daemons_that_cannot_start_say_why_in_one_line(playground: Any, tmp_path: Path) -> None:
     """Each mistake: its exit code, one line, no traceback, nothing left."""
     await playground.started("a")

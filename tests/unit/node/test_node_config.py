@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.addresses import join_address
 from headway.daemon.command_line.cluster import daemon
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import FIELD_NAMES, NodeConfig, advertised_host, listen_address, read_node_config
@@ -96,10 +97,13 @@ def test_a_slip_in_a_variable_is_told_and_strangers_are_left_alone() -> None:
 
 
 def test_addresses() -> None:
-    """IPv6 in brackets, a wildcard that nobody can dial, and the host that was told."""
+    """IPv6 in brackets or without, a wildcard that nobody can dial, and the host that was told."""
     assert listen_address(NodeConfig(name="n", listen="[::1]:70")) == ("::1", 70)
     assert advertised_host(NodeConfig(name="n", listen="10.0.0.7:0")) == "10.0.0.7"
     assert advertised_host(NodeConfig(name="n", advertise_host="far", listen="10.0.0.7:0")) == "far"
+    for told in ("fd00::7", "[fd00::7]"):
+        assert advertised_host(NodeConfig(name="n", advertise_host=told)) == "fd00::7"
+    assert (join_address("fd00::7", 70), join_address("far", 70)) == ("[fd00::7]:70", "far:70")
 
 
 def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:
