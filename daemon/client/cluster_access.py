@@ -17,6 +17,7 @@ import msgspec
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
+from headway.daemon.etcd.members import read_members
 from headway.daemon.records import PREFIX
 from headway.stages.tls_identity import TlsIdentity
 
@@ -77,15 +78,17 @@ def find_cluster(
 ) -> ClusterAddress:
     """The address that flags, environment (os.environ if None) and folder give; an explicit flag goes first.
 
-    Raises StoreUnreachableError when there is no cluster, ConfigError for a `cluster.json` that cannot be read.
+    Raises StoreUnreachableError when there is no cluster, ConfigError for an address that makes no sense and for a
+    `cluster.json` that cannot be read.
     """
     environment = os.environ if environment is None else environment
+    where = "--etcd"
     if not etcd and cluster is None:
-        etcd = environment.get("HEADWAY_ETCD")
+        etcd, where = environment.get("HEADWAY_ETCD"), "HEADWAY_ETCD"
     if etcd:
         certs = certs or (Path(told) if (told := environment.get("HEADWAY_CERTS")) else None)
         return ClusterAddress(
-            etcd=tuple(member.strip().removeprefix("https://").removeprefix("http://") for member in etcd.split(",")),
+            etcd=read_members([etcd], where, has_certificates=certs is not None),
             certificates=certs.expanduser() if certs else None,
             user=environment.get("HEADWAY_ETCD_USER", ""),
             password=_password(environment),

@@ -83,7 +83,7 @@ def daemon(
     flags: dict[str, object] = dict(locals())
     path = flags.pop("config")
     if isinstance(etcd, str):
-        flags["etcd"] = tuple(etcd.split(","))
+        flags["etcd"] = (etcd,)
     from headway.daemon.node.config import read_node_config
     from headway.daemon.node.lifecycle import run
 

@@ -15,6 +15,7 @@ import msgspec
 
 from headway.daemon.addresses import split_address
 from headway.daemon.errors import ConfigError
+from headway.daemon.etcd.members import read_members
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
@@ -28,7 +29,7 @@ class NodeConfig:
     name: str = ""
     """The node's name in the cluster; the host name when empty."""
     etcd: tuple[str, ...] = ("127.0.0.1:2379",)
-    """host:port of each etcd member; in the environment separated by commas."""
+    """host:port of each etcd member, https:// before it or not; in the environment separated by commas."""
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")
@@ -150,7 +151,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, ob
             continue
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key in FIELD_NAMES:
-            settings[key] = (variable, tuple(text.split(",")) if key == "etcd" else text)
+            settings[key] = (variable, (text,) if key == "etcd" else text)
         elif close := difflib.get_close_matches(key, FIELD_NAMES, n=1, cutoff=0.85):
             raise ConfigError(f"unknown variable; did you mean {ENVIRONMENT_PREFIX}{close[0].upper()}?", variable)
     return settings
@@ -173,8 +174,6 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
 
     if "/" in config.name or config.name != config.name.strip():
         raise refuse("name", "a node's name has no slash and no surrounding space")
-    if not config.etcd or not all(config.etcd):
-        raise refuse("etcd", "name at least one host:port")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
     if not 1.0 <= config.slowdown < inf:
@@ -189,7 +188,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     listen_address(config)
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
-    return config
+    where = settings["etcd"][0] if "etcd" in settings else "etcd"
+    return replace(config, etcd=read_members(config.etcd, where, has_certificates=True))
 
 
 def _decode_path(_: type, value: object) -> Path:

@@ -1,0 +1,46 @@
+"""The members of etcd as people name them, in a list or between commas: one rule for daemons and clients."""
+
+from collections.abc import Iterable
+
+from headway.daemon.addresses import join_address, split_address
+from headway.daemon.errors import ConfigError
+
+
+def read_members(told: Iterable[str], where: str, *, has_certificates: bool) -> tuple[str, ...]:
+    """host:port of each member. An entry may name several, between commas, each with its scheme or without.
+
+    Certificates mean TLS, and none mean none: a scheme that says otherwise is refused. Raises ConfigError, naming
+    `where` it was told.
+    """
+    entries = [text.strip() for entry in told for text in entry.split(",")]
+    if not any(entries):
+        raise ConfigError("name at least one host:port of etcd", where)
+    return tuple(_member(text, where, has_certificates=has_certificates) for text in entries)
+
+
+def _member(text: str, where: str, *, has_certificates: bool) -> str:
+    scheme, mark, address = text.rpartition("://")
+    match scheme.lower(), has_certificates:
+        case "http", True:
+            what = "http means no TLS, and certificates (--certs, HEADWAY_CERTS) mean TLS: write https"
+            raise ConfigError(f"etcd member {text!r}: {what}; only a client may do without certificates", where)
+        case "https", False:
+            what = "https needs certificates: name their folder with --certs or HEADWAY_CERTS"
+            raise ConfigError(f"etcd member {text!r}: {what}", where)
+        case (("http" | "https"), _):
+            address = address.removesuffix("/")
+        case _ if mark:
+            raise _no_address(text, where)
+    try:
+        host, port = split_address(address, where)
+    except ConfigError as error:
+        raise _no_address(text, where) from error
+    is_bracketed = address.startswith("[") and "]:" in address
+    if not host or not port or (":" in host) != is_bracketed or set(host) & set(" /@[]"):
+        raise _no_address(text, where)
+    return join_address(host, port)
+
+
+def _no_address(text: str, where: str) -> ConfigError:
+    what = "is not host:port; commas stand between members, brackets around an IPv6 address"
+    return ConfigError(f"etcd member {text!r} {what}", where)
