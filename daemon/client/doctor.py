@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
 from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.local.etcd_server import find_etcd_binary
+from headway.daemon.local.etcd_server import BINARY_VARIABLE, find_etcd_binary
 
 LEAST_SHARED_BYTES = 256 << 20
 
@@ -27,13 +27,22 @@ class Finding:
     is_fine: bool
     found: str
     advice: str = ""
+    """What to do; beside what is fine, a remark."""
 
 
 def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
     """Every finding about this machine, and about the cluster that the flags, environment or folder name."""
-    findings = [_python(), _torch(), _etcd_binary(etcd_binary), _loopback(), _memory_folder(), _temporary_folder()]
-    is_named = etcd or certs or cluster or any(os.environ.get(f"HEADWAY_{name}") for name in ("ETCD", "CLUSTER"))
-    if is_named or DEFAULT_CLUSTER_DIR.exists():
+    is_elsewhere = etcd or (cluster is None and os.environ.get("HEADWAY_ETCD"))
+    is_local = not is_elsewhere and (cluster or os.environ.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR.exists())
+    findings = [
+        _python(),
+        _torch(),
+        _etcd_binary(etcd_binary, is_needed=bool(is_local)),
+        _loopback(),
+        _memory_folder(),
+        _temporary_folder(),
+    ]
+    if is_elsewhere or is_local or certs:
         findings.append(_cluster(etcd, certs, cluster))
     return findings
 
@@ -61,13 +70,14 @@ def _torch() -> Finding:
     return Finding(what="torch", is_fine=True, found=found)
 
 
-def _etcd_binary(chosen: Path | None) -> Finding:
+def _etcd_binary(chosen: Path | None, *, is_needed: bool) -> Finding:
+    """Needed where `headway up` has a cluster. Elsewhere its absence is a remark, unless one was named."""
     try:
         return Finding(what="etcd binary", is_fine=True, found=str(find_etcd_binary(chosen)))
     except ConfigError as error:
-        return Finding(
-            what="etcd binary", is_fine=False, found=str(error), advice="only `up`, `run` and `demo` need one here"
-        )
+        is_fine = not (is_needed or chosen or os.environ.get(BINARY_VARIABLE))
+        advice = "only `up`, `run` and `demo` need one here"
+        return Finding(what="etcd binary", is_fine=is_fine, found=str(error), advice=advice)
 
 
 def _loopback() -> Finding:

@@ -163,7 +163,8 @@ def doctor(
         say_json(findings)
     else:
         for finding in findings:
-            say(f"{'ok  ' if finding.is_fine else 'FAIL'}  {finding.what}: {finding.found}")
+            mark = "FAIL" if not finding.is_fine else "note" if finding.advice else "ok  "
+            say(f"{mark}  {finding.what}: {finding.found}")
             if finding.advice:
                 say(f"      {finding.advice}")
     return 0 if all(finding.is_fine for finding in findings) else 2

