@@ -12,7 +12,7 @@ import grpc
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from wire_sides import GENERATION, TIMEOUT, BareSide, GlooSide, LinkSide, Side, TcpSide
+from wire_sides import GENERATION, TIMEOUT, BareSide, GlooSide, LinkSide, Side, TcpSide, TensorSide
 
 from headway.stages.allocator import keep_freed_memory
 from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint, CollectiveTerms
@@ -100,6 +100,8 @@ class Process:
                 self._rank, lambda inbox, contract: open_link(f"{side}-{num_bytes}", inbox, contract), num_bytes
             )
         stream = self._loop.run(self._bare_stream(), timeout=TIMEOUT, what="a bare stream")
+        if side == "grpc_tensors":
+            return TensorSide(self._loop, stream, num_bytes, CHUNK_BYTES)
         return BareSide(self._loop, stream, num_bytes, CHUNK_BYTES if side == "grpc_cut" else num_bytes)
 
     async def _serve_bare(self) -> int:

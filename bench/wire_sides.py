@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from headway.stages.frame_contract import FrameContract, TensorForm
+from headway.stages.frame_layout import raw_bytes
+from headway.stages.host_memory import empty_bytes
 from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.link import Frame, FrameKind, Inbox, Link, LinkLost
 from headway.stages.loop_thread import LoopThread
@@ -97,6 +99,41 @@ class BareSide:
         for _ in range(num_frames * len(self._messages)):
             await self._stream.read()
         await self._stream.write(b"x")
+
+
+class TensorSide:
+    """A bare stream that carries tensors, as a link must, and does nothing else: each piece is copied into ready bytes,
+    and out of them into a tensor of its own, which goes to the thread that waits for it."""
+
+    def __init__(self, loop: LoopThread, stream: Any, num_bytes: int, piece_bytes: int) -> None:
+        self._loop = loop
+        self._stream = stream
+        self._values = torch.ones(num_bytes // 4)
+        self._pieces = [slice(begin, begin + piece_bytes) for begin in range(0, num_bytes, piece_bytes)]
+        self._inbox: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    def send(self, num_frames: int) -> None:
+        self._loop.run(self._send(num_frames), timeout=TIMEOUT, what="a bare stream of tensors")
+
+    def take(self, num_frames: int) -> None:
+        self._loop.spawn(self._take(num_frames), name="a bare stream of tensors")
+        for _ in range(num_frames):
+            self._inbox.get(timeout=TIMEOUT.total_seconds())
+        self._loop.run(self._stream.write(b"x"), timeout=TIMEOUT, what="the answer of a bare stream of tensors")
+
+    async def _send(self, num_frames: int) -> None:
+        values = raw_bytes(self._values)
+        for _ in range(num_frames):
+            for piece in self._pieces:
+                await self._stream.write(bytes(values[piece]))
+        await self._stream.read()
+
+    async def _take(self, num_frames: int) -> None:
+        for _ in range(num_frames):
+            payload = empty_bytes(self._values.nbytes)
+            for piece in self._pieces:
+                payload[piece] = memoryview(await self._stream.read())
+            self._inbox.put(torch.from_numpy(payload.view("float32")))
 
 
 class LinkSide:

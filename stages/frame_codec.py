@@ -1,24 +1,23 @@
 """Frames as messages of data.proto and back. No socket, no thread, no clock here.
 
-A message is `uint32 little-endian length of the header · serialized FrameHeader · raw bytes of this chunk`. A payload
-is the frame's tensors one after the other, each at a multiple of 64 bytes. The first chunk's header names the tensors;
-those of later chunks leave them out.
+A message is `uint32 little-endian length of the header · serialized FrameHeader · raw bytes of this chunk`. How the
+frame's tensors lie in a payload is the business of `frame_layout.py`. The first chunk's header names them; those of
+later chunks leave them out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 from struct import Struct
 from typing import Any
 
-import torch
 from google.protobuf.message import DecodeError
-from torch import Tensor
 
-from headway.proto.data_pb2 import FrameHeader, TensorSpec
+from headway.proto.data_pb2 import FrameHeader
 from headway.stages.codec import Codec
 from headway.stages.errors import ProtocolError
 from headway.stages.frame_contract import FrameContract, aligned
+from headway.stages.frame_layout import TORCH_DTYPES, FrameLayout, layout_of, raw_bytes
+from headway.stages.host_memory import empty_bytes
 from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.link import Frame, FrameKind
 
@@ -30,15 +29,6 @@ CHUNK_BYTES = 1 << 20
 Message = Sequence[bytes | memoryview]
 """Its parts, not yet copied together."""
 
-WIRE_DTYPES = {
-    torch.float32: TensorSpec.FLOAT32,
-    torch.bfloat16: TensorSpec.BFLOAT16,
-    torch.float64: TensorSpec.FLOAT64,
-    torch.int64: TensorSpec.INT64,
-    torch.int32: TensorSpec.INT32,
-    torch.uint8: TensorSpec.UINT8,
-    torch.int8: TensorSpec.INT8,
-}
 WIRE_KINDS = {
     FrameKind.ACTIVATION: FrameHeader.ACTIVATION,
     FrameKind.GRADIENT: FrameHeader.GRADIENT,
@@ -49,7 +39,6 @@ WIRE_KINDS = {
     FrameKind.LOSSES: FrameHeader.LOSSES,
     FrameKind.STOP: FrameHeader.STOP,
 }
-TORCH_DTYPES = {wire: dtype for dtype, wire in WIRE_DTYPES.items()}
 _PADDING = memoryview(bytes(aligned(1)))
 
 
@@ -87,11 +76,9 @@ class OutgoingFrame:
         """Raises KeyError for a type of tensor that has no number in data.proto."""
         self.frame = frame
         self.sequence = sequence
-        self._segments: list[memoryview] = []
-        self._tensors: list[TensorSpec] = []
-        self.payload_bytes = 0
-        for tensor in frame.tensors:
-            self._append(tensor)
+        self._layout = layout_of(tuple([(tensor.dtype, tensor.shape) for tensor in frame.tensors]))
+        self.payload_bytes = self._layout.payload_bytes
+        self._segments = [raw_bytes(tensor) for tensor in frame.tensors]
 
     def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Message]:
         """The frame as messages, each with the acknowledgement of the moment when it is asked for."""
@@ -103,28 +90,23 @@ class OutgoingFrame:
                 microbatch=self.frame.microbatch,
                 sequence=self.sequence,
                 acknowledged=acknowledged(),
-                tensors=self._tensors if offset == 0 else (),
                 payload_bytes=self.payload_bytes,
                 payload_offset=offset,
                 codec=self.frame.codec,
             ).SerializeToString()
+            if offset == 0:
+                header += self._layout.encoded
             assert len(header) <= MAX_HEADER_BYTES
             yield (HEADER_LENGTH.pack(len(header)), header, *self._cut(offset, offset + chunk_bytes))
 
-    def _append(self, tensor: Tensor) -> None:
-        self._tensors.append(TensorSpec(dtype=WIRE_DTYPES[tensor.dtype], shape=tensor.shape))
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self._segments.append(raw.data)
-        padding = aligned(raw.nbytes) - raw.nbytes
-        self._segments.append(_PADDING[:padding])
-        self.payload_bytes += raw.nbytes + padding
-
     def _cut(self, start: int, stop: int) -> Iterator[memoryview]:
-        offset = 0
-        for segment in self._segments:
-            if offset < stop and offset + segment.nbytes > start:
-                yield segment[max(0, start - offset) : stop - offset]
-            offset += segment.nbytes
+        """The payload's bytes from one to another: parts of tensors, and the gaps behind them."""
+        for segment, (first, end) in zip(self._segments, self._layout.spans, strict=True):
+            if first < stop and end > start:
+                yield segment[max(0, start - first) : stop - first]
+            gap_end = first + aligned(end - first)
+            if (gap := min(stop, gap_end) - max(start, end)) > 0:
+                yield _PADDING[:gap]
 
 
 @dataclass(slots=True)
@@ -132,9 +114,9 @@ class _Partial:
     """A frame whose chunks are still arriving."""
 
     header: FrameHeader
-    buffer: Tensor
-    array: Any
-    """The same bytes; numpy copies without holding up other threads."""
+    layout: FrameLayout
+    payload: Any
+    """A numpy array of bytes: numpy copies without holding up other threads."""
     filled: int = 0
 
 
@@ -156,6 +138,7 @@ class FrameAssembler:
         self._generation = generation
         self._contract = contract
         self._kinds = {WIRE_KINDS[kind]: kind for kind in kinds}
+        self._usual = {WIRE_KINDS[kind]: layout_of(contract.largest(kind)) for kind in kinds if kind in contract.forms}
         self._partial: _Partial | None = None
 
     def restart(self, *, acknowledged: int) -> None:
@@ -192,7 +175,7 @@ class FrameAssembler:
         end = partial.filled + chunk.nbytes
         if end > partial.header.payload_bytes or (chunk.nbytes == 0 and partial.header.payload_bytes):
             raise self._error(f"a chunk up to byte {end} in a payload of {partial.header.payload_bytes}")
-        partial.array[partial.filled : end] = chunk
+        partial.payload[partial.filled : end] = chunk
         partial.filled = end
         if end < partial.header.payload_bytes:
             return None
@@ -218,16 +201,23 @@ class FrameAssembler:
             raise self._error(f"a frame of kind {header.kind} in this direction")
         if header.payload_offset != 0:
             raise self._error(f"a frame that begins at byte {header.payload_offset}")
+        layout = self._usual.get(header.kind)
+        if layout is None or header.tensors != layout.header.tensors:
+            layout = self._layout(kind, header)
+        elif (violation := self._contract.miscoded(kind, header.codec)) is not None:
+            raise self._error(violation)
+        if header.payload_bytes != layout.payload_bytes:
+            raise self._error(f"a payload of {header.payload_bytes} bytes for tensors of {layout.payload_bytes}")
+        return _Partial(header, layout, empty_bytes(layout.payload_bytes))
+
+    def _layout(self, kind: FrameKind, header: FrameHeader) -> FrameLayout:
+        """Of a frame that is not as large as it may be, or that breaks the contract."""
         if any(tensor.dtype not in TORCH_DTYPES for tensor in header.tensors):
             raise self._error("a tensor of unknown type")
-        tensors = [(TORCH_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in header.tensors]
-        if (violation := self._contract.violation(kind, tensors, header.codec)) is not None:
+        forms = tuple((TORCH_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in header.tensors)
+        if (violation := self._contract.violation(kind, forms, header.codec)) is not None:
             raise self._error(violation)
-        size = sum(aligned(prod(shape) * dtype.itemsize) for dtype, shape in tensors)
-        if header.payload_bytes != size:
-            raise self._error(f"a payload of {header.payload_bytes} bytes for tensors of {size}")
-        buffer = torch.empty(size, dtype=torch.uint8)
-        return _Partial(header, buffer, buffer.numpy())
+        return layout_of(forms)
 
     def _resume(self, partial: _Partial, header: FrameHeader) -> _Partial:
         first = partial.header
@@ -248,17 +238,9 @@ class FrameAssembler:
             generation=Generation(header.generation),
             batch=Batch(header.batch),
             microbatch=Microbatch(header.microbatch),
-            tensors=tuple(self._tensors(header.tensors, partial.buffer)),
+            tensors=tuple(partial.layout.tensors(partial.payload)),
             codec=Codec(header.codec),
         )
-
-    def _tensors(self, specs: Sequence[TensorSpec], buffer: Tensor) -> Iterator[Tensor]:
-        offset = 0
-        for spec in specs:
-            dtype = TORCH_DTYPES[spec.dtype]
-            size = prod(spec.shape) * dtype.itemsize
-            yield buffer[offset : offset + size].view(dtype).view(tuple(spec.shape))
-            offset += aligned(size)
 
     def _error(self, reason: str) -> ProtocolError:
         return ProtocolError(self.peer, reason)

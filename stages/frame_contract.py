@@ -134,6 +134,10 @@ class FrameContract:
             sent_forms=said_by(own, sibling),
         )
 
+    def largest(self, kind: FrameKind) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+        """Types and shapes of the tensors of the largest frame of this kind that may arrive."""
+        return tuple((form.dtype, form.shape) for form in self.forms[kind])
+
     @property
     def max_frame_bytes(self) -> int:
         """Payload of the largest frame."""

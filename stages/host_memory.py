@@ -6,6 +6,7 @@ it looks for one that is larger. So fresh pages are taken again and again, which
 """
 
 from math import prod
+from typing import Any
 
 import numpy
 import torch
@@ -14,11 +15,16 @@ from torch import Tensor
 from headway.stages.frame_contract import ALIGNMENT_BYTES
 
 
+def empty_bytes(num_bytes: int) -> "numpy.ndarray[Any, Any]":
+    """uint8 [num_bytes], that begin at a multiple of ALIGNMENT_BYTES."""
+    block = numpy.empty(num_bytes + ALIGNMENT_BYTES, dtype=numpy.uint8)
+    begin = -torch.from_numpy(block).data_ptr() % ALIGNMENT_BYTES
+    return block[begin : begin + num_bytes]
+
+
 def empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Like `torch.empty` on the CPU; begins at a multiple of ALIGNMENT_BYTES."""
     num_bytes = prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.empty(shape, dtype=dtype)
-    block = numpy.empty(num_bytes + ALIGNMENT_BYTES, dtype=numpy.uint8)
-    begin = -block.ctypes.data % ALIGNMENT_BYTES
-    return torch.from_numpy(block[begin : begin + num_bytes]).view(dtype).view(shape)
+    return torch.from_numpy(empty_bytes(num_bytes)).view(dtype).view(shape)

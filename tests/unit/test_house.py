@@ -15,7 +15,12 @@ ALLOWED = {
     "optim": {"optim"},
     "proto": {"proto"},
 }
-ON_THE_WIRE = {"stages/frame_codec.py", "stages/link_endpoint.py", "stages/collective_endpoint.py"}
+ON_THE_WIRE = {
+    "stages/frame_codec.py",
+    "stages/frame_layout.py",
+    "stages/link_endpoint.py",
+    "stages/collective_endpoint.py",
+}
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""
 
 PURE = (
