@@ -14,8 +14,12 @@ read: with the phase go its reason, an event and the job's other keys. A conditi
 which is still being computed does not hold yet; an action that needs one waits for it, while rows above still go first.
 """
 
-COMMAS = (("come", "nodes"), ("settled", "and"), ("gone", "replaced"), ("moves", "all"), ("stopped", "and"))
-"""Words of a condition's name between which a reader needs a comma, which no name can have."""
+SENTENCES = {
+    "its_turn_has_come_nodes_are_settled_and_a_plan_exists": "its turn has come, nodes are settled, and a plan exists",
+    "a_node_of_next_is_gone_replaced_or_draining": "a node of next is gone, replaced or draining",
+    "it_moves_all_stopped_and_all_moves_are_held": "it moves, all stopped, and all moves are held",
+}
+"""What a reader sees of a condition whose sentence needs commas, which no name can have."""
 
 
 def page() -> str:
@@ -58,10 +62,7 @@ def _action(row: Row) -> str:
 
 
 def _words(name: str) -> str:
-    words = name.replace("_", " ")
-    for before, after in COMMAS:
-        words = words.replace(f"{before} {after}", f"{before}, {after}")
-    return words
+    return SENTENCES.get(name, name.replace("_", " "))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from headway.daemon.coordination.case import (
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.conditions import a_node_knows_a_later_plan
 from headway.daemon.coordination.coordinator import TABLE, decide
-from headway.daemon.coordination.diagram import page
+from headway.daemon.coordination.diagram import SENTENCES, page
 from headway.daemon.records import (
     CheckpointRecord,
     Desired,
@@ -65,6 +65,14 @@ def test_page_in_docs_is_the_table() -> None:
     from pathlib import Path
 
     assert (Path(__file__).parents[3] / "docs/coordinator.md").read_text() == page()
+
+
+def test_a_sentence_with_commas_is_a_condition_of_the_table() -> None:
+    """A condition that was renamed leaves no sentence behind; without its commas, a sentence is the name."""
+    assert set(SENTENCES) <= {row.condition.__name__ for row in TABLE}
+    assert {name: words.replace(",", "").replace(" ", "_") for name, words in SENTENCES.items()} == {
+        name: name for name in SENTENCES
+    }
 
 
 def test_every_phase_has_a_way_out() -> None:
