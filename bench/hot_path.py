@@ -2,6 +2,7 @@
 
 kept_memory_WIDTH: processor seconds of both processes without `keep_freed_memory`, over those with it.
 page_faults_WIDTH: how many times fewer pages the kernel clears.
+large_pages_WIDTH: processor seconds of both with kept memory in pages of 4 KiB, over those in pages of 2 MiB.
 
 Processor time, unlike wall time, hardly depends on what else the machine does. Sides alternate; losses are compared.
 """
@@ -15,7 +16,7 @@ from measure import Figure, progress, report
 from pipeline_processes import Host, Processes, StageRun, cut
 
 from headway.optim.spec import OptimSpec
-from headway.stages.allocator import keep_freed_memory
+from headway.stages.allocator import keep_freed_memory, with_large_pages
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 WORKLOADS = {256: (4, 8), 128: (2, 24)}
@@ -51,7 +52,7 @@ class Counted:
 
 
 def compare(width: int, *, num_pairs: int) -> dict[str, Figure]:
-    """Both sides in turns, after one run of each that is not counted."""
+    """All sides in turns, after one run of each that is not counted."""
     microbatch_size, batches = WORKLOADS[width]
     model = ModelSpec(
         hidden_size=width,
@@ -62,27 +63,36 @@ def compare(width: int, *, num_pairs: int) -> dict[str, Figure]:
     )
     train = TrainSpec(batches=batches, microbatches=4, microbatch_size=microbatch_size, sequence_length=128)
     cuts = cut(list(layer_names(model)), 2)
-    seconds, faults = [], []
-    with Processes(2) as keeping, Processes(2) as usual:
-        sides = {True: keeping, False: usual}
+    kept, faults, large = [], [], []
+    with (
+        Processes(2, environment={}) as usual,
+        Processes(2, environment={}) as keeping,
+        Processes(2, environment=with_large_pages({})) as in_large_pages,
+    ):
+        sides = {"usual": usual, "kept": keeping, "large": in_large_pages}
 
-        def costs(is_kept: bool) -> list[Cost]:
-            side = sides[is_kept]
+        def costs(name: str) -> list[Cost]:
+            side = sides[name]
             run = StageRun(job=side.new_name(), model=model, train=train, optim=OptimSpec(), cuts=cuts)
-            return side.run(Counted(run, is_kept), number=2)
+            return side.run(Counted(run, is_kept=name != "usual"), number=2)
 
         for index in range(num_pairs + 1):
-            order = (True, False) if index % 2 == 0 else (False, True)
-            by_side = {is_kept: costs(is_kept) for is_kept in order}
-            if by_side[True][-1].losses != by_side[False][-1].losses:
+            order = list(sides)[index % 3 :] + list(sides)[: index % 3]
+            by_side = {name: costs(name) for name in order}
+            if len({tuple(of_side[-1].losses) for of_side in by_side.values()}) > 1:
                 raise RuntimeError("the losses differ")
             if index:
-                cpu_s = {is_kept: sum(cost.cpu_s for cost in of_side) for is_kept, of_side in by_side.items()}
-                counts = {is_kept: sum(cost.num_faults for cost in of_side) for is_kept, of_side in by_side.items()}
-                seconds.append(cpu_s[False] / cpu_s[True])
-                faults.append(counts[False] / max(1, counts[True]))
-                progress(f"{width}: {cpu_s[False]:.2f} s against {cpu_s[True]:.2f} s")
-    return {f"kept_memory_{width}": Figure.of(seconds), f"page_faults_{width}": Figure.of(faults)}
+                cpu_s = {name: sum(cost.cpu_s for cost in of_side) for name, of_side in by_side.items()}
+                counts = {name: sum(cost.num_faults for cost in of_side) for name, of_side in by_side.items()}
+                kept.append(cpu_s["usual"] / cpu_s["kept"])
+                faults.append(counts["usual"] / max(1, counts["kept"]))
+                large.append(cpu_s["kept"] / cpu_s["large"])
+                progress(f"{width}: " + ", ".join(f"{name} {cpu_s[name]:.2f} s" for name in sides))
+    return {
+        f"kept_memory_{width}": Figure.of(kept),
+        f"page_faults_{width}": Figure.of(faults),
+        f"large_pages_{width}": Figure.of(large),
+    }
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ The other sides run in turns too; each measures the median batch of a short job,
 
 import argparse
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -32,20 +33,24 @@ from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import Phase
+from headway.stages.allocator import with_large_pages
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NUM_WARMUP_BATCHES = 3
 TIMEOUT_S = 600.0
 LOOP_TIMEOUT_S = 600.0
 
-# One process of the plain loop, kept alive: a line on its standard input starts a run, a line of seconds answers it.
+# One process of the plain loop, kept alive, with a worker's habits of memory: a line on its standard input starts a
+# run, a line of seconds answers it.
 LOOP = """
 import statistics, sys
 import msgspec
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reference import reference
+from headway.stages.allocator import keep_freed_memory
 from headway.stages.tokens import TokenShards
 
+keep_freed_memory()
 job = msgspec.json.decode(sys.argv[1].encode(), type=JobSpec)
 tokens = TokenShards.open(sys.argv[2])
 print("ready", flush=True)
@@ -68,6 +73,7 @@ class Loop:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **with_large_pages(os.environ)},
         )
         if self._answer() != "ready":
             raise RuntimeError("the plain loop did not start")

@@ -20,6 +20,7 @@ Executor, schedule, links, frames, clipping and optimizer are the real ones, on 
 """
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -211,8 +212,10 @@ def measure_real(
     figures: dict[str, Figure] = {}
     table: dict[str, object] = {}
     worst: Figure | None = None
-    environments = [with_large_pages({}) if keeps_memory in whose else None for whose in (("ours", "both"), ("both",))]
-    with Processes(2, environment=environments[0]) as ours, Processes(2, environment=environments[1]) as theirs:
+    large = with_large_pages(os.environ)
+    our_environment = large if keeps_memory in ("ours", "both") else {}
+    their_environment = large if keeps_memory == "both" else {}
+    with Processes(2, environment=our_environment) as ours, Processes(2, environment=their_environment) as theirs:
         pair = TwoProcesses(ours, theirs, link=link, keeps_memory=keeps_memory)
         for m in all_m:
             able = [side for side in (*sides, ONE, TWO) if m >= 4 or side != NEEDS_FOUR]
@@ -265,13 +268,11 @@ def measure_emulated(
                     shares[row].append(row.measured(processes))
                     progress(f"p = {row.num_stages}, m = {row.num_microbatches}, {row.schedule}: {shares[row][-1]:.3f}")
     medians = {row: statistics.median(values) for row, values in shares.items()}
-    of_s = rows[0].microbatch_s
+    by_place = {(row.num_stages, row.num_microbatches, row.schedule): row for row in rows}
     print(f"\nemulated stages: share of the bound, and simulated\n{'p':>4}{'m':>5}", *(f"{name:>15}" for name in OURS))
     for p, m in dict.fromkeys((row.num_stages, row.num_microbatches) for row in rows):
-        cells = [
-            f"{medians[row]:.3f} ({row.simulated():.3f})" if (row := Emulated(p, m, name, of_s)) in medians else ""
-            for name in OURS
-        ]
+        found = [by_place.get((p, m, name)) for name in OURS]
+        cells = [f"{medians[row]:.3f} ({row.simulated():.3f})" if row else "" for row in found]
         print(f"{p:4}{m:5}", *(f"{cell:>15}" for cell in cells))
     least = min((row for row in rows if row.schedule == "2bw"), key=lambda row: medians[row])
     table = {f"p{row.num_stages}_m{row.num_microbatches}_{row.schedule}": round(medians[row], 4) for row in rows}
@@ -285,12 +286,14 @@ def plot(medians: dict[Emulated, float], file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    factors = sorted({row.num_microbatches // row.num_stages for row in medians})
     sizes = sorted({row.num_stages for row in medians})
-    of_s = next(iter(medians)).microbatch_s
-    for axis, factor in zip(axes, (1, 2, 4), strict=True):
+    figure, all_axes = pyplot.subplots(1, len(factors), figsize=(11, 3.6), sharey=True, squeeze=False)
+    axes = all_axes[0]
+    for axis, factor in zip(axes, factors, strict=True):
         for schedule, colour in zip(OURS, ("#1b6ca8", "#c8553d", "#6b8e23"), strict=True):
-            rows = [row for p in sizes if (row := Emulated(p, factor * p, schedule, of_s)) in medians]
+            of_axis = [row for row in medians if row.num_microbatches == factor * row.num_stages]
+            rows = sorted((row for row in of_axis if row.schedule == schedule), key=lambda row: row.num_stages)
             stages = [row.num_stages for row in rows]
             axis.plot(stages, [medians[row] for row in rows], "o", color=colour, label=f"{schedule}, measured")
             axis.plot(stages, [row.simulated() for row in rows], "-", color=colour, label="simulated", alpha=0.5)
@@ -329,6 +332,8 @@ def main() -> int:
     parser.add_argument("--microbatch-ms", type=float, default=300, help="forward and backward on an emulated stage")
     parser.add_argument("--plot", type=Path, help="where to draw the emulated shares, as a PNG")
     options = parser.parse_args()
+    if options.microbatch_ms <= 0:
+        parser.error("--microbatch-ms: a stage takes time")
     figures: dict[str, Figure] = {}
     extra: dict[str, object] = {}
     parts: list[Callable[[], None]] = []

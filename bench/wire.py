@@ -37,6 +37,7 @@ from wire_process import Process
 from wire_sides import WINDOW
 
 from headway.daemon.certificates import CertificateAuthority
+from headway.stages.allocator import with_large_pages
 
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
 BOTH_WAYS_SIZES = {"16KiB": 1 << 14, **SIZES}
@@ -191,6 +192,8 @@ def main() -> int:
     parser.add_argument("--both-ways", action="store_true", help="over the links alone")
     parser.add_argument("--serve", type=Path)
     options = parser.parse_args()
+    if more := with_large_pages(os.environ):  # as workers have them: both processes are started so
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **more})
     if options.serve:
         serve(options.serve)
     num_rounds, pass_bytes = (3, 1 << 26) if options.quick else (options.rounds, 1 << 27)

@@ -202,7 +202,7 @@ class FrameAssembler:
         if header.payload_offset != 0:
             raise self._error(f"a frame that begins at byte {header.payload_offset}")
         layout = self._usual.get(header.kind)
-        if layout is None or header.tensors != layout.header.tensors:
+        if layout is None or header.tensors != layout.specs:
             layout = self._layout(kind, header)
         elif (violation := self._contract.miscoded(kind, header.codec)) is not None:
             raise self._error(violation)

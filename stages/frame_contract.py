@@ -155,7 +155,9 @@ class FrameContract:
         """What is wrong with a frame of these tensors, or None."""
         if (miscoded := self.miscoded(kind, codec)) is not None:
             return miscoded
-        forms = self.forms.get(kind, ())
+        if kind not in self.forms:
+            return f"{kind.name}, which this link does not carry"
+        forms = self.forms[kind]
         if len(tensors) != len(forms):
             return f"{kind.name} with {len(tensors)} tensors instead of {len(forms)}"
         for position, (form, (dtype, shape)) in enumerate(zip(forms, tensors, strict=True)):

@@ -1,7 +1,7 @@
 """Where the tensors of a frame lie in its payload, and what data.proto calls them: worked out once for equal frames.
 
 A payload is the tensors one after the other, each at a multiple of 64 bytes. What is done per frame takes the way
-through numpy where it can: a call of torch costs three times as much there, and a frame of a few KiB is all calls.
+through numpy where it can: to cut a tensor out of a payload takes three calls of torch and 7.8 µs, or 3.0 by numpy.
 """
 
 from collections.abc import Iterator
@@ -49,10 +49,10 @@ class FrameLayout:
     """Of each tensor: first byte, and the one after its last."""
     payload_bytes: int
     """With the gaps."""
-    header: FrameHeader
-    """Of the tensors and nothing else."""
+    specs: Any
+    """The tensors as a FrameHeader has them."""
     encoded: bytes
-    """The same, serialized: it can follow a header that leaves the tensors out."""
+    """A FrameHeader of nothing else, serialized: it can follow one that leaves the tensors out."""
 
     def tensors(self, payload: Any) -> Iterator[Tensor]:
         """Views of the payload, a numpy array uint8 [payload_bytes]."""
@@ -71,7 +71,7 @@ def layout_of(forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> FrameLa
         spans.append((end, end + num_bytes))
         end += aligned(num_bytes)
     header = FrameHeader(tensors=[TensorSpec(dtype=WIRE_DTYPES[dtype], shape=shape) for dtype, shape in forms])
-    return FrameLayout(forms, tuple(spans), end, header, header.SerializeToString())
+    return FrameLayout(forms, tuple(spans), end, header.tensors, header.SerializeToString())
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

@@ -112,6 +112,7 @@ class GrpcLink:
         self._turn = Turn()
         self._serving = asyncio.Lock()
         self._due = AcknowledgementDue()
+        self._is_acknowledgement_due = False
         self._acknowledge_timer: asyncio.TimerHandle | None = None
         self._is_heartbeat_due = False
         self._num_heard = self._num_written = 0
@@ -250,14 +251,10 @@ class GrpcLink:
         self._broken_at = None
 
     async def _read(self, stream: MessageStream) -> None:
-        acknowledged = -1
         while (received := await stream.read()) is not None:
             self._num_heard += 1
             is_any = self._take(received)
             del received  # a large message; the next may be long in coming
-            if self._assembler.acknowledged != acknowledged:
-                acknowledged = self._assembler.acknowledged
-                self._forget(acknowledged)
             if is_any:
                 self._num_violations = 0
             if self._assembler.is_ended:
@@ -269,7 +266,8 @@ class GrpcLink:
     def _take(self, received: bytes) -> bool:
         """Deliver the frames that are complete with this bundle, together; whether there are any.
 
-        Raises ProtocolError, those before the violation being delivered.
+        What the bundle acknowledges is forgotten first: who takes a frame may send at once. Raises ProtocolError, the
+        frames before the violation being delivered.
         """
         frames: list[Frame] = []
         try:
@@ -281,8 +279,11 @@ class GrpcLink:
         except (ValueError, OverflowError) as error:
             raise ProtocolError(self._peer, str(error)) from error
         finally:
-            if frames:
-                self._deliver(frames)
+            try:
+                self._forget(self._assembler.acknowledged)
+            finally:
+                if frames:
+                    self._deliver(frames)
         return bool(frames)
 
     async def _write(self, stream: MessageStream) -> None:
@@ -295,7 +296,7 @@ class GrpcLink:
                 began_at = time.monotonic()
                 await self._write_one(stream, written)
                 pace.wrote(len(written), time.monotonic() - began_at)
-            if self._is_heartbeat_due:
+            if self._is_heartbeat_due or self._is_acknowledgement_due:
                 self._is_heartbeat_due = False
                 # Only the loop's thread makes unwritten frames written, so this is the next one's number.
                 beat = heartbeat(
@@ -335,6 +336,7 @@ class GrpcLink:
 
     def _acknowledge(self) -> int:
         self._due.said()
+        self._is_acknowledgement_due = False
         return self._assembler.next_sequence
 
     def _deliver(self, frames: Sequence[Frame]) -> None:
@@ -359,7 +361,7 @@ class GrpcLink:
         self._acknowledge_timer = None
         at = self._due.at
         if at is not None and at <= self._loop.loop.time():
-            self._is_heartbeat_due = True
+            self._is_acknowledgement_due = True
             self._wake.set()
         else:
             self._watch_what_is_due()

@@ -254,15 +254,18 @@ def test_a_large_frame_arrives_whole(make_pair: PairMaker) -> None:
 
 
 def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_remote_pair: PairMaker) -> None:
-    """A transposed view that is part of a graph arrives as plain values."""
+    """A transposed view, a leaf of a graph, and what is both arrive as plain values."""
     pair = make_remote_pair(contract())
-    hidden = pattern(torch.float32, (5, 3, 2)).requires_grad_().transpose(0, 2)
-    frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(0), Microbatch(0), (hidden,))
-    pair.downstream.send(frame)
-    received = pair.at_upstream.get(timeout=DEADLINE_S)
-    assert_same(received, frame)
-    assert isinstance(received, Frame)
-    assert not received.tensors[0].requires_grad
+    transposed = pattern(torch.float32, (5, 3, 2)).transpose(0, 2)
+    leaf = pattern(torch.float32, (2, 3, 5)).requires_grad_()
+    both = pattern(torch.float32, (5, 3, 2)).requires_grad_().transpose(0, 2)
+    for batch, hidden in enumerate((transposed, leaf, both)):
+        frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(batch), Microbatch(0), (hidden,))
+        pair.downstream.send(frame)
+        received = pair.at_upstream.get(timeout=DEADLINE_S)
+        assert_same(received, frame)
+        assert isinstance(received, Frame)
+        assert not received.tensors[0].requires_grad
 
 
 def test_both_directions_at_once(make_pair: PairMaker) -> None:

@@ -219,6 +219,18 @@ def test_a_flipped_byte_never_crashes_the_receiver(position: int, flip: int) -> 
     assert frame is None or [tensor.shape for tensor in frame.tensors] == [HIDDEN, (2, 3)]
 
 
+@pytest.mark.parametrize(("codec", "said"), [(Codec.BF16, "bf16"), (9, "number 9")])
+def test_a_codec_shows_where_the_form_does_not(codec: int, said: str) -> None:
+    """A bf16 job without coded cuts, and a frame of just the forms that it has, but said to be coded → refused."""
+    train = TrainSpec(microbatches=4, microbatch_size=2, sequence_length=3, dtype="bfloat16")
+    contract = FrameContract.of(ModelSpec(hidden_size=8), train)
+    hidden, targets = torch.rand(HIDDEN).to(torch.bfloat16), torch.randint(0, 256, (2, 3))
+    frame = Frame(FrameKind.ACTIVATION, GENERATION, Batch(5), Microbatch(1), (hidden, targets), codec)  # type: ignore[arg-type]
+    assembler = FrameAssembler(PEER, generation=GENERATION, contract=contract, kinds=DOWNSTREAM_KINDS)
+    with pytest.raises(ProtocolError, match=f"ACTIVATION with codec {said}, the plan has none here"):
+        assembler.feed(messages(frame)[0])
+
+
 def test_a_codec_that_the_plan_does_not_have_is_refused() -> None:
     """A neighbour codes what this side takes as it is, or the other way round, or by a codec of tomorrow → one line
     that names both, before any memory is taken; the form alone would not show it for bf16 in a bf16 job."""

@@ -105,9 +105,10 @@ def has_large_pages() -> bool:
 
 @pytest.mark.skipif(not has_large_pages(), reason="no large pages for those who ask, or a C library that does not")
 def test_the_heap_of_a_worker_lies_in_large_pages() -> None:
+    """Told so by its environment: some of 32 MiB does; not told: none."""
     usual = {name: value for name, value in os.environ.items() if name != TUNABLES}
     assert large_pages_kib(usual) == 0
-    assert large_pages_kib(usual | with_large_pages(usual)) > 16 << 10
+    assert large_pages_kib(usual | with_large_pages(usual)) > 0
 
 
 @pytest.mark.parametrize(
@@ -119,4 +120,5 @@ def test_the_heap_of_a_worker_lies_in_large_pages() -> None:
     ],
 )
 def test_what_glibc_is_told_already_stays(told: str, expected: dict[str, str]) -> None:
+    """Nothing, another setting, and the opposite."""
     assert with_large_pages({TUNABLES: told} if told else {}) == expected
