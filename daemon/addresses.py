@@ -2,13 +2,23 @@
 
 from headway.daemon.errors import ConfigError
 
+MAX_PORT = 65535
+MAX_PORT_DIGITS = len(str(MAX_PORT))
+
 
 def split_address(text: str, key: str) -> tuple[str, int]:
-    """Host and port of a setting. Raises ConfigError, naming its key, when it is not host:port."""
+    """Host, without its brackets, and port. Raises ConfigError, naming the setting's key, when it is not host:port.
+
+    A host with colons has to stand in brackets, and no other may.
+    """
     host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not host:port", key)
-    return host.strip("[]"), int(port)
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if is_bracketed:
+        host = host[1:-1]
+    is_port = port.isascii() and port.isdigit() and len(port) <= MAX_PORT_DIGITS and int(port) <= MAX_PORT
+    if not colon or not is_port or (":" in host) is not is_bracketed or set(host) & set("[]"):
+        raise ConfigError(f"{text!r} is not host:port; brackets stand around an IPv6 address", key)
+    return host, int(port)
 
 
 def join_address(host: str, port: int) -> str:

@@ -35,8 +35,7 @@ def _member(text: str, where: str, *, has_certificates: bool) -> str:
         host, port = split_address(address, where)
     except ConfigError as error:
         raise _no_address(text, where) from error
-    is_bracketed = address.startswith("[") and "]:" in address
-    if not host or not port or (":" in host) != is_bracketed or set(host) & set(" /@[]"):
+    if not host or not port or set(host) & set(" /@"):
         raise _no_address(text, where)
     return join_address(host, port)
 

@@ -36,7 +36,7 @@ def test_without_certificates_http_is_taken() -> None:
 
 
 NO_HOST_AND_PORT = ("", "etcd.example", "a:port", "a:0", "a:65536", ":2379", "a:1 b:2", "a:1/")
-NO_IPV6 = ("fd00::5:2379", "[fd00::5:2379", "fd00::5]:2379", "[a]:1")
+NO_IPV6 = ("fd00::5:2379", "[fd00::5:2379", "fd00::5]:2379", "[[fd00::5]]:2379", "[a]:1")
 NO_URL = ("etcd://a:1", "://a:1", "https://a", "https://a:1/v3", "https://me@a:1")
 
 

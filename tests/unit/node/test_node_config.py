@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.addresses import join_address
+from headway.daemon.addresses import join_address, split_address
 from headway.daemon.command_line.cluster import daemon
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import FIELD_NAMES, NodeConfig, advertised_host, listen_address, read_node_config
@@ -104,6 +104,26 @@ def test_addresses() -> None:
     for told in ("fd00::7", "[fd00::7]"):
         assert advertised_host(NodeConfig(name="n", advertise_host=told)) == "fd00::7"
     assert (join_address("fd00::7", 70), join_address("far", 70)) == ("[fd00::7]:70", "far:70")
+
+
+def test_a_port_may_be_any_and_a_host_every_one() -> None:
+    """Port 0 takes a free one, the last one there is is taken, and no host means every address."""
+    told = ("0.0.0.0:0", "[::]:65535", ":7070")
+    assert [split_address(text, "listen") for text in told] == [("0.0.0.0", 0), ("::", 65535), ("", 7070)]
+
+
+IPV6_WITHOUT_ITS_BRACKETS = ("::1", "fd00::7:70", "[::1:70", "::1]:70", "[[::1]:70", "[[::1]]:70", "[::1]", "[::1]70")
+NO_IPV6_IN_BRACKETS = ("[far]:70", "[]:70", "f[a]r:70")
+NO_PORT = ("far", "far:", "far:-1", "far:7a", "far:65536", "far:٧", "far:" + "7" * 5000)
+
+
+@pytest.mark.parametrize("text", [*IPV6_WITHOUT_ITS_BRACKETS, *NO_IPV6_IN_BRACKETS, *NO_PORT])
+def test_what_is_no_host_and_port_is_one_line(text: str) -> None:
+    """Brackets where none belong or none where they do, or no port: the line names the setting, and what to write."""
+    for key in ("listen", "metrics_listen"):
+        with pytest.raises(ConfigError) as caught:
+            read_node_config(None, {}, {key: text})
+        assert str(caught.value) == f"{key}: {text!r} is not host:port; brackets stand around an IPv6 address"
 
 
 def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:
