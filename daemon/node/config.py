@@ -19,7 +19,7 @@ from headway.daemon.etcd.members import read_members
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
-"""What clients call their folder of certificates: counts for a daemon where HEADWAY_CERTIFICATES is not set."""
+"""What clients call their folder of certificates: counts for a daemon whose file, variables and flags name none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class NodeConfig:
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")
-    """Folder with ca.pem, cert.pem and key.pem. The variable HEADWAY_CERTS, which clients read, names it too."""
+    """Folder with ca.pem, cert.pem and key.pem; where nothing else names one, HEADWAY_CERTS does, as for clients."""
     listen: str = "0.0.0.0:0"
     """host:port of the Node service; port 0 takes a free one."""
     advertise_host: str = ""
@@ -104,10 +104,13 @@ def read_node_config(
 ) -> NodeConfig:
     """Settings from a TOML file, the environment (os.environ if None) and flags, the later over the earlier.
 
-    A flag that is None was not given. Raises ConfigError, naming the file, variable or flag and the nearest right name.
+    Only HEADWAY_CERTS counts less than the file. A flag that is None was not given. Raises ConfigError, naming the
+    file, variable or flag and the nearest right name.
     """
     environment = os.environ if environment is None else environment
     settings: dict[str, tuple[str, object]] = {}
+    if told := environment.get(CLIENT_CERTIFICATES):
+        settings["certificates"] = (CLIENT_CERTIFICATES, told)
     if path is not None:
         settings |= {key: (str(path), value) for key, value in _from_file(path).items()}
     settings |= _from_environment(environment)
@@ -144,8 +147,6 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, object]]:
     """The variables named after fields. Others belong to other programs, unless they look like a slip of the pen."""
     settings: dict[str, tuple[str, object]] = {}
-    if told := environment.get(CLIENT_CERTIFICATES):
-        settings["certificates"] = (CLIENT_CERTIFICATES, told)
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue

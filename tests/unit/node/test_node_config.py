@@ -44,6 +44,16 @@ def test_one_variable_names_the_certificates_of_clients_and_daemons() -> None:
     assert read_node_config(None, {"HEADWAY_CERTS": ""}).certificates == NodeConfig().certificates
 
 
+def test_a_persons_certificates_do_not_stand_in_for_those_of_a_daemons_file(tmp_path: Path) -> None:
+    """HEADWAY_CERTS counts less than a file that names a folder, and more than the default where it names none."""
+    naming, silent = write(tmp_path / "a.toml", 'certificates = "/node"\n'), write(tmp_path / "b.toml", 'site = "s"\n')
+    told = {"HEADWAY_CERTS": "/me"}
+    assert read_node_config(naming, told).certificates == Path("/node")
+    assert read_node_config(silent, told).certificates == Path("/me")
+    assert read_node_config(naming, {**told, "HEADWAY_CERTIFICATES": "/d"}).certificates == Path("/d")
+    assert read_node_config(naming, told, {"certificates": Path("/f")}).certificates == Path("/f")
+
+
 def test_every_setting_is_a_flag() -> None:
     """`headway daemon` takes each field of NodeConfig, and passes it on under its name."""
     assert set(signature(daemon).parameters) == {*FIELD_NAMES, "config"}
