@@ -105,10 +105,10 @@ class Daemon:
         stack.callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
-        # 2. The port, and the host that others dial.
+        # 2. The host that others dial, and the port.
+        await check_advertised_host(config)
         server, port = bind_node_service(identity, *listen_address(config))
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
-        check_advertised_host(config)
         # 3. etcd: ask once, so that a wrong address is told at once; later outages are waited for.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))

@@ -1,9 +1,13 @@
 """Whether the host that others dial is this machine's: workers listen there and nowhere else."""
 
+import asyncio
+import errno
 import socket
-from ipaddress import ip_address
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
+from headway.daemon.addresses import split_address
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig, advertised_host
 from headway.stages.errors import UnavailableError
@@ -11,18 +15,24 @@ from headway.stages.errors import UnavailableError
 SETTING = "advertise_host"
 ADVICE = "set an address that this machine has itself and other nodes can dial; behind a router (NAT) that is a VPN's"
 
+_Addresses = list[tuple[socket.AddressFamily, tuple[Any, ...]]]
 
-def check_advertised_host(config: NodeConfig) -> None:
+
+async def check_advertised_host(config: NodeConfig) -> None:
     """Raises ConfigError unless the advertised host means this machine, and no other.
 
     Whoever dials a name takes any of its addresses. A loopback address is nobody else's: where a machine does without
-    IPv6, a name may have ::1 beside one that can be listened at. Raises UnavailableError when no name server answers.
+    IPv6, a name may have ::1 beside one that can be listened at. Where all are loopback ones, etcd's have to be too.
+    Raises UnavailableError for what another start may cure: no name server answers, or the host is an address that
+    this machine does not have, or not yet.
     """
     host = advertised_host(config)
     told = repr(host) if config.advertise_host else f"not set, and {host!r} stands in for it"
-    num_own, others = 0, []
-    for family, address in _resolved(host, told):
-        found = ip_address(address[0].partition("%")[0])
+    own: list[str] = []
+    others: list[str] = []
+    may_come = False
+    for family, address in await _resolved(host, told):
+        found = _without_zone(address[0])
         if found.is_unspecified:
             raise ConfigError(f"{told}: that is every address, and none to dial; {ADVICE}", SETTING)
         try:
@@ -31,20 +41,55 @@ def check_advertised_host(config: NodeConfig) -> None:
         except OSError as error:
             if not found.is_loopback:
                 others.append(f"{address[0]} ({error.strerror})")
+                may_come = error.errno == errno.EADDRNOTAVAIL and _is_address(host)
         else:
-            num_own += 1
-    if others or not num_own:
+            own.append(address[0])
+    if others or not own:
         where = ", ".join(others) or "any of its addresses"
-        raise ConfigError(f"{told}: this machine cannot listen at {where}, where workers would; {ADVICE}", SETTING)
+        line = f"{told}: this machine cannot listen at {where}, where workers would; {ADVICE}"
+        raise UnavailableError(SETTING, line) if may_come else ConfigError(line, SETTING)
+    if all(_without_zone(address).is_loopback for address in own) and (member := await _far_member(config.etcd)):
+        what = f"that is {', '.join(own)}, where every machine dials itself, and etcd at {member} serves others too"
+        raise ConfigError(f"{told}: {what}; {ADVICE}", SETTING)
 
 
-def _resolved(host: str, told: str) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+async def _resolved(host: str, told: str) -> _Addresses:
     """What a name means, each address once."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        return await _addresses(host)
     except (OSError, UnicodeError) as error:
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
             raise UnavailableError("the name server", f"no answer to what {host!r} means ({SETTING})") from error
         reason = (isinstance(error, OSError) and error.strerror) or "no host name"
         raise ConfigError(f"{told}: no address and no name that is known here ({reason}); {ADVICE}", SETTING) from error
+
+
+async def _far_member(members: Iterable[str]) -> str | None:
+    """The first member of etcd with an address that is not loopback."""
+    for member in members:
+        host, _ = split_address(member, "etcd")
+        try:
+            found = [_without_zone(address[0]) for _, address in await _addresses(host)]
+        except (OSError, UnicodeError):
+            continue  # whoever dials it says so
+        if not all(address.is_loopback or address.is_unspecified for address in found):
+            return member
+    return None
+
+
+async def _addresses(host: str) -> _Addresses:
+    """In a thread: a name server may take its time."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        _without_zone(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_zone(address: str) -> IPv4Address | IPv6Address:
+    return ip_address(address.partition("%")[0])

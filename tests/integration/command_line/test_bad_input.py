@@ -89,7 +89,7 @@ def test_a_running_cluster_and_its_bad_clients(standing: Any) -> None:
 
 
 def test_daemons_that_cannot_start(program: Any) -> None:
-    """An etcd that is not there, a port that is taken, another machine's host: one line, exit codes 3, 2 and 2."""
+    """An etcd that is not there, a port that is taken, an address of elsewhere: one line, exit codes 3, 2 and 3."""
     assert program.run("certs", "ca", "node")[0] == 0
     common = ("daemon", "--certs", "ca/node", "--log-level", "error")
     lonely = program.start(*common, "--etcd", "127.0.0.1:1", "--state-dir", "lonely")
@@ -98,7 +98,8 @@ def test_daemons_that_cannot_start(program: Any) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         refused(program.run(*common, "--listen", f"127.0.0.1:{port}", "--state-dir", "late"), code=2, line=port)
-    refused(program.run(*common, "--advertise-host", FOREIGN, "--state-dir", "far"), code=2, line="advertise_host: ")
+    for host in (("--advertise-host", FOREIGN), ("--listen", f"{FOREIGN}:7070")):
+        refused(program.run(*common, *host, "--state-dir", "far"), code=3, line="advertise_host: ")
     refused(program.ended(lonely), code=3, line="127.0.0.1:1")
     assert program.leftovers() == []
 

@@ -1,7 +1,10 @@
 """A daemon starts only where it can listen at the host that others dial."""
 
+import asyncio
+import errno
 import re
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -17,60 +20,132 @@ FOREIGN = "203.0.113.9"
 Resolved = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]
 
 
-def node(host: str) -> NodeConfig:
-    """A node that advertises a host."""
-    return NodeConfig(name="n", advertise_host=host)
+Refusals = tuple[type[Exception], ...]
+LATE_OR_WITHOUT_IPV6 = (UnavailableError, ConfigError)
 
 
-def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Every name means these addresses."""
+def node(host: str, *etcd: str) -> NodeConfig:
+    """A node that advertises a host; etcd is on this machine unless told."""
+    return NodeConfig(name="n", advertise_host=host, etcd=etcd or NodeConfig().etcd)
 
-    def resolve(host: str, port: int, **_: object) -> Resolved:
+
+def names(monkeypatch: pytest.MonkeyPatch, *addresses: str, far: str = FOREIGN) -> None:
+    """Every name means these addresses, but those below `far`; an address means itself."""
+
+    def resolve(host: str, port: int, *_: object) -> Resolved:
+        is_address = host.replace(".", "").isdigit()
         return [
             (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))
             if ":" in address
             else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
-            for address in addresses
+            for address in ((host,) if is_address else (far,) if host.endswith(".far") else addresses)
         ]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
-def refusal(config: NodeConfig) -> str:
+async def refusal(config: NodeConfig, errors: Refusals = (ConfigError,)) -> str:
     """What the check says; one line with what to do."""
-    with pytest.raises(ConfigError) as caught:
-        check_advertised_host(config)
+    with pytest.raises(errors) as caught:
+        await check_advertised_host(config)
     assert "\n" not in str(caught.value)
     assert "set an address that this machine has itself" in str(caught.value)
     return str(caught.value)
 
 
-def test_an_own_address_and_an_own_name_are_taken() -> None:
+async def test_an_own_address_and_an_own_name_are_taken() -> None:
     """Loopback, another address of loopback, and what `localhost` means."""
     for host in ("127.0.0.1", "127.0.0.2", "localhost"):
-        check_advertised_host(node(host))
+        await check_advertised_host(node(host))
 
 
-def test_another_machines_address_is_refused() -> None:
-    """An address that no interface has, as behind NAT: the line names the setting and the address."""
-    assert re.match(rf"advertise_host: '{FOREIGN}': this machine cannot listen at {FOREIGN} \(", refusal(node(FOREIGN)))
+async def test_an_address_that_no_interface_has_is_refused_and_may_come() -> None:
+    """Behind NAT it never comes, with a VPN it does: the line names setting and address; another start may cure it."""
+    said = await refusal(node(FOREIGN), (UnavailableError,))
+    assert re.match(rf"advertise_host: '{FOREIGN}': this machine cannot listen at {FOREIGN} \(", said)
+    said = await refusal(NodeConfig(name="n", listen=f"{FOREIGN}:7070"), (UnavailableError,))
+    assert said.startswith(f"advertise_host: not set, and '{FOREIGN}' stands in for it: this machine cannot listen at")
 
 
-def test_another_machines_ipv6_address_is_refused() -> None:
+async def test_an_address_that_is_kept_from_us_will_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other refusal of the system is a wrong setting."""
+
+    class Forbidden(socket.socket):
+        def bind(self, _address: Any, /) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", Forbidden)
+    assert f"cannot listen at {FOREIGN} (Permission denied)" in await refusal(node(FOREIGN))
+
+
+async def test_another_machines_ipv6_address_is_refused() -> None:
     """With brackets or without, the line names the address alone."""
     for told in ("2001:db8::9", "[2001:db8::9]"):
-        assert refusal(node(told)).startswith("advertise_host: '2001:db8::9': this machine cannot listen at")
+        said = await refusal(node(told), LATE_OR_WITHOUT_IPV6)
+        assert said.startswith("advertise_host: '2001:db8::9': this machine cannot listen at")
 
 
-def test_a_name_has_to_mean_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_has_to_mean_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name of two own addresses is taken; one that another machine shares is not, and the line names that address."""
     names(monkeypatch, "127.0.0.1", "127.0.0.2")
-    check_advertised_host(node("name"))
+    await check_advertised_host(node("name"))
     names(monkeypatch, "127.0.0.1", FOREIGN)
-    assert f"cannot listen at {FOREIGN} (" in refusal(node("name"))
+    assert f"cannot listen at {FOREIGN} (" in await refusal(node("name"))
 
 
-def test_loopback_without_ipv6_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("etcd", ["203.0.113.5:2379", "etcd.far:2379"])
+async def test_loopback_is_no_host_where_etcd_is_on_another_machine(monkeypatch: pytest.MonkeyPatch, etcd: str) -> None:
+    """The machine's name means 127.0.1.1, and others that dial it reach themselves: told or not, the line says so."""
+    names(monkeypatch, "127.0.1.1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-7")
+    members = ("127.0.0.1:2379", etcd)
+    said = await refusal(NodeConfig(name="n", etcd=members))
+    assert said.startswith(
+        "advertise_host: not set, and 'gpu-7' stands in for it: that is 127.0.1.1, where every machine"
+    )
+    assert f"etcd at {etcd} " in said
+    for host in ("gpu-7", "127.0.0.1"):
+        assert "where every machine dials itself" in await refusal(node(host, *members))
+
+
+async def test_loopback_is_a_host_where_etcd_is_on_loopback_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster on one machine, by address or by name; an etcd that nobody knows is told when it is dialled."""
+    names(monkeypatch, "127.0.1.1", far="127.0.0.1")
+    await check_advertised_host(NodeConfig(name="n"))
+    await check_advertised_host(node("gpu-7", "127.0.0.1:2379", "gpu-7:2379", "etcd.far:2379", "0.0.0.0:2379"))
+    names(monkeypatch, "127.0.1.1")
+    known = socket.getaddrinfo
+
+    def resolve(host: str, port: int, *rest: Any) -> Any:
+        if host == "etcd.nowhere":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(host, port, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    await check_advertised_host(node("gpu-7", "etcd.nowhere:2379"))
+
+
+async def test_one_address_beyond_loopback_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of a loopback address and an own one, wherever etcd is."""
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: None)
+    names(monkeypatch, "127.0.1.1", "203.0.113.7")
+    await check_advertised_host(node("gpu-7", "etcd.far:2379"))
+
+
+async def test_a_slow_name_server_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the answer is awaited, the event loop runs: here it is what lets the answer come."""
+    answer = threading.Event()
+
+    def resolve(host: str, port: int, *_: object) -> Resolved:
+        assert answer.wait(10), "the event loop stood still"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    asyncio.get_running_loop().call_soon(answer.set)
+    await check_advertised_host(node("gpu-7"))
+
+
+async def test_loopback_without_ipv6_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """`localhost` may mean ::1 where the machine has no IPv6; a name that means nothing else is refused."""
     plain = socket.socket.bind
 
@@ -82,48 +157,48 @@ def test_loopback_without_ipv6_does_not_count(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(socket, "socket", WithoutIPv6)
     names(monkeypatch, "::1", "127.0.0.1")
-    check_advertised_host(node("localhost"))
+    await check_advertised_host(node("localhost"))
     names(monkeypatch, "::1")
-    assert "cannot listen at any of its addresses" in refusal(node("localhost"))
+    assert "cannot listen at any of its addresses" in await refusal(node("localhost"))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_a_wildcard_cannot_be_dialled(host: str) -> None:
+async def test_a_wildcard_cannot_be_dialled(host: str) -> None:
     """It can be listened at, and others would dial themselves."""
-    assert "that is every address, and none to dial" in refusal(node(host))
+    assert "that is every address, and none to dial" in await refusal(node(host))
 
 
 @pytest.mark.parametrize("host", ["gpu..7", "x" * 70])
-def test_what_is_no_host_is_refused(host: str) -> None:
+async def test_what_is_no_host_is_refused(host: str) -> None:
     """An empty or a long label: no address and no name."""
-    assert f"advertise_host: '{host}': no address and no name" in refusal(node(host))
+    assert f"advertise_host: '{host}': no address and no name" in await refusal(node(host))
 
 
-def test_a_host_that_nobody_told_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_nobody_told_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host name stands in, and means another machine: the line says that the setting is not set."""
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-7")
     names(monkeypatch, FOREIGN)
-    said = refusal(NodeConfig(name="n"))
+    said = await refusal(NodeConfig(name="n"))
     assert said.startswith("advertise_host: not set, and 'gpu-7' stands in for it: this machine cannot listen at")
 
 
-def test_a_name_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a port behind it, an address is no longer one."""
 
-    def resolve(host: str, port: int, **_: object) -> Resolved:
+    def resolve(host: str, port: int, *_: object) -> Resolved:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    said = refusal(node("10.0.0.7:7070"))
+    said = await refusal(node("10.0.0.7:7070"))
     assert "'10.0.0.7:7070': no address and no name that is known here (Name or service not known)" in said
 
 
-def test_an_absent_name_server_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_absent_name_server_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody says what the name means: an error that another start may cure."""
 
-    def resolve(host: str, port: int, **_: object) -> Resolved:
+    def resolve(host: str, port: int, *_: object) -> Resolved:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(UnavailableError, match="the name server: "):
-        check_advertised_host(node("gpu-7"))
+        await check_advertised_host(node("gpu-7"))
