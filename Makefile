@@ -22,7 +22,8 @@ check: setup
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
 
 test: setup
-	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit
+	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15 tests/integration tests/chaos
 
 test-all: setup
 	$(BIN)/python -m pytest --durations=30

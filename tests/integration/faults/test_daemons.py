@@ -67,7 +67,8 @@ async def test_daemon_sigstop(field: Ground, oracle: Oracle) -> None:
     outcome.assert_exact(oracle)
 
 
-@pytest.mark.parametrize("copies", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [2, 3])
 async def test_two_machines_at_once(field: Ground, oracle: Oracle, copies: int) -> None:
     """With two copies the checkpoint serves, with three a buddy does."""
     spec = faulty_job(f"two-{copies}")

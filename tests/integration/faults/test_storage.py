@@ -27,6 +27,7 @@ async def test_stored_file_is_damaged(field: Ground, oracle: Oracle, do: str) ->
     outcome.assert_exact(oracle, strikes=2, hit=frozenset({outcome.struck[0]["node"]}))
 
 
+@pytest.mark.slow
 async def test_holder_serves_a_damaged_file(field: Ground, oracle: Oracle) -> None:
     """The lost node's copy is bad on its buddy: an older boundary or another holder serves."""
     serve = {"at": "transfer.file", "when": {"boundary": 8}, "do": "flip_bit", "after": 0}
@@ -78,6 +79,7 @@ async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle
     assert outcome.num_rollbacks == 1
 
 
+@pytest.mark.slow
 async def test_checkpoint_folder_cannot_be_written(field: Ground, tmp_path: Path, oracle: Oracle) -> None:
     """A file lies where the folder should be: training goes on; the end is retried until it is cured."""
     spec = faulty_job("readonly", num_nodes=2, batches=40)

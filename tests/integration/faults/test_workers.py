@@ -51,6 +51,7 @@ async def test_worker_raises(field: Ground, oracle: Oracle, do: str) -> None:
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
+@pytest.mark.slow
 async def test_the_same_error_on_every_retry(field: Ground, oracle: Oracle) -> None:
     """The budget ends it with its traceback; the state is kept, and a resume after the cure ends in the same bits."""
     spec = faulty_job("poison")

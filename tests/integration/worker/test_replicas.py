@@ -21,7 +21,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["2bw", pytest.param("1f1b", marks=pytest.mark.slow), "gpipe"])
+@pytest.mark.parametrize(
+    "schedule", ["2bw", *(pytest.param(name, marks=pytest.mark.slow) for name in ("1f1b", "gpipe"))]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(
     five_workers: list[Worker], make_case: CaseMaker, layout: str, schedule: str

@@ -18,7 +18,7 @@ JOBS = ("first", "second")
 KIND = ("join", "join", "drain", "pause", "resume", "elect")
 CRUEL = (*KIND, "crash", "expire", "fail", "fail", "fail", "again", "lapse", "no spare", "spare", "leader", "cancel")
 EVENTS_A_MINUTE = 100_000
-BLOCKS = [*range(4), *(pytest.param(block, marks=pytest.mark.slow) for block in range(4, 20))]
+BLOCKS = [*range(2), *(pytest.param(block, marks=pytest.mark.slow) for block in range(2, 20))]
 
 
 def chaos(
