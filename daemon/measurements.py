@@ -4,6 +4,7 @@ Records as in records.py; where one is missing, estimates take its place.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +85,37 @@ class ProbeRecord:
     incarnation: str
     peers: dict[str, LinkProbe] = field(default_factory=dict)
     """By the name of the other node."""
+
+
+class Port(StrEnum):
+    """Which port of a node was dialled."""
+
+    DAEMON = "daemon"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachFact:
+    """What a node found when it dialled one port of another node, or another port of its own machine."""
+
+    to: str
+    """The name of the node that was dialled."""
+    to_incarnation: str
+    port: Port
+    address: str
+    """host:port that was dialled."""
+    device_index: int = -1
+    """The device whose worker listens there; -1: the daemon does."""
+    reason: str = ""
+    """Why it does not answer; empty: it answers, with TLS and as the process that is meant."""
+    measured_at: float = 0.0
+    """Seconds since the epoch by the clock of the node that dialled, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachRecord:
+    """`reach/<node>`, leased by its node: which ports of other nodes it reaches. At most one fact for each port."""
+
+    incarnation: str
+    """Of the node that dialled: what another process found does not count."""
+    facts: tuple[ReachFact, ...] = ()

@@ -35,6 +35,16 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPort:
+    """Where the worker of one device listens for other workers."""
+
+    device_index: int
+    address: str
+    incarnation: str
+    """Of the worker's process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """`nodes/<node>`, leased: a machine's daemon."""
 
@@ -56,6 +66,8 @@ class NodeRecord:
     generations: dict[str, int] = field(default_factory=dict)
     """Highest generation this node has seen: by name, of all jobs that had it; by `seen_key`, of one submission."""
     started_at: float = 0.0
+    workers: tuple[WorkerPort, ...] = ()
+    """Of the devices whose worker process is there."""
 
     def generation_seen(self, job: str, uid: str) -> int:
         """Of one submission. A node that counts by name alone may mean it."""
@@ -418,6 +430,7 @@ class Keys:
     JOBS = PREFIX + "jobs/"
     FAILURES = PREFIX + "failures/"
     PROBES = PREFIX + "probes/"
+    REACH = PREFIX + "reach/"
     LEADER = PREFIX + "leader"
     PLACEMENT = PREFIX + "placement"
 
@@ -459,6 +472,10 @@ class Keys:
     @staticmethod
     def probes(node: str) -> str:
         return f"{Keys.PROBES}{node}"
+
+    @staticmethod
+    def reach(node: str) -> str:
+        return f"{Keys.REACH}{node}"
 
     @staticmethod
     def failure(node: str, number: int) -> str:

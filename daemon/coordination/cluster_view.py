@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord
+from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
+from headway.daemon.planning.blocked_ways import BlockedWays, blocked_ways
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
@@ -128,6 +129,8 @@ class ClusterView:
     """When a node's incarnations were seen to go, the last `MAX_REMEMBERED` times."""
     probes: dict[str, ProbeRecord] = field(default_factory=dict)
     """What nodes have measured of the ways to their peers."""
+    reach: dict[str, ReachRecord] = field(default_factory=dict)
+    """Which ports of its peers each node reaches."""
     started_at: float | None = None
     """When the first key was applied, in this epoch."""
     steady_since: float | None = None
@@ -178,7 +181,8 @@ class ClusterView:
     def start_anew(self, *, now: float) -> None:
         """Forget every key: etcd's history went back. The nodes that were known count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
-        for records in (self.nodes, self.failures, self.probes, self.jobs, self.revisions, self.ignored, self._deleted):
+        folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs)
+        for records in (*folded, self.revisions, self.ignored, self._deleted):
             records.clear()
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
@@ -210,6 +214,11 @@ class ClusterView:
         planned_in = self.revision_of(Keys.of(job.name, "plan"))
         return frozenset(name for name in self.nodes if self.arrived_in.get(name, 0) > planned_in)
 
+    @property
+    def blocked(self) -> BlockedWays:
+        """The ways between the present processes of nodes on which one does not reach the other."""
+        return blocked_ways(self.reach, self.nodes)
+
     def _fold(self, key: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         if key == Keys.LEADER:
             self.leader = decode(value, LeaderRecord) if value is not None else None
@@ -224,6 +233,12 @@ class ClusterView:
                 self.probes[node] = decode(value, ProbeRecord)
             else:
                 self.probes.pop(node, None)
+        elif key.startswith(Keys.REACH):
+            node = key.removeprefix(Keys.REACH)
+            if value is not None:
+                self.reach[node] = decode(value, ReachRecord)
+            else:
+                self.reach.pop(node, None)
         elif key.startswith(Keys.FAILURES):
             self._fold_failure(key.removeprefix(Keys.FAILURES), value, now=now)
         elif key.startswith(Keys.JOBS):

@@ -130,7 +130,9 @@ class Membership:
             registration.record.devices,
             settings,
             agent,
-            on_change=lambda: registration.change(down_devices=supervisor.down_devices),
+            on_change=lambda: registration.change(
+                down_devices=supervisor.down_devices, workers=supervisor.worker_ports
+            ),
         )
         probing = Probing(
             node=house.config.name,

@@ -10,7 +10,7 @@ import grpc.aio
 import structlog
 
 from headway.daemon.addresses import join_address
-from headway.daemon.records import Device
+from headway.daemon.records import Device, WorkerPort
 from headway.daemon.supervision.liveness import TICK_S, Beat, StallWatch
 from headway.daemon.supervision.recent_operations import RecentOperationsDesk
 from headway.daemon.supervision.roster import Roster, WorkerHandle, WorkerSettings
@@ -68,7 +68,7 @@ class Supervisor:
         *,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_change: told when a process came or went, so that `down_devices` may be others."""
+        """on_change: told when a process came or went, so that `down_devices` and `worker_ports` may have changed."""
         self._settings = settings
         self._listener = listener
         self._on_change = on_change
@@ -92,6 +92,15 @@ class Supervisor:
     def down_devices(self) -> tuple[int, ...]:
         """Devices whose worker died and has no successor yet."""
         return tuple(handle.index for handle in self._roster.workers if handle.status.has_died)
+
+    @property
+    def worker_ports(self) -> tuple[WorkerPort, ...]:
+        """Where the workers that are up listen, by device."""
+        return tuple(
+            WorkerPort(device_index=handle.index, address=status.address, incarnation=status.incarnation)
+            for handle in self._roster.workers
+            if (status := handle.status).is_up
+        )
 
     @property
     def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:

@@ -41,6 +41,7 @@ PURE = (
     "daemon/node/copy_duties.py",
     "daemon/node/node_state.py",
     "daemon/node/state_duties.py",
+    "daemon/planning/blocked_ways.py",
     "daemon/planning/cluster_plan.py",
     "daemon/planning/connections.py",
     "daemon/planning/device_order.py",
