@@ -1,4 +1,4 @@
-"""host:port as text: how it is read and written. An IPv6 host stands in brackets there, and nowhere else."""
+"""host:port and ranges of ports as text. An IPv6 host stands in brackets before a colon, and nowhere else."""
 
 from headway.daemon.errors import ConfigError
 
@@ -24,6 +24,18 @@ def split_address(text: str, key: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """host:port, as gRPC takes it."""
     return f"{bracketed(host)}:{port}"
+
+
+def read_ports(text: str, key: str) -> range:
+    """The ports that `7100-7107` or `7100` names. Raises ConfigError, naming the setting's key."""
+    first, dash, last = text.partition("-")
+    numbers = [first, last] if dash else [first, first]
+    if not all(number.isascii() and number.isdigit() and len(number) <= MAX_PORT_DIGITS for number in numbers):
+        raise ConfigError(f"{text!r} is not a range of ports such as 7100-7107", key)
+    low, high = map(int, numbers)
+    if not 1 <= low <= high <= MAX_PORT:
+        raise ConfigError(f"{text!r}: ports rise from 1 to {MAX_PORT}", key)
+    return range(low, high + 1)
 
 
 def bracketed(host: str) -> str:

@@ -63,6 +63,10 @@ class NodeRecord:
     is_draining: bool = False
     down_devices: tuple[int, ...] = ()
     """Devices whose worker process is not there: it died, and the next one still starts. Plans leave them out."""
+    worker_ports: str = ""
+    """As in NodeConfig: outside of these, nobody reaches its workers."""
+    worker_trouble: str = ""
+    """Why a worker process does not start; empty: each has."""
     generations: dict[str, int] = field(default_factory=dict)
     """Highest generation this node has seen: by name, of all jobs that had it; by `seen_key`, of one submission."""
     started_at: float = 0.0

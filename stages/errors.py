@@ -18,6 +18,19 @@ class UnavailableError(PeerError):
     """The peer did not answer within its deadline, or is gone."""
 
 
+@dataclass
+class PortsTakenError(Exception):
+    """Somebody else listens at every port that this process may take."""
+
+    host: str
+    ports: tuple[int, ...]
+
+    def __str__(self) -> str:
+        first, last = self.ports[0], self.ports[-1]
+        told = f"port {first}" if first == last else f"each of the ports {first} to {last}"
+        return f"{told} at {self.host} is in use: free one, or name more of them as worker_ports"
+
+
 class ProtocolError(PeerError):
     """The peer said something that the protocol does not allow."""
 

@@ -9,7 +9,7 @@ the old, whatever the listening side still thinks of that. Each side gives up `r
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.errors import ProtocolError
+from headway.stages.errors import PortsTakenError, ProtocolError
 from headway.stages.frame_bundle import MAX_BUNDLE_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
@@ -35,6 +35,7 @@ SERVICE = "headway.data.Link"
 METHOD = "Stream"
 START_TIMEOUT = timedelta(seconds=10)
 HELLO_TIMEOUT = timedelta(seconds=10)
+ANY_PORT = (0,)
 FIRST_REDIAL_S = 0.02
 LAST_REDIAL_S = 0.5
 FIRST_ATTEMPT_S = 2.0
@@ -82,10 +83,21 @@ class _RefusedError(Exception):
 class LinkEndpoint:
     """Listens from `start` to `stop`. `accept` and `dial` return at once, from any thread but the loop's."""
 
-    def __init__(self, *, loop: LoopThread, identity: TlsIdentity, host: str, incarnation: str, protocol: int) -> None:
+    def __init__(
+        self,
+        *,
+        loop: LoopThread,
+        identity: TlsIdentity,
+        host: str,
+        incarnation: str,
+        protocol: int,
+        ports: Sequence[int] = ANY_PORT,
+    ) -> None:
+        """ports: where it may listen; the first that is free is taken."""
         self._loop = loop
         self._identity = identity
         self._host = host
+        self._ports = ports
         self._incarnation = incarnation
         self._protocol = protocol
         self._server: grpc.aio.Server | None = None
@@ -120,7 +132,7 @@ class LinkEndpoint:
         self._methods[name] = grpc.unary_unary_rpc_method_handler(answer)
 
     def start(self) -> None:
-        """Listen on a free port of the host. Raises RuntimeError when the host is not this machine's."""
+        """Listen on the first free port of the host. Raises PortsTakenError when there is none."""
         self._loop.run(self._start(), timeout=START_TIMEOUT, what=f"listening on {self._host}")
 
     def stop(self) -> None:
@@ -251,7 +263,7 @@ class LinkEndpoint:
             root_certificates=self._identity.ca,
             require_client_auth=True,
         )
-        self._port = server.add_secure_port(f"{self._host}:0", credentials)
+        self._port = _bind(server, credentials, self._host, self._ports)
         await server.start()
         self._server = server
 
@@ -430,6 +442,15 @@ def kinds_between(peer: StageIndex, own: StageIndex) -> frozenset[FrameKind]:
     if peer == own:
         return SIBLING_KINDS
     return DOWNSTREAM_KINDS if peer < own else UPSTREAM_KINDS
+
+
+def _bind(server: grpc.aio.Server, credentials: grpc.ServerCredentials, host: str, ports: Sequence[int]) -> int:
+    for port in ports:
+        try:
+            return server.add_secure_port(f"{host}:{port}", credentials)
+        except RuntimeError:
+            continue  # somebody else listens there
+    raise PortsTakenError(host, tuple(ports))
 
 
 def _refusal(verdict: HelloReply.Verdict, reason: str) -> tuple[HelloReply, None, int]:

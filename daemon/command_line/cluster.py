@@ -44,6 +44,9 @@ def daemon(
     ] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0: a free one.")] = None,
     advertise_host: Annotated[str | None, typer.Option(help="This machine's name or address that others dial.")] = None,
+    worker_ports: Annotated[
+        str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ones when not given.")
+    ] = None,
     site: Annotated[
         str | None,
         typer.Option(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headway.daemon.addresses import split_address
+from headway.daemon.addresses import read_ports, split_address
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
 
@@ -38,6 +38,8 @@ class NodeConfig:
     """host:port of the Node service; port 0 takes a free one."""
     advertise_host: str = ""
     """A name or address of this machine that others dial; the host of `listen` when empty, or this machine's name."""
+    worker_ports: str = ""
+    """Ports where its workers listen, such as 7100-7107; empty: free ones. One each for workers and spares."""
     site: str = "default"
     """Nodes of one site have a fast, trusted network: with link = "auto" large tensors are not encrypted there."""
     state_dir: Path = Path("/var/lib/headway")
@@ -135,6 +137,14 @@ def listen_address(config: NodeConfig) -> tuple[str, int]:
     return split_address(config.listen, "listen")
 
 
+def check_worker_ports(config: NodeConfig, num_devices: int) -> None:
+    """Raises ConfigError when `worker_ports` has fewer ports than the node has workers and spares."""
+    num_needed = num_devices + config.num_spares
+    if config.worker_ports and len(read_ports(config.worker_ports, "worker_ports")) < num_needed:
+        what = f"{num_devices} workers and {config.num_spares} spares need {num_needed} ports"
+        raise ConfigError(f"{config.worker_ports!r}: {what}", "worker_ports")
+
+
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -186,7 +196,9 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
             raise refuse(key, "must not be negative")
     if config.etcd_user and config.etcd_password_file is None:
         raise refuse("etcd_user", "needs etcd_password_file too")
-    listen_address(config)
+    _, port = listen_address(config)
+    if config.worker_ports and port in read_ports(config.worker_ports, "worker_ports"):
+        raise refuse("worker_ports", f"has the daemon's own port {port}, which `listen` names")
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
     where = settings["etcd"][0] if "etcd" in settings else "etcd"

@@ -26,7 +26,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.history.sightings import note_sightings
-from headway.daemon.node.config import NodeConfig, advertised_host, listen_address
+from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.logs import configure_logs
@@ -97,6 +97,7 @@ class Daemon:
         # 1. What needs nobody: certificates, devices, folders, signals.
         identity, password = read_identity(config)
         devices = find_devices(config.devices, config.num_devices)
+        check_worker_ports(config, len(devices))
         memory = NodeMemory(config.state_dir)
         memory.open()
         stack.callback(memory.close)
@@ -135,6 +136,7 @@ class Daemon:
             devices=devices,
             memory_bytes=memory_bytes(),
             arithmetic_class=class_of(devices),
+            worker_ports=config.worker_ports,
         )
         outgoing = OutgoingTransfers(config.transfer_mbit_s)
         desk = NodeDesk(

@@ -131,7 +131,9 @@ class Membership:
             settings,
             agent,
             on_change=lambda: registration.change(
-                down_devices=supervisor.down_devices, workers=supervisor.worker_ports
+                down_devices=supervisor.down_devices,
+                workers=supervisor.worker_ports,
+                worker_trouble=supervisor.trouble,
             ),
         )
         probing = Probing(
@@ -228,6 +230,7 @@ class Membership:
         return WorkerSettings(
             node=config.name,
             host=self._registration.record.host,
+            ports=config.worker_ports,
             certificates=config.certificates,
             runtime_dir=self._house.runtime_dir,
             output_dir=config.state_dir / "workers",

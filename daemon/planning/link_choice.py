@@ -33,12 +33,15 @@ class LinkEnd:
     site: str
     host: str
     device_kind: str
+    has_ports: bool = False
+    """Whether its workers keep to some ports: a process group takes any."""
 
     @classmethod
     def of(cls, node: NodeRecord, device_index: int) -> "LinkEnd":
         """A node's device; of no kind if the node does not have it any more."""
         kind = next((device.kind for device in node.devices if device.index == device_index), "")
-        return cls(node=node.name, site=node.site, host=node.host, device_kind=kind)
+        has_ports = bool(node.worker_ports)
+        return cls(node=node.name, site=node.site, host=node.host, device_kind=kind, has_ports=has_ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ def choose_link(
         return LinkChoice(False, f"sites {one.site} and {other.site}: between sites everything is encrypted")
     if one.device_kind != other.device_kind:
         return LinkChoice(False, f"{one.device_kind} and {other.device_kind}: one group has one kind of device")
+    if one.host != other.host and (one.has_ports or other.has_ports):
+        keeper = one if one.has_ports else other
+        return LinkChoice(False, f"node {keeper.node} has worker_ports, and a process group takes any port")
     if wanted == "collective":
         return LinkChoice(True, f"the job asks for collective links, and both are in site {one.site}")
     if one.site == UNNAMED_SITE and one.host != other.host:

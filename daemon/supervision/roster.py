@@ -41,6 +41,8 @@ class WorkerSettings:
     host: str
     """Where it listens for its neighbours."""
     certificates: Path
+    ports: str = ""
+    """Where it may listen, such as 7100-7107; empty: on any free port."""
     runtime_dir: Path
     """Private folder for the socket."""
     output_dir: Path
@@ -81,6 +83,8 @@ class WorkerHandle:
         self.num_quick_deaths = 0
         self.verdict = ""
         """Why we killed it, if we did."""
+        self.start_failure = ""
+        """Why its last process ended before it attached; empty once one has."""
 
     @property
     def name(self) -> str:
@@ -115,7 +119,17 @@ class Roster:
     @property
     def everybody(self) -> Iterator[WorkerHandle]:
         """Workers and spares that have a process."""
-        return (handle for handle in (*self.workers, *self._spares) if handle.process is not None)
+        return (handle for handle in self._all if handle.process is not None)
+
+    @property
+    def trouble(self) -> str:
+        """Why a worker or a spare does not start; empty: each has, or is about to."""
+        failed = (handle for handle in self._all if handle.start_failure)
+        return next((f"{handle.name} does not start: {handle.start_failure}" for handle in failed), "")
+
+    @property
+    def _all(self) -> Iterator[WorkerHandle]:
+        return iter((*self.workers, *self._spares))
 
     def start(self) -> None:
         """One process per device."""
@@ -149,6 +163,7 @@ class Roster:
 
     def did_attach(self, handle: WorkerHandle) -> None:
         """Its process has imported everything."""
+        handle.start_failure = ""
         if handle.process is not None and handle.process.is_lowered:
             restore_priority(handle.process.pid)
             handle.process.is_lowered = False
@@ -207,6 +222,7 @@ class Roster:
         arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
         arguments += ["--device", handle.device.kind]
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
+        arguments += ["--ports", settings.ports] if settings.ports else []
         if not is_spare and settings.is_to_be_measured(handle.device):
             arguments += ["--measure"]
         if settings.slowdown != 1.0:

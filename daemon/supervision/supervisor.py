@@ -103,6 +103,11 @@ class Supervisor:
         )
 
     @property
+    def trouble(self) -> str:
+        """Why a worker or a spare does not start; empty: each has, or is about to."""
+        return self._roster.trouble
+
+    @property
     def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:
         """The newest of each worker that is up, by device index."""
         return {handle.index: handle.heartbeat for handle in self._roster.workers if handle.status.is_up}
@@ -334,6 +339,8 @@ class Supervisor:
         words, handle.last_words = handle.last_words, control_pb2.Refused()
         batch = words.batch or (_last_batch(handle, handle.status.started) if handle.status.started else -1)
         failure = Failure(self._obituary(handle, process), batch, words.fault or process.fault)
+        if not handle.status.is_up:
+            handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
         handle.status = handle.status.died(failure)
         asyncio.get_running_loop().call_soon(self._changed)  # once a spare has taken over, if there is one
 

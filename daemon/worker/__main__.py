@@ -39,6 +39,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--socket", type=Path, required=True, help="the daemon's unix socket")
     parser.add_argument("--node", default="", help="the node's name, for the log")
     parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
+    parser.add_argument("--ports", default="", help="where it may listen, such as 7100-7107")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--device-index", type=int)
@@ -55,7 +56,7 @@ def work(options: argparse.Namespace) -> None:
     # torch takes seconds to import: only after the kernel knows about our parent.
     import structlog
 
-    from headway.daemon.addresses import bracketed
+    from headway.daemon.addresses import bracketed, read_ports
     from headway.daemon.fault_points import arm, register_action
     from headway.daemon.node.logs import configure_logs
     from headway.daemon.records import PROTOCOL_VERSION
@@ -69,7 +70,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.proto.control_pb2 import WorkerHello
     from headway.stages.allocator import keep_freed_memory
     from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
-    from headway.stages.link_endpoint import LinkEndpoint
+    from headway.stages.link_endpoint import ANY_PORT, LinkEndpoint
     from headway.stages.loop_thread import LoopThread
     from headway.stages.tls_identity import TlsIdentity
 
@@ -106,6 +107,7 @@ def work(options: argparse.Namespace) -> None:
         loop=loop,
         identity=identity,
         host=bracketed(options.host),
+        ports=read_ports(options.ports, "--ports") if options.ports else ANY_PORT,
         incarnation=incarnation,
         protocol=PROTOCOL_VERSION,
     )

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import torch
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
-from headway.stages.errors import LinkOverflowError
+from headway.stages.errors import LinkOverflowError, PortsTakenError
 from headway.stages.frame_bundle import bundle
 from headway.stages.frame_codec import HEADER_LENGTH, heartbeat
 from headway.stages.frame_contract import FrameContract, TensorForm
@@ -145,6 +146,24 @@ def test_a_stranger_is_not_let_in(endpoints: Endpoints, stranger: TlsIdentity) -
     assert lower.empty()
     link.close()
     awaited.close()
+
+
+def test_a_worker_listens_at_the_first_of_its_ports_that_is_free(endpoints: Endpoints, identity: TlsIdentity) -> None:
+    """The first port is somebody's, so it takes the second; the next worker has none left, and says which."""
+    loop, _, _ = endpoints
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as lent:
+        ports = (taken.getsockname()[1], lent.getsockname()[1])
+        lent.close()
+        about: dict[str, Any] = {"loop": loop, "identity": identity, "host": "127.0.0.1", "protocol": 1}
+        first = LinkEndpoint(**about, incarnation="first", ports=ports)
+        first.start()
+        second = LinkEndpoint(**about, incarnation="second", ports=ports)
+        with pytest.raises(PortsTakenError) as caught:
+            second.start()
+        first.stop()
+    assert first.port == ports[1]
+    told = f"each of the ports {ports[0]} to {ports[1]} at 127.0.0.1 is in use"
+    assert str(caught.value) == f"{told}: free one, or name more of them as worker_ports"
 
 
 def test_memory_is_bounded(endpoints: Endpoints) -> None:

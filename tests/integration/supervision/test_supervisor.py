@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -65,7 +66,7 @@ class Ears:
 class Ground:
     """A supervisor with one device, and the orders that a job needs."""
 
-    def __init__(self, folder: Path, *, num_spares: int) -> None:
+    def __init__(self, folder: Path, *, num_spares: int, ports: str = "") -> None:
         self.folder = folder
         self.ears = Ears()
         with writing_shards(folder / "data", vocab_size=256) as writer:
@@ -73,6 +74,7 @@ class Ground:
         settings = WorkerSettings(
             node="a",
             host="127.0.0.1",
+            ports=ports,
             certificates=CertificateAuthority.create(folder / "authority").issue("a"),
             runtime_dir=folder / "run",
             output_dir=folder / "output",
@@ -140,9 +142,9 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(folder: Path, *, num_spares: int = 1) -> AsyncIterator[Ground]:
+async def ground(folder: Path, *, num_spares: int = 1, ports: str = "") -> AsyncIterator[Ground]:
     """A started supervisor, which is stopped at the end."""
-    made = Ground(folder, num_spares=num_spares)
+    made = Ground(folder, num_spares=num_spares, ports=ports)
     await made.supervisor.start()
     try:
         yield made
@@ -191,6 +193,20 @@ async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) ->
             assert "stood still for 5 s in batch" in failure.text
     finally:
         del os.environ[ENVIRONMENT]
+
+
+async def test_a_worker_without_a_free_port_says_so_until_there_is_one(tmp_path: Path) -> None:
+    """Somebody listens at the only port that it may have: the device is down, the reason names the port; then it is."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with ground(tmp_path, num_spares=0, ports=str(port)) as field:
+            await field.until(lambda: field.supervisor.trouble, "a reason")
+            told = f"worker cpu:0 does not start: PortsTakenError: port {port} at 127.0.0.1 is in use"
+            assert field.supervisor.trouble.startswith(told)
+            assert field.supervisor.down_devices == (0,)
+            taken.close()
+            await field.until(lambda: field.status.is_up, "a worker")
+            assert (field.supervisor.trouble, field.status.address) == ("", f"127.0.0.1:{port}")
 
 
 async def test_without_a_spare_the_device_is_down_until_the_next_worker_is_there(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a daemon says while etcd is away, and what is shown of nodes that failed."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -58,6 +59,15 @@ def test_failures_are_listed_below_their_node() -> None:
     assert any("1 failure within 10 minutes" in line for line in lines if line.startswith("b "))
     assert sum("killed by signal 9" in line for line in lines) == 2
     assert any("headway nodes release gone" in line for line in lines)
+
+
+def test_a_worker_that_does_not_start_is_told_of_below_its_node() -> None:
+    """The node's record has the reason, and the node is no worse for it than one device down."""
+    view, trouble = cluster_view(), "worker cpu:0 does not start: port 7100 at 10.0.0.7 is in use"
+    record = replace(view.nodes["b"], down_devices=(0,), worker_trouble=trouble)
+    view.apply(Keys.node("b"), encode(record), mod_revision=1000, create_revision=1)
+    lines = node_lines(view)
+    assert lines[lines.index(f"    {trouble}") - 1].startswith("b ")
 
 
 def test_a_quarantined_node_says_so() -> None:

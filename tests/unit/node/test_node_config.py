@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.addresses import join_address, split_address
+from headway.daemon.addresses import join_address, read_ports, split_address
 from headway.daemon.command_line.cluster import daemon
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.config import FIELD_NAMES, NodeConfig, advertised_host, listen_address, read_node_config
+from headway.daemon.node.config import (
+    FIELD_NAMES,
+    NodeConfig,
+    advertised_host,
+    check_worker_ports,
+    listen_address,
+    read_node_config,
+)
 
 
 def write(path: Path, text: str) -> Path:
@@ -134,6 +141,35 @@ def test_what_is_no_host_and_port_is_one_line(text: str) -> None:
         with pytest.raises(ConfigError) as caught:
             read_node_config(None, {}, {key: text})
         assert str(caught.value) == f"{key}: {text!r} is not host:port; brackets stand around an IPv6 address"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("7100-", "'7100-' is not a range of ports such as 7100-7107"),
+        ("7100-7107-7110", "'7100-7107-7110' is not a range of ports such as 7100-7107"),
+        ("seven", "'seven' is not a range of ports such as 7100-7107"),
+        ("7107-7100", "'7107-7100': ports rise from 1 to 65535"),
+        ("0", "'0': ports rise from 1 to 65535"),
+        ("65530-65536", "'65530-65536': ports rise from 1 to 65535"),
+        ("7070-7080", "worker_ports = '7070-7080': has the daemon's own port 7071, which `listen` names"),
+    ],
+)
+def test_what_is_no_range_of_ports_is_one_line(text: str, line: str) -> None:
+    """The line names the setting and what is wrong with it."""
+    with pytest.raises(ConfigError) as caught:
+        read_node_config(None, {}, {"worker_ports": text, "listen": "0.0.0.0:7071"})
+    assert str(caught.value).endswith(line)
+    assert "worker_ports" in str(caught.value)
+
+
+def test_a_node_needs_a_port_for_each_worker_and_each_spare() -> None:
+    """Two devices and one spare fit three ports, not two; without a range nothing is counted."""
+    assert list(read_ports("7100-7102", "worker_ports")) == [7100, 7101, 7102]
+    check_worker_ports(NodeConfig(worker_ports="7100-7102"), 2)
+    check_worker_ports(NodeConfig(), 100)
+    with pytest.raises(ConfigError, match="2 workers and 1 spares need 3 ports"):
+        check_worker_ports(NodeConfig(worker_ports="7100-7101"), 2)
 
 
 def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.planning.layer_costs import hidden_bytes, layer_costs
 from headway.daemon.planning.link_choice import (
     WORTH_A_GROUP_BYTES,
+    LinkChoice,
     LinkEnd,
     choose_link,
     largest_frame_bytes,
@@ -40,11 +41,21 @@ BIG = WORTH_A_GROUP_BYTES
 )
 def test_inside_one_site(wanted: str, changes: dict[str, str], frame_bytes: int, is_collective: bool, why: str) -> None:
     """Two workers that are alike: the kind, and the sentence that says why."""
-    one, other = replace(HERE, **changes), replace(THERE, **changes)
+    one, other = replace(HERE, **changes), replace(THERE, **changes)  # type: ignore[arg-type]
     choice = choose_link(wanted, one, other, frame_bytes=frame_bytes)  # type: ignore[arg-type]
     assert choice.is_collective == is_collective
     assert why in choice.reason
     assert choose_link(wanted, other, one, frame_bytes=frame_bytes).is_collective == is_collective  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wanted", ["auto", "collective"])
+def test_a_node_that_keeps_to_some_ports_has_no_group_with_another_machine(wanted: str) -> None:
+    """A process group listens where it likes, and a firewall lets the named ports in alone; one machine has none."""
+    keeper = replace(THERE, has_ports=True)
+    for ends in ((HERE, keeper), (keeper, HERE)):
+        choice = choose_link(wanted, *ends, frame_bytes=BIG)  # type: ignore[arg-type]
+        assert choice == LinkChoice(False, "node b has worker_ports, and a process group takes any port")
+    assert choose_link("auto", replace(keeper, host=HERE.host), HERE, frame_bytes=BIG).is_collective
 
 
 @pytest.mark.parametrize("wanted", ["auto", "collective"])
