@@ -77,7 +77,7 @@ from headway.daemon.coordination.conditions import (
     workers_of_next_are_late,
 )
 from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER
-from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce
+from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import Phase
 
@@ -229,6 +229,7 @@ def decide(
     missing: list[PlanRequest] = []
     stale: list[PlanRequest] = []
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
+    content: set[str] = set()
     blocker = ""
     for job in view.jobs_in_order():
         busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
@@ -259,11 +260,13 @@ def decide(
             since = case.inquiry.waits_since
             deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
             missing += case.inquiry.missing
+            if job.phase.phase in (RUNNING, CHANGING) and not case.draining(job.plan):
+                content.add(job.name)
         stale += case.inquiry.stale
     return Decision(
         commands=tuple(commands),
         wake_at=min(deadlines, default=None),
-        missing=tuple(missing),
+        missing=tuple(sorted(missing, key=lambda request: urgency(request, is_content=request.job in content))),
         stale=tuple(stale),
     )
 

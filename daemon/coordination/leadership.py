@@ -16,6 +16,7 @@ from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.plan_book import PlanBook
 from headway.daemon.coordination.planning_desk import AT_ONCE_S, PlanningDesk
+from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.errors import ConflictError, LeaseLostError, RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.lease import Lease
@@ -210,15 +211,28 @@ class Leadership:
         """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""
         phases = self._phases(decided) if is_armed() else {}
         fault_point("leader.before_write", **phases)
-        compare = [Compare.unchanged(key, revision) for key, revision in decided.compare.items()]
-        compare.append(Compare.unchanged(Keys.LEADER, self._leader_revision))
-        puts = [Put(key, value) for key, value in decided.puts.items()]
-        for key, (value, ttl_s) in decided.leased.items():
-            puts.append(Put(key, value, await self._client.grant_passing_lease(ttl_s)))
-        deletes = [Delete(key, is_prefix=key.endswith("/")) for key in decided.deletes]
-        revision = await self._client.transaction(compare, [*puts, *deletes])
+        first, *rest = parts(decided)
+        lives = {ttl_s for _, ttl_s in decided.leased.values()}
+        leases = {ttl_s: await self._client.grant_passing_lease(ttl_s) for ttl_s in sorted(lives)}
+        try:
+            revision = await self._write_part(first, leases)
+        except ConflictError:
+            for lease_id in leases.values():
+                await self._client.revoke_lease(lease_id)
+            raise
+        for part in rest:
+            revision = await self._write_part(part, leases)
         fault_point("leader.wrote", **phases)
         return revision
+
+    async def _write_part(self, part: Transaction, leases: dict[int, int]) -> int:
+        """One transaction. leases: by seconds, one for all keys of the decision that live as long."""
+        compare = [Compare.unchanged(key, revision) for key, revision in part.compare.items()]
+        compare.append(Compare.unchanged(Keys.LEADER, self._leader_revision))
+        puts = [Put(key, value) for key, value in part.puts.items()]
+        puts += [Put(key, value, leases[ttl_s]) for key, (value, ttl_s) in part.leased.items()]
+        deletes = [Delete(key, is_prefix=key.endswith("/")) for key in part.deletes]
+        return await self._client.transaction(compare, [*puts, *deletes])
 
     def _phases(self, decided: Transaction) -> dict[str, str]:
         """For fault points."""

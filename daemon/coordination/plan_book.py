@@ -43,6 +43,9 @@ class Purpose(StrEnum):
     ON_EVERYTHING = "on everything"
 
 
+RECOVERIES: Final = (Purpose.RECOVERY, Purpose.RECOVERY_WITH_SUSPECTS, Purpose.RECOVERY_WITH_DRAINING_NODES)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """A plan that a job wants."""
@@ -50,6 +53,14 @@ class PlanRequest:
     job: str
     purpose: Purpose
     question: PlanQuestion
+
+
+def urgency(request: PlanRequest, *, is_content: bool) -> int:
+    """The lower, the sooner a plan is computed: first for a job that recovers, then for one that waits to start or to
+    leave a node. A content job, which trains and could train faster, comes last."""
+    if request.purpose in RECOVERIES:
+        return 0
+    return 2 if is_content else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

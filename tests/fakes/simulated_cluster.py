@@ -14,6 +14,7 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
+from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
@@ -334,10 +335,15 @@ class SimulatedCluster(SimulatedAgents):
             command = command.then
         before = self.facts().jobs.get(command.job) if command.job else None
         had = (before.plan, before.phase) if before is not None else (None, None)
-        puts = command.puts | {key: value for key, (value, _) in command.leased.items()}
-        done = self.store.transact(command.compare | {Keys.LEADER: office}, puts, command.deletes)
-        for key in command.leased if done else ():
-            self.store.owners[key] = f"passing {key}"
+        done = False
+        for number, part in enumerate(parts(command)):
+            puts = part.puts | {key: value for key, (value, _) in part.leased.items()}
+            is_written = self.store.transact(part.compare | {Keys.LEADER: office}, puts, part.deletes)
+            done = done or is_written
+            for key in part.leased if is_written else ():
+                self.store.owners[key] = f"passing {command.job} {command.reason} {number}"
+            if not is_written:
+                break
         if done:
             self._check(command, had[0])
         return done

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+MAX_OPERATIONS = 128
+"""etcd's own default of `--max-txn-ops`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -34,6 +37,7 @@ class Store:
         lease: str = "",
     ) -> bool:
         """All or nothing, as etcd does it."""
+        assert max(len(compare), len(puts) + len(deletes)) <= MAX_OPERATIONS, "etcd refuses so many operations"
         if any(self.revisions.get(key, (0, 0))[1] != revision for key, revision in compare.items()):
             return False
         assert not set(puts) & set(deletes), "etcd refuses a transaction that writes a key twice"

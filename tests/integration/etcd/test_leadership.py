@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from headway.daemon.coordination.leadership import Decide, Leadership
 from headway.daemon.errors import ConflictError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, decode, encode
+from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, NodeFailureRecord, decode, encode
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0
@@ -170,6 +171,29 @@ async def test_a_decision_overtaken_by_somebody_else_is_taken_anew(etcd: Etcd, c
         while not one.cluster.view.revision_of(Keys.of("j", "done")):
             await one.cluster.changed(one.cluster.version)
     assert len(seen_revisions) >= 2
+
+
+async def test_a_decision_with_more_notes_than_etcd_takes_in_one_transaction(etcd: Etcd, client: EtcdClient) -> None:
+    """A hundred and thirty nodes are charged with a failure: the decision comes first, and all share one lease."""
+    key, names = Keys.of("j", "desired"), [f"node-{number:03d}" for number in range(130)]
+    leased = {Keys.failure(name, 0): (encode(NodeFailureRecord(at=0.0, text="it was lost")), 60) for name in names}
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        command = replace(order(key, encode(DesiredRecord())), leased=leased)
+        return Decision() if view.revision_of(key) else Decision(commands=(command,))
+
+    async with candidate(etcd, "one", decide=decide) as one, asyncio.timeout(DEADLINE_S):
+        while len(one.cluster.view.failures) < len(names):
+            await one.cluster.changed(one.cluster.version)
+    decided = await client.get(key)
+    assert decided is not None
+    assert decided.version == 1
+    notes = (await client.get_prefix(Keys.FAILURES)).entries
+    assert {note.key for note in notes} == set(leased)
+    assert {note.lease_id > 0 for note in notes} == {True}
+    assert len({note.lease_id for note in notes}) == 1
+    assert min(note.create_revision for note in notes) == decided.create_revision
+    assert max(note.create_revision for note in notes) > decided.create_revision
 
 
 async def test_a_deadline_wakes_the_leader_without_any_change(etcd: Etcd) -> None:

@@ -8,7 +8,7 @@ from headway.daemon.coordination.plan_book import MAX_OVERTAKEN, PlanBook, PlanR
 from headway.daemon.planning.plan_question import PlanQuestion, ask
 from headway.daemon.planning.planner import ClusterPlan, answer
 from headway.daemon.planning.profiles import LinkSpeed, Profiles
-from headway.daemon.records import Device, Keys, NodeRecord, Phase, PlanRecord, decode
+from headway.daemon.records import Desired, Device, Keys, NodeRecord, Phase, PlanRecord, decode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 SPEC = small_spec("first")
@@ -162,3 +162,25 @@ def test_a_node_that_dies_while_a_plan_is_made_is_in_no_plan() -> None:
     assert isinstance(offered, Transaction)
     plan = decode(offered.puts[Keys.of("first", "next")], PlanRecord)
     assert {stage.node for stage in plan.stages} == {"a"}
+
+
+def test_the_plan_of_a_recovery_comes_before_a_start_and_that_before_a_better_cut() -> None:
+    """Three jobs by age: one that runs and could be cut anew, one that has not begun, one whose node died."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b", "c"):
+        cluster.add_node(name)
+    for job in ("runs", "starts", "recovers"):
+        cluster.submit(small_spec(job, batches=200, max_nodes=1))
+    cluster.want("starts", Desired.PAUSED)
+    for job in ("runs", "recovers"):
+        cluster.calm(until=lambda job=job: cluster.phase(job).phase is Phase.RUNNING)  # type: ignore[misc]
+    cluster.calm(max_rounds=6)
+    cluster.want("starts", Desired.RUNNING)
+    cluster.calm(until=lambda: cluster.phase("starts").phase is Phase.QUEUED)
+    [victim] = {stage.node for stage in decode(cluster.store.values[Keys.of("recovers", "plan")], PlanRecord).stages}
+    cluster.kill(victim)
+    cluster.expire(victim)
+    cluster.add_node("d", speed=9.0)
+    wanted = [(request.job, request.purpose) for request in ask_for(cluster, PlanBook(), after_s=30.0).missing]
+    assert wanted[0] == ("recovers", Purpose.RECOVERY)
+    assert wanted.index(("starts", Purpose.BEST)) < wanted.index(("runs", Purpose.BEST))

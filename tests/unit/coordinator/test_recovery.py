@@ -395,7 +395,8 @@ def test_the_newest_events_stay() -> None:
     cluster = trained("a", "b", batches=6)
     old = encode(EventRecord(at=0.0, text="of old", generation=1))
     num_old = MAX_EVENTS + 2 * MAX_TRIMMED
-    cluster.store.transact({}, {Keys.event("first", number): old for number in range(num_old)})
+    for number in range(num_old):
+        cluster.store.transact({}, {Keys.event("first", number): old})
     phase = cluster.phase("first")
     cluster.store.transact({}, {Keys.of("first", "phase"): encode(replace(phase, num_events=num_old))})
     for _ in range(2):

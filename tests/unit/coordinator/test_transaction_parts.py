@@ -1,0 +1,67 @@
+"""A decision about many lost nodes fits etcd's limit, and the decision itself stays one step."""
+
+from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.transaction_parts import MAX_OPERATIONS, parts
+from headway.daemon.records import Keys, Phase, PhaseRecord, PlanRecord, StagePlan, decode, encode
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+
+NUM_NODES = 130
+
+
+def decided(num_leased: int) -> Transaction:
+    leased = {Keys.failure(f"node-{number}", 0): (b"{}", 600) for number in range(num_leased)}
+    return Transaction(
+        job="j", reason="r", compare={"phase": 7}, puts={"phase": b"", "next": b""}, deletes=("stop",), leased=leased
+    )
+
+
+def test_what_fits_is_one_transaction() -> None:
+    """The notes travel with the decision as long as there is room for all of them."""
+    fitting = decided(MAX_OPERATIONS - 3)
+    assert parts(fitting) == (fitting,)
+
+
+def test_notes_without_room_follow_the_decision() -> None:
+    """Nothing is lost, no part is too large, and the first has all that was compared and decided."""
+    whole = decided(300)
+    first, *rest = parts(whole)
+    assert (first.compare, first.puts, first.deletes) == (whole.compare, whole.puts, whole.deletes)
+    assert all(not part.compare and not part.puts and not part.deletes for part in rest)
+    sizes = [len(part.puts) + len(part.deletes) + len(part.leased) for part in (first, *rest)]
+    assert sizes == [128, 128, 47]
+    assert [entry for part in (first, *rest) for entry in part.leased.items()] == list(whole.leased.items())
+
+
+def running_on(num_nodes: int) -> SimulatedCluster:
+    """A job in force on so many nodes, one layer each, and a node beside them that leads."""
+    cluster = SimulatedCluster()
+    cluster.add_node("survivor")
+    spec = small_spec("first", num_blocks=num_nodes - 2, batches=20)
+    cluster.submit(spec)
+    nodes = [cluster.add_node(f"node-{number:03d}") for number in range(num_nodes)]
+    stages = tuple(
+        StagePlan(node=node.name, node_incarnation=node.lease, device_index=0, layers=(layer,), depth=1)
+        for node, layer in zip(nodes, spec.layers, strict=True)
+    )
+    plan = PlanRecord(generation=1, timeline=1, stages=stages)
+    phase = PhaseRecord(phase=Phase.RUNNING, generation=1, num_events=0)
+    cluster.store.transact({}, {Keys.of("first", "plan"): encode(plan), Keys.of("first", "phase"): encode(phase)})
+    cluster.generations["first"] = 1
+    return cluster
+
+
+def test_a_hundred_and_thirty_nodes_lost_at_once_are_recovered_from() -> None:
+    """All nodes of a plan die: one decision, all failures noted, and the job trains on the node that is left."""
+    cluster = running_on(NUM_NODES)
+    cluster.leader = ""
+    for name in [name for name in cluster.nodes if name != "survivor"]:
+        cluster.kill(name)
+        cluster.expire(name)
+    cluster.lead()
+    assert cluster.phase("first").phase is Phase.RECOVERING
+    noted = [key for key in cluster.store.values if key.startswith(Keys.FAILURES)]
+    assert len(noted) == NUM_NODES
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
+    plan = decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord)
+    assert {stage.node for stage in plan.stages} == {"survivor"}
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FINISHED)
