@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults soak mutants bench proto demo clean
+.PHONY: setup check test test-all faults soak endurance mutants bench proto demo clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,11 @@ test-all: setup
 soak: export PYTHONPATH := $(CURDIR)
 soak: setup
 	$(BIN)/python -m tests.chaos.soak $(SOAK)
+
+# One job under a thousand faults, hours long; make endurance ENDURANCE="--faults 60 --mean 5 --batches 2000" is short.
+endurance: export PYTHONPATH := $(CURDIR)
+endurance: setup
+	$(BIN)/python -m tests.chaos.endurance $(ENDURANCE)
 
 # Every row of the fault matrix, with the seconds that each took to recover.
 faults: setup

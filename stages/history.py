@@ -20,18 +20,23 @@ A line about anything else has `event` and `at` (seconds of CLOCK_MONOTONIC), an
 `snapshot_late`  the same: it was written, and later ones are further apart
 """
 
+import errno
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Final, Protocol
 
 from headway.stages.schedule import Op, Update
 
 MAX_FILE_BYTES = 8 << 20
 MAX_FOLDER_BYTES = 512 << 20
+MAX_PENDING_BYTES = 16 << 20
+"""Most that waits for a disk which takes nothing just now."""
 SUFFIX = ".jsonl"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a disk that takes nothing now and may take something later."""
 
 
 class Recorder(Protocol):
@@ -46,7 +51,8 @@ class HistoryFile:
     """A recorder that appends lines to one process's own file, `<name>-0000.jsonl`, then `-0001`, and so on.
 
     Each line is one write to the kernel, so that a killed process loses none. The oldest files of the folder go when
-    it has grown too large. A history that cannot be written any more ends; the computation goes on.
+    it has grown too large. Lines that a full disk does not take wait for the next line; when too much waits, the
+    history ends. The computation goes on.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class HistoryFile:
         self._number = -1
         self._descriptor = -1
         self._size = 0
+        self._pending = b""
         folder.mkdir(parents=True, exist_ok=True)
         self._open_next()
 
@@ -102,21 +109,27 @@ class HistoryFile:
     def _write(self, line: str) -> None:
         if self._descriptor < 0:
             return
-        data = line.encode()
+        self._pending += line.encode()
         try:
-            if self._size + len(data) > self._max_file_bytes and self._size:
-                self.close()
-                self._open_next()
-            self._size += os.write(self._descriptor, data)
+            self._flush()
         except OSError as error:
-            self.trouble = f"{self._folder}: {error.strerror}"
-            self.close()
+            if len(self._pending) > MAX_PENDING_BYTES or error.errno not in FULL:
+                self.trouble = f"{self._folder}: {error.strerror}"
+                self.close()
+
+    def _flush(self) -> None:
+        if self._size + len(self._pending) > self._max_file_bytes and self._size:
+            self._open_next()
+        while self._pending:
+            num_written = os.write(self._descriptor, self._pending)
+            self._size += num_written
+            self._pending = self._pending[num_written:]
 
     def _open_next(self) -> None:
-        self._number += 1
-        path = self._folder / f"{self._name}-{self._number:04d}{SUFFIX}"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = 0
+        path = self._folder / f"{self._name}-{self._number + 1:04d}{SUFFIX}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.close()
+        self._number, self._descriptor, self._size = self._number + 1, descriptor, 0
         self._prune(path)
 
     def _prune(self, ours: Path) -> None:

@@ -54,24 +54,32 @@ def can_destroy() -> bool:
     return os.geteuid() == 0
 
 
-def destroy_connections(pids: Collection[int]) -> int:
-    """Reset every TCP connection of these processes, also those that are just being made; returns their number.
+def destroy_connections(pids: Collection[int], *, others: Collection[int] | None = None) -> int:
+    """Reset TCP connections of these processes, also those that are just being made; returns their number.
 
-    Both ends are told. A process that is gone has none. Raises OSError where the kernel offers no such means.
+    others: only connections with these processes; None: all. Both ends are told. A process that is gone has none.
+    Raises OSError where the kernel offers no such means.
     """
-    inodes = {inode for pid in pids for inode in _inodes(pid)}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(TIMEOUT_S)
         known = [found for family in (socket.AF_INET, socket.AF_INET6) for found in _listed(kernel, family)]
-        listening = {found.ports[0] for found in known if found.state == _LISTEN and found.inode in inodes}
-        theirs = [
-            found
-            for found in known
-            if found.state != _LISTEN and (found.inode in inodes or found.ports[0] in listening)
-        ]
+        theirs = _connections(known, pids)
+        if others is not None:
+            # Ports tell the ends of one machine's connections apart.
+            ports = {found.ports[0] for found in _connections(known, others)}
+            theirs = [found for found in theirs if found.ports[1] in ports]
         for found in theirs:
             _destroy(kernel, found)
     return len(theirs)
+
+
+def _connections(known: Collection[_Socket], pids: Collection[int]) -> list[_Socket]:
+    """Those of some processes; one that was not accepted yet belongs to the process that listens at its port."""
+    inodes = {inode for pid in pids for inode in _inodes(pid)}
+    listening = {found.ports[0] for found in known if found.state == _LISTEN and found.inode in inodes}
+    return [
+        found for found in known if found.state != _LISTEN and (found.inode in inodes or found.ports[0] in listening)
+    ]
 
 
 class Parting:
@@ -80,6 +88,8 @@ class Parting:
     def __init__(self) -> None:
         self.pids: Collection[int] = ()
         """Of the processes; may be replaced at any time."""
+        self.others: Collection[int] | None = None
+        """Only connections with these processes are destroyed; None: all. May be replaced at any time."""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headway-parting", daemon=True)
 
@@ -93,7 +103,7 @@ class Parting:
 
     def _run(self) -> None:
         while not self._end.wait(PAUSE_S):
-            destroy_connections(self.pids)
+            destroy_connections(self.pids, others=self.others)
 
 
 def _inodes(pid: int) -> Iterator[int]:

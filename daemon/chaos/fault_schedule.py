@@ -33,6 +33,11 @@ class FaultKind(StrEnum):
     LEADER_LOSS = "leader-loss"  # the leader's lease revoked
     LINK_CUT = "link-cut"  # a worker's TCP connections to its neighbours destroyed
     DRAIN = "drain"  # a node is told to leave
+    UNREACHABLE = "unreachable"  # two nodes' connections with each other destroyed, again and again
+    STORAGE_AWAY = "storage-away"  # the checkpoint folder out of reach
+    POISON_JOB = "poison-job"  # a record in etcd that breaks rules, or that nobody can read
+    IDLE_CONNECTIONS = "idle-connections"  # hundreds of silent connections to a daemon's port
+    DISK_FULL = "disk-full"  # no file of a node's processes takes another byte
 
 
 REMOTE: Final = frozenset({FaultKind.LEASE_LOSS, FaultKind.LEADER_LOSS, FaultKind.DRAIN})
@@ -45,10 +50,15 @@ LASTING: Final = frozenset(
         FaultKind.FLAP,
         FaultKind.SLOW,
         FaultKind.ETCD_STOP,
+        FaultKind.UNREACHABLE,
+        FaultKind.STORAGE_AWAY,
+        FaultKind.POISON_JOB,
+        FaultKind.IDLE_CONNECTIONS,
+        FaultKind.DISK_FULL,
     }
 )
 """What goes on for a while and is then undone."""
-CUTTING: Final = frozenset({FaultKind.LINK_CUT, FaultKind.PARTITION})
+CUTTING: Final = frozenset({FaultKind.LINK_CUT, FaultKind.PARTITION, FaultKind.UNREACHABLE})
 """What destroys connections, which the kernel leaves to root."""
 DEFAULT_KINDS: Final = (FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CORRUPT)
 SHORTEST_S: Final = 0.2

@@ -1,21 +1,26 @@
-"""Lets stopped processes go on when whoever stopped them is gone, however it went: a shell at the end of a pipe."""
+"""Undoes faults when the process that made them is gone, however it went: a shell at the end of a pipe."""
 
 import os
+import shlex
 import signal
 import subprocess
 
 TIMEOUT_S = 10.0
 
 _SCRIPT = """
-pids=""
-while read -r pid; do pids="$pids $pid"; done
-for pid in $pids; do kill -CONT "$pid" 2>/dev/null; done
+undo=""
+while IFS= read -r command; do undo="$undo
+$command"; done
+eval "$undo" >/dev/null 2>&1
 exit 0
 """
 
 
 class Healer:
-    """Stops and continues processes. Those that are stopped when this process ends go on by themselves."""
+    """Stops and continues processes, and keeps the commands that undo other faults.
+
+    What is not undone when this process ends, the shell undoes. Every command may run twice: it must then do nothing.
+    """
 
     def __init__(self) -> None:
         self._shell = subprocess.Popen(
@@ -25,16 +30,23 @@ class Healer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._told: set[int] = set()
+        self._told: set[str] = set()
         self._stopped: set[int] = set()
 
+    def promise(self, *command: str) -> None:
+        """Run a command when this process ends. It has to be harmless if the fault was undone before."""
+        line = shlex.join(command)
+        if line in self._told:
+            return
+        assert "\n" not in line, "one command is one line"
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(line.encode() + b"\n")
+        self._shell.stdin.flush()
+        self._told.add(line)
+
     def stop(self, pid: int) -> None:
-        """SIGSTOP, after it was noted elsewhere. A process that is gone is no error."""
-        if pid not in self._told:
-            assert self._shell.stdin is not None
-            self._shell.stdin.write(b"%d\n" % pid)
-            self._shell.stdin.flush()
-            self._told.add(pid)
+        """SIGSTOP, after the way back is promised. A process that is gone is no error."""
+        self.promise("kill", "-CONT", str(pid))
         self._stopped.add(pid)
         _signal(pid, signal.SIGSTOP)
 

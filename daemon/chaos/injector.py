@@ -12,14 +12,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from headway.daemon.chaos.connections import Parting, can_destroy, destroy_connections
+from headway.daemon.chaos.connections import can_destroy, destroy_connections
 from headway.daemon.chaos.fault_schedule import CUTTING, REMOTE, FaultKind, Strike
 from headway.daemon.chaos.healer import Healer
+from headway.daemon.chaos.outages import Outages
+from headway.daemon.chaos.poison import poison
 from headway.daemon.chaos.targets import LocalTargets, Process
 from headway.daemon.chaos.verdict import Blow
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.node_drain import drain
-from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.records import Keys
 
@@ -29,7 +31,6 @@ NUM_FLAPS: Final = 3
 ETCD_TIMEOUT_S: Final = 10.0
 ETCD_RESTART_S: Final = 60.0
 POLL_S: Final = 0.1
-PARTED_ANEW_S: Final = 0.5
 
 TargetT = TypeVar("TargetT")
 
@@ -56,6 +57,7 @@ class Injector:
         self._clock = clock
         self._began = clock()
         self._healer = Healer()
+        self._outages = Outages(session, targets, self._healer, clock=clock) if targets is not None else None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Injector":
@@ -98,8 +100,12 @@ class Injector:
                 return await self._by_etcd(strike, view)
             case FaultKind.LINK_CUT:
                 return await self._cut_links(strike, view)
-            case FaultKind.PARTITION:
-                return self._part(strike)
+            case FaultKind.PARTITION | FaultKind.UNREACHABLE | FaultKind.DISK_FULL | FaultKind.IDLE_CONNECTIONS:
+                return self._take_from_node(strike, view)
+            case FaultKind.STORAGE_AWAY:
+                return self._take_storage(strike, view)
+            case FaultKind.POISON_JOB:
+                return self._poison(strike, view)
 
     async def close(self) -> None:
         """End what goes on, and let everything stopped go on. Idempotent."""
@@ -224,27 +230,58 @@ class Injector:
         number = await asyncio.to_thread(destroy_connections, [victim.pid])
         return self._blow(strike, f"{number} connections of {victim.name}", is_over=True)
 
-    def _part(self, strike: Strike) -> Blow | None:
-        victim = _pick(self._daemons(), strike)
-        if victim is None:
+    def _take_from_node(self, strike: Strike, view: ClusterView) -> Blow | None:
+        assert self._outages is not None, "refused before"
+        names = [daemon.name for daemon in self._daemons()]
+        name = _pick(names, strike)
+        if name is None:
             return None
-        blow = self._blow(strike, f"{victim.name} for {strike.seconds:.1f} s")
-        self._begin(self._until(blow, self._keep_parted(victim.name, strike.seconds)))
+        target, others = name, [other for other in names if other != name]
+        match strike.kind:
+            case FaultKind.PARTITION:
+                outage = self._outages.parted(name, strike.seconds)
+            case FaultKind.DISK_FULL:
+                outage = self._outages.full_disk(name, strike.seconds)
+            case FaultKind.UNREACHABLE:
+                if not others:
+                    return None
+                other = others[int(strike.share * len(others))]
+                target = f"{name} and {other}"
+                outage = self._outages.unreachable(name, other, strike.seconds)
+            case _:
+                if name not in view.nodes:
+                    return None
+                outage = self._outages.idle_connections(view.nodes[name].address, strike.seconds)
+        blow = self._blow(strike, f"{target} for {strike.seconds:.1f} s")
+        self._begin(self._until(blow, outage))
         return blow
 
-    async def _keep_parted(self, node: str, seconds: float) -> None:
-        """What its processes connect meanwhile is destroyed a moment later; other nodes' connections to them too."""
-        deadline = self._clock() + seconds
-        with Parting() as parting:
-            while self._clock() < deadline:
-                parting.pids = await asyncio.to_thread(self._pids_of, node)
-                await asyncio.sleep(min(PARTED_ANEW_S, max(0.0, deadline - self._clock())))
-
-    def _pids_of(self, node: str) -> tuple[int, ...]:
-        """Those of its daemon and its workers; a new worker is among them a moment after it was started."""
+    def _take_storage(self, strike: Strike, view: ClusterView) -> Blow | None:
         assert self._targets is not None, "refused before"
-        daemon = self._targets.daemons().get(node)
-        return (daemon.pid, *(worker.pid for worker in self._targets.workers(node))) if daemon is not None else ()
+        assert self._outages is not None, "refused before"
+        job = self._job_of(view)
+        folder = self._targets.checkpoint_folder(job.spec.fault.checkpoint_dir) if job and job.spec else None
+        if folder is None or not folder.exists():
+            return None
+        blow = self._blow(strike, f"{folder} for {strike.seconds:.1f} s")
+        self._begin(self._until(blow, self._outages.storage_away(folder, strike.seconds)))
+        return blow
+
+    def _poison(self, strike: Strike, view: ClusterView) -> Blow | None:
+        assert self._outages is not None, "refused before"
+        job = self._job_of(view)
+        if job is None or job.submission is None:
+            return None
+        name = f"chaos-poison-{strike.number:04d}"
+        what, key, value = poison(strike.ordinal, name, job.submission)
+        prefix = key if key == Keys.node(name) else Keys.job(name)
+        blow = self._blow(strike, f"{what} for {strike.seconds:.1f} s")
+        self._begin(self._until(blow, self._outages.poisoned(key, value, prefix, strike.seconds)))
+        return blow
+
+    def _job_of(self, view: ClusterView) -> JobView | None:
+        """The job that is struck at, or any."""
+        return next((job for job in view.jobs_in_order() if self._job in (None, job.name)), None)
 
     async def _by_etcd(self, strike: Strike, view: ClusterView) -> Blow | None:
         names = sorted(name for name in view.nodes if not self._nodes or name in self._nodes)

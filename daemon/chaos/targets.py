@@ -94,6 +94,13 @@ class LocalTargets:
                 found += sorted(Path(folder).rglob(LAYER_FILES))
         return found
 
+    def checkpoint_folder(self, checkpoint_dir: str) -> Path | None:
+        """A job's checkpoint folder on this machine; None: it lies elsewhere."""
+        roots = [root for daemon in self.daemons().values() if (root := daemon.flag("checkpoint-root")) is not None]
+        if "://" in checkpoint_dir or not (roots or Path(checkpoint_dir).is_absolute()):
+            return None
+        return Path(*roots[:1], checkpoint_dir)
+
     def history_folders(self) -> list[Path]:
         """Where daemons record what happens, if they do."""
         found = [

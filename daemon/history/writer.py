@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.history.events import DAEMONS_FOLDER, history_line
+from headway.stages.history import FULL, MAX_PENDING_BYTES
 
 MAX_FILE_BYTES = 8 << 20
 NUM_OLD_FILES = 3
@@ -16,8 +17,8 @@ NUM_OLD_FILES = 3
 class HistoryWriter:
     """A structlog processor. Each line reaches the kernel before the log goes on, so that a killed daemon loses none.
 
-    A history that cannot be written is no reason to end a daemon: the next log line says so, and nothing more is
-    written.
+    A history that cannot be written is no reason to end a daemon. Lines that a full disk does not take wait for the
+    next line. After any other error the next log line says so, and nothing more is written.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class HistoryWriter:
         self._num_old_files = num_old_files
         self._incarnation = ""
         self._trouble = ""
+        self._pending = b""
 
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Write the line's history, if it has one; hands the event on unchanged."""
@@ -42,7 +44,9 @@ class HistoryWriter:
         try:
             self._write(json.dumps(line, default=str).encode() + b"\n")
         except OSError as error:
-            self._trouble = f"{self._path}: {error.strerror}"
+            if error.errno in FULL and len(self._pending) <= MAX_PENDING_BYTES:
+                return event
+            self._trouble = f"{self._path}: {error.strerror or error}"
             event["history_ended"] = self._trouble
         return event
 
@@ -51,9 +55,13 @@ class HistoryWriter:
         self._file.close()
 
     def _write(self, line: bytes) -> None:
-        if self._file.tell() + len(line) > self._max_file_bytes:
+        self._pending += line
+        if self._file.closed:  # the disk was full in the middle of a rotation
+            self._file = self._path.open("ab", buffering=0)
+        if self._file.tell() + len(self._pending) > self._max_file_bytes:
             self._rotate()
-        self._file.write(line)
+        while self._pending:
+            self._pending = self._pending[self._file.write(self._pending) :]
 
     def _rotate(self) -> None:
         """`x.jsonl` becomes `x.jsonl.1`, that one `x.jsonl.2`; the oldest goes."""

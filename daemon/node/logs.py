@@ -3,11 +3,35 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 
 from headway.daemon.history.writer import HistoryWriter
+
+
+class LossyLogger:
+    """Writes lines to a stream. A line that the stream does not take (a full disk) is late or lost, and counted.
+
+    What a daemon says must never end what it does.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._num_lost = 0
+
+    def msg(self, message: str) -> None:
+        """Write a line, after the number of those that were lost before it."""
+        try:
+            if self._num_lost:
+                self._stream.write(f"{self._num_lost} log lines were late or lost\n")
+            self._stream.write(message + "\n")
+            self._stream.flush()
+            self._num_lost = 0
+        except (OSError, ValueError):
+            self._num_lost += 1
+
+    log = debug = info = warn = warning = error = critical = exception = fatal = msg
 
 
 def configure_logs(
@@ -32,7 +56,7 @@ def configure_logs(
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: LossyLogger(sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()

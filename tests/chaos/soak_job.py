@@ -5,11 +5,12 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from headway.daemon.chaos.campaign import Campaign
+from headway.daemon.chaos.campaign import ETCD_REST_S, Campaign
 from headway.daemon.chaos.connections import can_destroy
 from headway.daemon.chaos.fault_schedule import CUTTING, FaultKind, Strike, fault_schedule
 from headway.daemon.chaos.injector import Injector
@@ -19,6 +20,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import StoreError
 from headway.daemon.history.checker import FaultSeen, Sample, check
 from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
@@ -44,6 +46,11 @@ KINDS = (
     FaultKind.LEADER_LOSS,
     FaultKind.DRAIN,
     FaultKind.LINK_CUT,
+    FaultKind.UNREACHABLE,
+    FaultKind.STORAGE_AWAY,
+    FaultKind.POISON_JOB,
+    FaultKind.IDLE_CONNECTIONS,
+    FaultKind.DISK_FULL,
 )
 IMPOSSIBLE = frozenset() if can_destroy() else CUTTING
 """Left out where they are drawn, so that a seed's other faults are the same on every machine."""
@@ -71,6 +78,10 @@ class SoakCase:
     reduction_groups: int
     clip_norm: float
     kinds: tuple[FaultKind, ...] = KINDS
+    slowdown: float = 1.0
+    """How many times as long every operation takes: a long job that costs the processors little."""
+    has_history: bool = True
+    """Whether every operation is recorded and checked; of hours it would be gigabytes."""
 
     @classmethod
     def of(cls, seed: int, *, duration_s: float, batches: int, rate_per_minute: float) -> "SoakCase":
@@ -129,6 +140,8 @@ class Outcome:
     seconds: float = 0.0
     num_generations: int = 0
     max_amounts: dict[str, int] = field(default_factory=dict)
+    progress: list[tuple[float, int]] = field(default_factory=list)
+    """(monotonic seconds, batch) of every sight of a batch that was never reached before."""
 
     @property
     def recoveries_s(self) -> list[float]:
@@ -158,13 +171,14 @@ async def soak(case: SoakCase, folder: Path, oracle: Oracle, *, say: Say) -> Out
     spec, history = case.spec(), folder / "history"
     samples: list[Sample] = []
     faults: list[FaultSeen] = []
-    result = await _train(case, spec, folder, outcome, samples, faults, say)
+    result = await train_under_faults(case, spec, folder, outcome, samples, faults, say)
     outcome.troubles += overdue_leaves(folder / "state")
     if outcome.troubles:
         outcome.troubles += last_warnings(folder / "state")
     outcome.troubles += await residue.found()
     try:
-        outcome.troubles += _history_troubles(case, spec, history, faults, samples, outcome)
+        if case.has_history:
+            outcome.troubles += _history_troubles(case, spec, history, faults, samples, outcome)
         if result is not None:
             assert_same_bits(result, oracle(spec))
     except Exception as error:
@@ -173,7 +187,7 @@ async def soak(case: SoakCase, folder: Path, oracle: Oracle, *, say: Say) -> Out
     return outcome
 
 
-async def _train(
+async def train_under_faults(
     case: SoakCase,
     spec: JobSpec,
     folder: Path,
@@ -183,12 +197,16 @@ async def _train(
     say: Say,
 ) -> Result | None:
     """The cluster from its start to its stop. Nothing of it is held afterwards, so that what is open is left open."""
-    settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history_dir": folder / "history"}
+    settings: dict[str, object] = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "slowdown": case.slowdown}
+    if case.has_history:
+        settings["history_dir"] = folder / "history"
     cluster = LocalCluster(folder / "state", num_nodes=case.num_nodes, node_settings=settings, stop_timeout_s=20.0)
     try:
-        async with cluster, ClusterSession(cluster.address) as session:
+        async with cluster, ClusterSession(cluster.address) as session, AsyncExitStack() as stack:
             await submit(session, spec)
             await wait_for_phase(session, case.name, frozenset({Phase.RUNNING}), timeout_s=START_TIMEOUT_S)
+            noting = asyncio.create_task(_note_progress(session, case.name, outcome.progress))
+            stack.callback(noting.cancel)
             watcher, seen = await _strike(case, cluster, session, samples, say)
             faults += seen
             outcome.blows, outcome.phase = watcher.blows, str(watcher.phase)
@@ -198,6 +216,23 @@ async def _train(
     except Exception as error:  # a soak goes on with its next case
         outcome.troubles.append(f"{type(error).__name__}: {error}")
     return None
+
+
+async def _note_progress(session: ClusterSession, name: str, progress: list[tuple[float, int]]) -> None:
+    """Until cancelled; etcd may be away meanwhile."""
+    while True:
+        views = session.follow()
+        try:
+            async for view in views:
+                job = view.jobs.get(name)
+                if job is not None and job.progress is not None:
+                    furthest = progress[-1][1] if progress else -1
+                    if job.progress.batch > furthest:
+                        progress.append((time.monotonic(), job.progress.batch))
+        except StoreError:
+            await asyncio.sleep(ETCD_REST_S)
+        finally:
+            await views.aclose()
 
 
 async def _strike(

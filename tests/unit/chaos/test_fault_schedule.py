@@ -30,7 +30,9 @@ def drawn(seed: int, *, minutes: float = 60.0, kinds: tuple[FaultKind, ...] = tu
 
 def test_a_seed_gives_the_same_faults_for_ever() -> None:
     """The schedule of seed 7 is what it was when it was written down; another seed's is another."""
-    strikes = drawn(7, minutes=0.5, kinds=tuple(kind for kind in FaultKind if kind is not FaultKind.PARTITION))
+    later = tuple(FaultKind)[tuple(FaultKind).index(FaultKind.UNREACHABLE) :]
+    kinds = tuple(kind for kind in FaultKind if kind not in (FaultKind.PARTITION, *later))
+    strikes = drawn(7, minutes=0.5, kinds=kinds)
     assert [(strike.at_s, strike.kind.value, strike.ordinal % 12) for strike in strikes] == GOLDEN
     assert drawn(7) == drawn(7)
     assert drawn(7) != drawn(8)

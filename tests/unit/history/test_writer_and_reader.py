@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from headway.daemon.history import events
 from headway.daemon.history.read import read_events, read_history
 from headway.daemon.history.sightings import Sightings
 from headway.daemon.history.writer import HistoryWriter
-from headway.daemon.node.logs import configure_logs
+from headway.daemon.node.logs import LossyLogger, configure_logs
 from headway.daemon.records import Keys, Phase, PhaseRecord, PlanRecord, StagePlan, encode, to_builtins
 from headway.stages.history import HistoryFile
 from headway.stages.schedule import Forward
@@ -85,14 +86,42 @@ def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_a_history_that_cannot_be_written_ends_with_a_word(tmp_path: Path) -> None:
-    """The disk is full: the log line that could not be copied says so, the next ones go on without a history."""
+    """The file takes no writes: the line that could not be copied says so, the next ones go on without a history."""
+    writer = HistoryWriter(tmp_path, node="n")
+    writer.close()
+    with Path("/proc/self/comm").open("rb", buffering=0) as unwritable:
+        writer._file = unwritable
+        told = writer(None, "info", {"event": "order_sent"})
+        assert "n.jsonl: " in told["history_ended"]
+        assert "history_ended" not in writer(None, "info", {"event": "order_sent"})
+
+
+def test_a_full_disk_delays_the_history_and_loses_nothing(tmp_path: Path) -> None:
+    """Two lines meet a full disk: the third, which finds room, brings all three in order."""
     writer = HistoryWriter(tmp_path, node="n")
     writer.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
         writer._file = full
-        told = writer(None, "info", {"event": "order_sent"})
-        assert "No space left" in told["history_ended"]
-        assert "history_ended" not in writer(None, "info", {"event": "order_sent"})
+        for number in (1, 2):
+            assert "history_ended" not in writer(None, "info", {"event": "order_sent", "number": number})
+    writer(None, "info", {"event": "order_sent", "number": 3})
+    writer.close()
+    assert [line["number"] for line in read_events([tmp_path])] == [1, 2, 3]
+
+
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    """Two lines meet a full disk: nothing is raised; the first line that finds room comes with their number."""
+
+    class FullStream(StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    logger = LossyLogger(FullStream())
+    logger.msg("one")
+    logger.msg("two")
+    logger._stream = StringIO()
+    logger.msg("three")
+    assert logger._stream.getvalue() == "2 log lines were late or lost\nthree\n"
 
 
 def test_plans_and_operations_of_one_job_are_read(tmp_path: Path) -> None:

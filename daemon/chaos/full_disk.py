@@ -1,0 +1,43 @@
+"""A disk that takes nothing, for some processes alone: their limit on the size of files becomes zero (prlimit(2)).
+
+Every write to a regular file then fails with an OSError, as on a full disk; sockets and pipes are not concerned. The
+limit of one node's processes leaves the machine's disk and memory to the others.
+"""
+
+import resource
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final
+
+from headway.daemon.chaos.healer import Healer
+
+UNLIMITED: Final = "unlimited"
+
+
+class FullDisk:
+    """Limits processes, and gives them back what they had."""
+
+    def __init__(self, healer: Healer) -> None:
+        self._healer = healer
+        self._limits_before: dict[int, tuple[int, int]] = {}
+
+    def spread(self, pids: Collection[int]) -> None:
+        """Limit these processes too. One that is gone is no error."""
+        for pid in set(pids) - self._limits_before.keys():
+            with suppress(ProcessLookupError, PermissionError):
+                soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                self._limits_before[pid] = (hard if soft == 0 else soft, hard)  # a child inherits its parent's zero
+                self._healer.promise("prlimit", f"--pid={pid}", f"--fsize={_text(hard)}:{_text(hard)}")
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+
+    def end(self, pids: Collection[int]) -> None:
+        """Lift the limit, of these processes too: a child inherited it from a limited one."""
+        for pid in {*pids, *self._limits_before}:
+            with suppress(ProcessLookupError, PermissionError):
+                soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                if soft == 0:
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, self._limits_before.get(pid, (hard, hard)))
+
+
+def _text(limit: int) -> str:
+    return UNLIMITED if limit == resource.RLIM_INFINITY else str(limit)

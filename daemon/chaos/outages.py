@@ -1,0 +1,108 @@
+"""Faults that last: each coroutine takes something away from a local cluster for some seconds and gives it back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final
+
+from headway.daemon.chaos.connections import Parting
+from headway.daemon.chaos.full_disk import FullDisk
+from headway.daemon.chaos.healer import Healer
+from headway.daemon.chaos.idle_connections import IdleConnections
+from headway.daemon.chaos.storage_away import StorageAway
+from headway.daemon.chaos.targets import LocalTargets
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.errors import StoreError
+
+AGAIN_S: Final = 0.5
+"""Between two looks at a node's processes: new workers are hit too."""
+ETCD_TIMEOUT_S: Final = 10.0
+
+
+class Outages:
+    """The outages of one cluster. Cancelling a coroutine ends its outage."""
+
+    def __init__(
+        self,
+        session: ClusterSession,
+        targets: LocalTargets,
+        healer: Healer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._targets = targets
+        self._healer = healer
+        self._clock = clock
+
+    async def parted(self, node: str, seconds: float) -> None:
+        """A node reaches nobody: what its processes connect is destroyed a moment later."""
+        with Parting() as parting:
+            async for _ in self._looks(seconds):
+                parting.pids = await asyncio.to_thread(self._pids_of, node)
+
+    async def unreachable(self, one: str, other: str, seconds: float) -> None:
+        """Two nodes do not reach each other; each of them reaches everybody else, and etcd."""
+        with Parting() as parting:
+            async for _ in self._looks(seconds):
+                parting.others = await asyncio.to_thread(self._pids_of, other)
+                parting.pids = await asyncio.to_thread(self._pids_of, one)
+
+    async def full_disk(self, node: str, seconds: float) -> None:
+        """No file of a node's processes takes another byte."""
+        disk = FullDisk(self._healer)
+        try:
+            async for _ in self._looks(seconds):
+                disk.spread(await asyncio.to_thread(self._pids_of, node))
+        finally:
+            disk.end(self._pids_of(node))
+
+    async def storage_away(self, folder: Path, seconds: float) -> None:
+        """The checkpoint folder is out of reach."""
+        storage = StorageAway(folder, self._healer)
+        try:
+            storage.take()
+            await asyncio.sleep(seconds)
+        finally:
+            storage.bring_back()
+
+    async def idle_connections(self, address: str, seconds: float) -> None:
+        """A daemon's port is full of connections that say nothing."""
+        host, _, port = address.rpartition(":")
+        async with IdleConnections(host.strip("[]"), int(port)):
+            await asyncio.sleep(seconds)
+
+    async def poisoned(self, key: str, value: bytes, prefix: str, seconds: float) -> None:
+        """A record lies in etcd that nobody should have written. prefix: of all that follows from it."""
+        client = self._session.client
+        try:
+            await asyncio.wait_for(client.put(key, value), ETCD_TIMEOUT_S)
+            await asyncio.sleep(seconds)
+        except (StoreError, TimeoutError):
+            return  # etcd is away
+        finally:
+            await asyncio.shield(self._cleared(prefix))
+
+    async def _cleared(self, prefix: str) -> None:
+        """Delete the poison, when etcd is there to do it."""
+        deadline = self._clock() + 6 * ETCD_TIMEOUT_S
+        while self._clock() < deadline:
+            try:
+                await asyncio.wait_for(self._session.client.delete_prefix(prefix), ETCD_TIMEOUT_S)
+            except (StoreError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    async def _looks(self, seconds: float) -> AsyncIterator[None]:
+        """Now, and again every moment until the time is over."""
+        deadline = self._clock() + seconds
+        while self._clock() < deadline:
+            yield
+            await asyncio.sleep(min(AGAIN_S, max(0.0, deadline - self._clock())))
+
+    def _pids_of(self, node: str) -> tuple[int, ...]:
+        """The processes of a node's daemon and workers; a new worker is among them a moment after its start."""
+        daemon = self._targets.daemons().get(node)
+        return (daemon.pid, *(worker.pid for worker in self._targets.workers(node))) if daemon is not None else ()

@@ -1,0 +1,28 @@
+"""Records that a cluster must survive: jobs that break rules which `submit` checks, and bytes that nobody can read."""
+
+from dataclasses import replace
+from typing import Final
+
+from headway.daemon.records import Keys, SpecRecord, encode
+
+NUM_HUGE_LAYERS: Final = 50_000_000
+GARBAGE: Final = b'\xff\xfe{"spec": '
+
+
+def poison(number: int, name: str, submission: SpecRecord) -> tuple[str, str, bytes]:
+    """(what it is, key, value) of the poison with this number, counted off among the kinds that there are.
+
+    submission: of a healthy job, which the poisoned one resembles.
+    """
+    spec = submission.spec
+    named = replace(spec, job=replace(spec.job, name=name))
+    headless = replace(named, model=replace(spec.model, num_attention_heads=0))
+    huge = replace(named, model=replace(spec.model, num_hidden_layers=NUM_HUGE_LAYERS))
+    record = replace(submission, uid=f"{name}-uid")
+    kinds = (
+        ("a job without attention heads", Keys.of(name, "spec"), encode(replace(record, spec=headless))),
+        (f"a job of {NUM_HUGE_LAYERS} layers", Keys.of(name, "spec"), encode(replace(record, spec=huge))),
+        ("a job that nobody can read", Keys.of(name, "spec"), GARBAGE),
+        ("a node that nobody can read", Keys.node(name), GARBAGE),
+    )
+    return kinds[number % len(kinds)]

@@ -1,0 +1,34 @@
+"""A checkpoint folder that is out of reach: it is moved aside, and a plain file stands in its place."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from headway.daemon.chaos.healer import Healer
+
+AWAY = ".away"
+
+
+class StorageAway:
+    """Takes a local folder away and brings it back."""
+
+    def __init__(self, folder: Path, healer: Healer) -> None:
+        self._folder = folder
+        self._away = folder.with_name(folder.name + AWAY)
+        self._healer = healer
+
+    def take(self) -> None:
+        """Whoever opens the folder from now on meets a file. Raises OSError."""
+        script = 'test -e "$1" && { rm -f "$0"; mv -T "$1" "$0"; }'
+        self._healer.promise("sh", "-c", script, str(self._folder), str(self._away))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.rename(self._away)
+        self._folder.touch()
+
+    def bring_back(self) -> None:
+        """The folder as it was. One that is back is no error."""
+        if not self._away.exists():
+            return
+        with suppress(FileNotFoundError):
+            self._folder.unlink()
+        os.rename(self._away, self._folder)  # noqa: PTH104 (the name is a folder's, in one step)
