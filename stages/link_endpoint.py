@@ -27,6 +27,7 @@ from headway.stages.grpc_streams import ClientStream, Ears, ServerStream
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
+from headway.stages.server_limits import server_limits
 from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
 
 log = structlog.get_logger()
@@ -51,7 +52,8 @@ TRANSPORT_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-_SERVER_OPTIONS = (*TRANSPORT_OPTIONS, ("grpc.so_reuseport", 0))
+STREAMS_PER_CONNECTION = 8
+"""A neighbour has one connection for each link, and another one for the Meet of a collective link."""
 _DIAL_OPTIONS = (
     *TRANSPORT_OPTIONS,
     *CHANNEL_OPTIONS,
@@ -254,7 +256,8 @@ class LinkEndpoint:
     # --- the listening side, in the loop's thread -------------------------------------------------------------------
 
     async def _start(self) -> None:
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        limits = server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
+        server = grpc.aio.server(options=(*TRANSPORT_OPTIONS, *limits))
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         methods = {METHOD: handler, **self._methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))

@@ -40,6 +40,7 @@ from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_se
 from headway.daemon.records import NodeRecord
 from headway.daemon.storage.state_store import StateStore
 from headway.stages.allocator import keep_freed_memory
+from headway.stages.open_files import raise_open_file_limit
 
 log = structlog.get_logger()
 
@@ -56,6 +57,7 @@ KEPT_BYTES = 64 << 20
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
     arm()
+    raise_open_file_limit()
     keep_freed_memory(most_bytes=KEPT_BYTES, growth_bytes=None)
     try:
         configure_logs(config.log_level, config.log_format, node=config.name, history=config.history_dir)

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from headway.daemon.errors import ConfigError
+from headway.stages.open_files import ReservedFiles
 
 NUM_JOBS_REMEMBERED: Final = 100
 """By name, beside those that etcd has."""
@@ -30,6 +31,7 @@ class NodeMemory:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = -1
+        self._reserve = ReservedFiles(0)
         self.generations: dict[str, int] = {}
         """The last that rose comes last."""
         self.last_incarnation = ""
@@ -40,6 +42,7 @@ class NodeMemory:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._reserve = ReservedFiles()
             self.generations = self._read_generations()
             incarnation = self._directory / INCARNATION_FILE
             self.last_incarnation = incarnation.read_text().strip() if incarnation.exists() else ""
@@ -50,6 +53,7 @@ class NodeMemory:
 
     def close(self) -> None:
         """Let go of the folder."""
+        self._reserve.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -83,6 +87,9 @@ class NodeMemory:
             ) from error
 
     def _write(self, name: str, text: str) -> None:
+        self._reserve.run(lambda: self._write_now(name, text))
+
+    def _write_now(self, name: str, text: str) -> None:
         path = self._directory / name
         partial = path.with_name(f".{name}.partial")
         with partial.open("w") as file:

@@ -20,8 +20,9 @@ from headway.daemon.node.byte_streams import add_byte_streams
 from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.log_files import read_log
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
-from headway.daemon.node.peer_client import MAX_MESSAGE_BYTES, NodeClient
+from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.status_report import status_reply
+from headway.daemon.node.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
 from headway.daemon.node.tcp_counters import SentSegments, sent_segments
 from headway.daemon.node.trace_source import TraceSource
 from headway.daemon.records import PROTOCOL_VERSION
@@ -30,13 +31,16 @@ from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore, read_chunks
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.server_limits import Options, server_limits
 from headway.stages.state_file import content_checksum
 from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
 
 MAX_PROBE_BYTES = 16 << 20
-PROBE_CHUNK_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 1 << 20
+"""Requests name what is wanted, and nothing large."""
+PROBE_CHUNK_BYTES = 256 << 10
 
 
 async def no_workers(device_index: int) -> control_pb2.RecentOperations:
@@ -290,9 +294,21 @@ async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def bind_node_service(identity: TlsIdentity, host: str, port: int) -> tuple[grpc.aio.Server, int]:
-    """A server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it cannot be had."""
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)])
+def bind_node_service(
+    identity: TlsIdentity,
+    host: str,
+    port: int,
+    *,
+    limits: Options | None = None,
+    stream_limits: StreamLimits | None = None,
+) -> tuple[grpc.aio.Server, int]:
+    """A server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it cannot be had.
+
+    limits, stream_limits: what it grants before and after TLS, for tests.
+    """
+    limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
+    options = [*limits, ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
+    server = grpc.aio.server(interceptors=[stream_limits or StreamLimits()], options=options)
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
     )

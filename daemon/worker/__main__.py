@@ -72,6 +72,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
     from headway.stages.link_endpoint import ANY_PORT, LinkEndpoint
     from headway.stages.loop_thread import LoopThread
+    from headway.stages.open_files import raise_open_file_limit
     from headway.stages.tls_identity import TlsIdentity
 
     configure_logs("info", "auto", node=options.node)
@@ -93,6 +94,7 @@ def work(options: argparse.Namespace) -> None:
         finally:
             os._exit(EXIT_STUCK)
 
+    raise_open_file_limit()
     keep_freed_memory()
     warm_up()
     device = WorkerDevice(options.device, slowdown=options.slowdown, is_to_be_measured=options.measure)

@@ -1,0 +1,78 @@
+"""How many files a process may have open, and how many of them strangers may take.
+
+Every connection is an open file, also one that never says a word. A process that has none left cannot write its
+records, start a worker or answer a peer. So each process raises its limit to what the system allows, servers give at
+most half of it to connections, and a few are kept back for records that must be written even then.
+"""
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+MOST_CONNECTIONS: Final = 8192
+"""A connection before its handshake costs a server about 50 KB: 400 MB at most."""
+NUM_RESERVED: Final = 4
+_USED_UP: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def raise_open_file_limit() -> int:
+    """Raise this process's soft limit to the hard one, for its children too. Returns the limit in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # a hard limit above the kernel's own: the soft one stays
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return open_file_limit()
+
+
+def open_file_limit() -> int:
+    """The soft limit of this process; what the system allows a process where there is none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return os.sysconf("SC_OPEN_MAX") if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(limit: int) -> int:
+    """How many incoming connections a server of a process with this limit may hold."""
+    return max(1, min(MOST_CONNECTIONS, limit // 2)) if limit > 0 else MOST_CONNECTIONS
+
+
+class ReservedFiles:
+    """A few open files that are given up for a moment when there are no others. For one thread."""
+
+    def __init__(self, count: int = NUM_RESERVED) -> None:
+        self._count = count
+        self._held: list[int] = []
+        self._fill()
+
+    def run(self, step: Callable[[], T]) -> T:
+        """Take a step that opens files; once more with the reserve where no file can be opened."""
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in _USED_UP or not self._held:
+                raise
+        with self._given_up():
+            return step()
+
+    def close(self) -> None:
+        """Give the reserve back for good."""
+        held, self._held = self._held, []
+        for number in held:
+            os.close(number)
+
+    @contextmanager
+    def _given_up(self) -> Iterator[None]:
+        self.close()
+        try:
+            yield
+        finally:
+            self._fill()
+
+    def _fill(self) -> None:
+        with suppress(OSError):
+            while len(self._held) < self._count:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -1,0 +1,63 @@
+"""This process's own sockets, also those that a library holds: Linux alone, which lists them under /proc.
+
+A copy of the descriptor is looked at and closed again; whoever holds the socket does not notice.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+OWN_DESCRIPTORS: Final = Path("/proc/self/fd")
+
+Address = tuple[IPv4Address | IPv6Address, int]
+
+
+def own_sockets() -> Iterator[socket.socket]:
+    """A copy of each socket, open until the next one is asked for; none where the system lists none."""
+    if not OWN_DESCRIPTORS.is_dir():
+        return
+    for entry in OWN_DESCRIPTORS.iterdir():
+        with suppress(OSError, ValueError):  # closed meanwhile, or no socket
+            if str(entry.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+                    yield copy
+
+
+def end_connection(peer: str) -> bool:
+    """Shut the connection to a peer, as gRPC names it; returns whether there is one. Its owner sees it closed."""
+    wanted = grpc_address(peer)
+    for copy in own_sockets() if wanted is not None else ():
+        if address_of(copy, is_peer=True) == wanted:
+            with suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)
+            return True
+    return False
+
+
+def address_of(one: socket.socket, *, is_peer: bool) -> Address | None:
+    """This end's address of a TCP socket, or its peer's; None where it has none."""
+    try:
+        host, port = (one.getpeername() if is_peer else one.getsockname())[:2]
+        return unmapped(host), port
+    except (OSError, ValueError):
+        return None
+
+
+def grpc_address(peer: str) -> Address | None:
+    """`ipv4:10.0.0.7:4711` or `ipv6:[::1]:4711`, the brackets perhaps escaped; None: it is neither."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    try:
+        return unmapped(host.strip("[]")), int(port)
+    except ValueError:
+        return None
+
+
+def unmapped(host: str) -> IPv4Address | IPv6Address:
+    """An IPv4 address as such, where a socket for both kinds has it as IPv6."""
+    found = ip_address(host.partition("%")[0])
+    return (isinstance(found, IPv6Address) and found.ipv4_mapped) or found
