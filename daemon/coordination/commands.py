@@ -21,8 +21,9 @@ class Transaction:
     puts: dict[str, bytes] = field(default_factory=dict)
     deletes: tuple[str, ...] = ()
     leased: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    """Key to value and seconds that it lives: the shell grants one lease for all that live as long. They are notes: where
-    there are too many for one transaction, the rest follows it (transaction_parts.py)."""
+    """Key to value and seconds that it lives; the shell grants one lease for all that live as long.
+
+    They are notes: where there are too many for one transaction, the rest follows it (transaction_parts.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -336,11 +336,11 @@ class SimulatedCluster(SimulatedAgents):
         before = self.facts().jobs.get(command.job) if command.job else None
         had = (before.plan, before.phase) if before is not None else (None, None)
         done = False
-        for number, part in enumerate(parts(command)):
-            puts = part.puts | {key: value for key, (value, _) in part.leased.items()}
-            is_written = self.store.transact(part.compare | {Keys.LEADER: office}, puts, part.deletes)
+        for number, written in enumerate(parts(command)):
+            puts = written.puts | {key: value for key, (value, _) in written.leased.items()}
+            is_written = self.store.transact(written.compare | {Keys.LEADER: office}, puts, written.deletes)
             done = done or is_written
-            for key in part.leased if is_written else ():
+            for key in written.leased if is_written else ():
                 self.store.owners[key] = f"passing {command.job} {command.reason} {number}"
             if not is_written:
                 break

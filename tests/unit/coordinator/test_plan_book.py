@@ -173,7 +173,7 @@ def test_the_plan_of_a_recovery_comes_before_a_start_and_that_before_a_better_cu
         cluster.submit(small_spec(job, batches=200, max_nodes=1))
     cluster.want("starts", Desired.PAUSED)
     for job in ("runs", "recovers"):
-        cluster.calm(until=lambda job=job: cluster.phase(job).phase is Phase.RUNNING)  # type: ignore[misc]
+        cluster.calm(until=lambda job=job: cluster.phase(job).phase is Phase.RUNNING)
     cluster.calm(max_rounds=6)
     cluster.want("starts", Desired.RUNNING)
     cluster.calm(until=lambda: cluster.phase("starts").phase is Phase.QUEUED)
