@@ -167,6 +167,7 @@ class Daemon:
             store=store,
             library=library,
             client=client,
+            identity=identity,
             outgoing=outgoing,
             runtime_dir=self._runtime_dir,
         )

@@ -29,6 +29,8 @@ from headway.daemon.node.node_state import generations_seen
 from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import Probing
+from headway.daemon.node.reach_dial import dial
+from headway.daemon.node.reaching import Reaching
 from headway.daemon.node.registration import Registration
 from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
@@ -37,6 +39,7 @@ from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
 from headway.proto.control_pb2 import RecentOperations
 from headway.stages.errors import UnavailableError
+from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
 
@@ -54,6 +57,7 @@ class House:
     store: StateStore
     library: DataLibrary
     client: NodeClient
+    identity: TlsIdentity
     outgoing: OutgoingTransfers
     runtime_dir: Path
 
@@ -144,6 +148,14 @@ class Membership:
             client=house.client,
             lease_id=lambda: registration.lease_id,
         )
+        reaching = Reaching(
+            node=house.config.name,
+            incarnation=self.incarnation,
+            etcd=house.etcd,
+            cluster=house.cluster,
+            dial=lambda target: dial(target, house.identity, source=house.config.name),
+            lease_id=lambda: registration.lease_id,
+        )
         companions = Companions(node=house.config.name, etcd=house.etcd, cluster=house.cluster, client=house.client)
         checkpoint_sweep = CheckpointSweep(
             house.cluster.view,
@@ -159,6 +171,7 @@ class Membership:
                 group.create_task(self._leadership.run(), name="leadership")
                 group.create_task(companions.run(), name="companions")
                 group.create_task(probing.run(), name="probing")
+                group.create_task(reaching.run(), name="reaching")
                 group.create_task(self._follow_speeds(supervisor), name="device speeds")
                 group.create_task(checkpoint_sweep.run(), name="checkpoint sweep")
                 group.create_task(keep_small(settings.code_dir, house.cluster.view), name="compiled code")

@@ -56,8 +56,11 @@ LOSS_MOVED: Final = 0.6
 """The same for loss: a dozen packets of ten thousand are counted, or a few more."""
 
 
-def peers_of(view: ClusterView, name: str) -> list[NodeRecord]:
-    """Whom a node measures: on other machines, those that share a plan with it first; the rest by lot."""
+def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: bool = False) -> list[NodeRecord]:
+    """Whom a node measures: on other machines, those that share a plan with it first; the rest by lot.
+
+    same_host: those of its own machine too.
+    """
     own = view.nodes.get(name)
     if own is None:
         return []
@@ -68,8 +71,8 @@ def peers_of(view: ClusterView, name: str) -> list[NodeRecord]:
         if plan is not None and any(stage.node == name for stage in plan.stages)
         for stage in plan.stages
     }
-    others = [node for node in view.nodes.values() if node.host != own.host]
-    return sorted(others, key=lambda node: (node.name not in shared, _lot(name, node.name)))[:MAX_PEERS]
+    others = [node for node in view.nodes.values() if node.name != name and (same_host or node.host != own.host)]
+    return sorted(others, key=lambda node: (node.name not in shared, _lot(name, node.name)))[:most]
 
 
 def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:

@@ -73,6 +73,8 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.link_endpoint import ANY_PORT, LinkEndpoint
     from headway.stages.loop_thread import LoopThread
     from headway.stages.open_files import raise_open_file_limit
+    from headway.stages.reach_answer import METHOD as REACH_METHOD
+    from headway.stages.reach_answer import reach_answer
     from headway.stages.tls_identity import TlsIdentity
 
     configure_logs("info", "auto", node=options.node)
@@ -122,6 +124,7 @@ def work(options: argparse.Namespace) -> None:
         on_stuck=end_stuck,
     )
     endpoint.add_method(METHOD, collective.answer)
+    endpoint.add_method(REACH_METHOD, reach_answer(incarnation=incarnation, protocol=PROTOCOL_VERSION))
     endpoint.start()
 
     def cut_links(seconds: float) -> None:

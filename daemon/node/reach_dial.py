@@ -1,0 +1,136 @@
+"""Dials one port of another node as its neighbours would: TCP, TLS and a hello to the process that is meant."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from headway.daemon.fault_points import InjectedFaultError, fault_point
+from headway.daemon.measurements import Port
+from headway.daemon.records import PROTOCOL_VERSION
+from headway.proto import control_pb2, control_pb2_grpc
+from headway.proto.data_pb2 import Hello, HelloReply
+from headway.stages.link_endpoint import SERVICE
+from headway.stages.reach_answer import METHOD
+from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+
+CONNECT_S: Final = 3.0
+"""For TCP. The kernel of the other machine answers, however busy its processes are."""
+ANSWER_S: Final = 15.0
+"""For TLS and the hello: a busy process answers late, and one that is stopped is noticed by its own daemon sooner."""
+NUM_DIALS: Final = 3
+"""A port counts as out of reach only after so many attempts in a row."""
+PAUSE_S: Final = 0.3
+"""After a failed attempt, times its number."""
+_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    *CHANNEL_OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+_TLS_REASONS: Final = {
+    "certificate has expired": "its certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of this cluster's authority",
+    "Hostname Verification Check failed": "its certificate does not carry the expected name",
+    "ALERT_UNKNOWN_CA": "it does not take this node's certificate: it is of another authority",
+    "CERTIFICATE_EXPIRED": "it does not take this node's certificate, which has expired",
+    "WRONG_VERSION_NUMBER": "what listens there does not speak TLS",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One port of a node, and the process that should listen there."""
+
+    node: str
+    incarnation: str
+    """Of the node's daemon."""
+    port: Port
+    address: str
+    device_index: int = -1
+    worker: str = ""
+    """The incarnation of the worker; empty for a daemon."""
+
+
+async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
+    """Why the target does not answer, after several attempts; empty: it does. source: the node that dials."""
+    reason = ""
+    for attempt in range(1, NUM_DIALS + 1):
+        reason = await _dial_once(target, identity, source)
+        if not reason:
+            return ""
+        if attempt < NUM_DIALS:
+            await asyncio.sleep(PAUSE_S * attempt)
+    return reason
+
+
+async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
+    """TCP alone first: what it says of a failure is plainer than what gRPC says."""
+    try:
+        fault_point("reach.dial", node=source, peer=target.node, port=str(target.port))
+        await _connect(target.address)
+        return await _greet(target, identity)
+    except InjectedFaultError:
+        return "the connection was refused"
+    except (OSError, ValueError, OverflowError) as error:
+        return _reason_of(error)
+
+
+async def _connect(address: str) -> None:
+    """Raises OSError, and ValueError or OverflowError for what is no address."""
+    host, _, port = address.rpartition(":")
+    connecting = asyncio.open_connection(host.strip("[]"), int(port))
+    _, writer = await asyncio.wait_for(connecting, CONNECT_S)
+    writer.close()
+
+
+async def _greet(target: Target, identity: TlsIdentity) -> str:
+    """TLS and the hello, over a connection of its own: one that is open already proves nothing."""
+    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    async with grpc.aio.secure_channel(target.address, credentials, options=_OPTIONS) as channel:
+        try:
+            if target.port is Port.DAEMON:
+                return await _ask_daemon(target, channel)
+            return await _ask_worker(target, channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return ""  # a process of an earlier version, behind TLS with our certificates
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"it takes connections, but does not answer within {ANSWER_S:g} s"
+            return _plain(error.details() or error.code().name)
+
+
+async def _ask_daemon(target: Target, channel: grpc.aio.Channel) -> str:
+    describe = control_pb2_grpc.NodeStub(channel).Describe
+    reply: control_pb2.DescribeReply = await describe(control_pb2.DescribeRequest(), timeout=ANSWER_S)
+    if reply.node != target.node:
+        return f"node {reply.node} answers there"
+    return "" if reply.incarnation == target.incarnation else "another process of this name answers there"
+
+
+async def _ask_worker(target: Target, channel: grpc.aio.Channel) -> str:
+    reach: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+    hello = Hello(protocol=PROTOCOL_VERSION, expected_incarnation=target.worker)
+    try:
+        reply = HelloReply.FromString(await reach(hello.SerializeToString(), timeout=ANSWER_S))
+    except DecodeError:
+        return "what listens there does not answer as a worker"
+    return "" if reply.verdict == HelloReply.ACCEPTED else reply.reason
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and not getattr(error, "errno", None):
+        return f"no answer to a connection within {CONNECT_S:g} s"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _plain(details: str) -> str:
+    """What gRPC says of a failed handshake, in our words."""
+    for mark, meaning in _TLS_REASONS.items():
+        if mark in details:
+            return meaning
+    return " ".join(details.split())[:200]

@@ -1,0 +1,270 @@
+"""Proves which ports of other nodes this node reaches, at first sight and again and again, as one record of this node.
+
+A peer is dialled as soon as its record is seen, its daemon's port and the port of each of its workers. What failed is
+dialled again with back-off, so that a healed pair is used again. What a link or a plan found out is a fact as well.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.errors import StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.measurements import Port, ReachFact, ReachRecord
+from headway.daemon.node.probing import peers_of
+from headway.daemon.node.reach_dial import Target
+from headway.daemon.records import Keys, NodeRecord, encode
+
+log = structlog.get_logger()
+
+MAX_PROVEN: Final = 64
+"""Peers. With more nodes each proves those of its plans and some by lot; the rest is proven when a plan needs it."""
+AT_ONCE: Final = 8
+EVERY_S: Final = 120.0
+"""Between two proofs of a port that answers."""
+FIRST_RETRY_S: Final = 2.0
+"""After a port did not answer; twice as long after each further failure."""
+LONGEST_RETRY_S: Final = 60.0
+LINK_STANDS_S: Final = 60.0
+"""How long a fact stands at least that a link has found: a proof may succeed where a link does not."""
+DATED_EVERY_S: Final = 600.0
+"""The date of a fact that stays as it is is written so often."""
+REST_S: Final = 0.05
+"""Between two looks: facts that are found together are written together."""
+RETRY_WRITE_S: Final = 1.0
+
+Key = tuple[str, Port, int]
+"""(node, port, device)"""
+
+
+def targets_of(view: ClusterView, name: str) -> list[Target]:
+    """The ports that a node proves by itself: of its peers, and between its own workers where it has several."""
+    own = view.nodes.get(name)
+    if own is None:
+        return []
+    found = [target for peer in peers_of(view, name, most=MAX_PROVEN, same_host=True) for target in _ports(peer)]
+    own_workers = [target for target in _ports(own) if target.port is Port.WORKER]
+    return found + (own_workers if len(own.devices) > 1 else [])
+
+
+def _ports(node: NodeRecord) -> list[Target]:
+    daemon = Target(node=node.name, incarnation=node.incarnation, port=Port.DAEMON, address=node.address)
+    workers = (
+        Target(
+            node=node.name,
+            incarnation=node.incarnation,
+            port=Port.WORKER,
+            address=worker.address,
+            device_index=worker.device_index,
+            worker=worker.incarnation,
+        )
+        for worker in node.workers
+    )
+    return [daemon, *workers]
+
+
+def key_of(target: Target) -> Key:
+    """By what a fact is found: a worker that comes back on another port has the fact of the one before."""
+    return target.node, target.port, target.device_index
+
+
+@dataclass(slots=True)
+class _Proof:
+    """What is known of one port."""
+
+    target: Target
+    """That was dialled."""
+    fact: ReachFact
+    due_at: float
+    num_failures: int = 0
+
+
+class ReachBook:
+    """The facts of one node and when each port is dialled again. No IO; `now` is seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._proofs: dict[Key, _Proof] = {}
+
+    @property
+    def facts(self) -> tuple[ReachFact, ...]:
+        """Sorted, at most one for each port."""
+        return tuple(self._proofs[key].fact for key in sorted(self._proofs))
+
+    def forget(self, nodes: Iterable[tuple[str, str]]) -> None:
+        """Keep only what was found of these: (name, incarnation)."""
+        living = set(nodes)
+        self._proofs = {
+            key: proof for key, proof in self._proofs.items() if (proof.target.node, proof.target.incarnation) in living
+        }
+
+    def due(self, targets: Iterable[Target], *, now: float) -> list[Target]:
+        """Those to be dialled now: never dialled as they are, or long enough ago."""
+        return [target for target in targets if self.due_at(target) <= now]
+
+    def due_at(self, target: Target) -> float:
+        """When a port is dialled next; in the past: now."""
+        proof = self._proofs.get(key_of(target))
+        return proof.due_at if proof is not None and proof.target == target else 0.0
+
+    def found(self, target: Target, reason: str, *, now: float, at: float) -> None:
+        """Note what dialling a port led to. at: seconds since the epoch."""
+        before = self._proofs.get(key_of(target))
+        num_failures = (before.num_failures if before is not None else 0) + 1 if reason else 0
+        wait_s = min(FIRST_RETRY_S * 2 ** (num_failures - 1), LONGEST_RETRY_S) if reason else EVERY_S
+        self._note(target, reason, due_at=now + wait_s * random.uniform(0.8, 1.2), at=at, num_failures=num_failures)
+
+    def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
+        """Note that a link to a port did not open: that stands for a while whatever a proof says."""
+        self._note(target, reason, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
+
+    def hurry(self, node: str, *, now: float) -> None:
+        """Dial the ports of a node soon that answered before: something speaks against that."""
+        for proof in self._proofs.values():
+            if proof.target.node == node and not proof.fact.reason:
+                proof.due_at = min(proof.due_at, now)
+
+    def _note(self, target: Target, reason: str, *, due_at: float, at: float, num_failures: int) -> None:
+        fact = ReachFact(
+            to=target.node,
+            to_incarnation=target.incarnation,
+            port=target.port,
+            address=target.address,
+            device_index=target.device_index,
+            reason=reason,
+            measured_at=round(at, 3),
+        )
+        self._proofs[key_of(target)] = _Proof(target, fact, due_at, num_failures)
+
+
+def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
+    """Whether facts differ from those in etcd by more than a fresh date."""
+    if [replace(fact, measured_at=0.0) for fact in shown] != [replace(fact, measured_at=0.0) for fact in facts]:
+        return True
+    return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in zip(shown, facts, strict=True))
+
+
+class Reaching:
+    """`run` proves and writes until cancelled; `prove` and `link_failed` are for those who need to know now."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        incarnation: str,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        dial: Callable[[Target], Awaitable[str]],
+        lease_id: Callable[[], int],
+    ) -> None:
+        """dial: why a target does not answer; empty: it does."""
+        self._node = node
+        self._incarnation = incarnation
+        self._etcd = etcd
+        self._cluster = cluster
+        self._dial = dial
+        self._lease_id = lease_id
+        self._book = ReachBook()
+        self._dialling: dict[Key, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    seen = self._cluster.version
+                    wait_s = self._dial_what_is_due(group)
+                    if not await self._write():
+                        wait_s = min(wait_s, RETRY_WRITE_S)
+                    await self._wait(seen, wait_s)
+                    await asyncio.sleep(REST_S)
+        finally:
+            self._dialling.clear()
+
+    async def prove(self, target: Target) -> str:
+        """Dial a port now. Returns why it does not answer, which is a fact from now on; empty: it answers."""
+        reason = await self._dial(target)
+        self._found(target, reason)
+        return reason
+
+    def link_failed(self, target: Target, reason: str) -> None:
+        """A link to a port did not open."""
+        self._book.link_failed(target, reason, now=time.monotonic(), at=time.time())
+        log.warning("link_not_opened", peer=target.node, address=target.address, reason=reason)
+        self._changed.set()
+
+    def hurry(self, node: str) -> None:
+        """A link with a node was lost: prove its ports soon."""
+        self._book.hurry(node, now=time.monotonic())
+        self._changed.set()
+
+    def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
+        """Start what may start; returns the seconds until more is due."""
+        view, now = self._cluster.view, time.monotonic()
+        targets = targets_of(view, self._node)
+        if self._cluster.is_reachable:
+            self._book.forget((node.name, node.incarnation) for node in view.nodes.values())
+        due = [target for target in self._book.due(targets, now=now) if key_of(target) not in self._dialling]
+        for target in due[: AT_ONCE - len(self._dialling)]:
+            name = f"reach {target.node} {target.port}"
+            self._dialling[key_of(target)] = group.create_task(self._prove_one(target), name=name)
+        if due:
+            return EVERY_S  # one that ends wakes us
+        return max(min((self._book.due_at(target) - now for target in targets), default=EVERY_S), 0.05)
+
+    async def _prove_one(self, target: Target) -> None:
+        try:
+            reason = await self._dial(target)
+        finally:
+            self._dialling.pop(key_of(target), None)
+        if not reason or target in targets_of(self._cluster.view, self._node):
+            self._found(target, reason)  # a process that went meanwhile is not out of reach: it is gone
+        self._changed.set()
+
+    def _found(self, target: Target, reason: str) -> None:
+        self._book.found(target, reason, now=time.monotonic(), at=time.time())
+        if reason:
+            log.warning(
+                "peer_not_reached", peer=target.node, port=str(target.port), address=target.address, reason=reason
+            )
+        self._changed.set()
+
+    async def _wait(self, seen: int, wait_s: float) -> None:
+        """For a change of the cluster, the end of a proof, or so long."""
+        waits = [
+            asyncio.ensure_future(self._cluster.changed(seen)),
+            asyncio.ensure_future(self._changed.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._changed.clear()
+
+    async def _write(self) -> bool:
+        """What the view does not show yet; while etcd is away it is tried again."""
+        facts = self._book.facts
+        seen = self._cluster.view.reach.get(self._node)
+        shown = seen.facts if seen is not None and seen.incarnation == self._incarnation else ()
+        if not is_news(shown, facts) or not self._cluster.is_reachable:
+            return True
+        record = ReachRecord(incarnation=self._incarnation, facts=facts)
+        alive = Compare.present(Keys.node(self._node))
+        try:
+            revision = await self._etcd.transaction(
+                [alive], [Put(Keys.reach(self._node), encode(record), self._lease_id())]
+            )
+        except StoreError as error:
+            log.info("reach_not_written", error=str(error))
+            return False
+        await self._cluster.caught_up(revision, timeout_s=RETRY_WRITE_S)
+        return True

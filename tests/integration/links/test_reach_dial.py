@@ -1,0 +1,87 @@
+"""Whether a port answers, and if not why: real sockets, real TLS, the endpoint of a worker."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from headway.daemon.measurements import Port
+from headway.daemon.node import reach_dial
+from headway.daemon.node.reach_dial import Target, dial
+from headway.daemon.records import PROTOCOL_VERSION
+from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.loop_thread import LoopThread
+from headway.stages.reach_answer import METHOD, reach_answer
+from headway.stages.tls_identity import TlsIdentity
+from tests.integration.links.conftest import Workers
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach_dial, "PAUSE_S", 0.0)
+    monkeypatch.setattr(reach_dial, "ANSWER_S", 2.0)
+
+
+@pytest.fixture
+def loop(workers: Workers) -> LoopThread:
+    return workers.grpc[0]
+
+
+@pytest.fixture
+def worker(loop: LoopThread, identity: TlsIdentity) -> Iterator[Target]:
+    """A worker that says whether it can be reached."""
+    endpoint = LinkEndpoint(
+        loop=loop, identity=identity, host="127.0.0.1", incarnation="w-1", protocol=PROTOCOL_VERSION
+    )
+    endpoint.add_method(METHOD, reach_answer(incarnation="w-1", protocol=PROTOCOL_VERSION))
+    endpoint.start()
+    yield target_at(endpoint.port)
+    endpoint.stop()
+
+
+def target_at(port: int) -> Target:
+    return Target(
+        node="b", incarnation="b-1", port=Port.WORKER, address=f"127.0.0.1:{port}", device_index=0, worker="w-1"
+    )
+
+
+def dialled(loop: LoopThread, target: Target, identity: TlsIdentity) -> str:
+    return loop.run(dial(target, identity, source="a"), timeout=timedelta(seconds=30), what="dialling")
+
+
+def test_a_worker_that_listens_is_reached(loop: LoopThread, worker: Target, identity: TlsIdentity) -> None:
+    assert dialled(loop, worker, identity) == ""
+
+
+def test_a_worker_of_an_earlier_version_is_reached(workers: Workers, loop: LoopThread, identity: TlsIdentity) -> None:
+    """It does not know the question, but it answers behind TLS."""
+    assert dialled(loop, target_at(workers.grpc[1].port), identity) == ""
+
+
+def test_a_closed_port_refuses(loop: LoopThread, identity: TlsIdentity) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert dialled(loop, target_at(unused.getsockname()[1]), identity) == "the connection was refused"
+
+
+def test_another_worker_behind_the_address_is_told(loop: LoopThread, worker: Target, identity: TlsIdentity) -> None:
+    """An address that leads to another machine's worker is no way to this one."""
+    other = replace(worker, worker="w-2")
+    assert dialled(loop, other, identity) == "another worker listens there"
+
+
+def test_a_stranger_is_told_by_the_certificate(loop: LoopThread, worker: Target, stranger: TlsIdentity) -> None:
+    assert "authority" in dialled(loop, worker, stranger)
+
+
+def test_a_listener_that_says_nothing_does_not_answer(loop: LoopThread, identity: TlsIdentity) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        reason = dialled(loop, target_at(silent.getsockname()[1]), identity)
+    assert "does not answer" in reason or "handshake" in reason.lower()
+
+
+@pytest.mark.parametrize("address", ["no such host.invalid:1", "127.0.0.1:99999", "127.0.0.1", ""])
+def test_what_is_no_address_is_a_reason_too(loop: LoopThread, identity: TlsIdentity, address: str) -> None:
+    assert dialled(loop, replace(target_at(1), address=address), identity)

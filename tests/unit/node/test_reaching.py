@@ -1,0 +1,144 @@
+"""Which ports a node dials and when it dials them again: by values alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.measurements import Port, ReachFact
+from headway.daemon.node.reach_dial import Target
+from headway.daemon.node.reaching import (
+    DATED_EVERY_S,
+    EVERY_S,
+    LINK_STANDS_S,
+    LONGEST_RETRY_S,
+    MAX_PROVEN,
+    ReachBook,
+    is_news,
+    targets_of,
+)
+from headway.daemon.records import Device, NodeRecord, WorkerPort
+
+B = Target(node="b", incarnation="b-1", port=Port.DAEMON, address="b:7001")
+WORKER = Target(node="b", incarnation="b-1", port=Port.WORKER, address="b:7100", device_index=0, worker="w-1")
+
+
+def node(name: str, *, host: str = "", num_devices: int = 1) -> NodeRecord:
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-1",
+        address=f"{name}:7001",
+        host=host or name,
+        site="here",
+        devices=tuple(Device(kind="cpu", index=index) for index in range(num_devices)),
+        memory_bytes=0,
+        arithmetic_class="one",
+        workers=tuple(
+            WorkerPort(device_index=index, address=f"{name}:{7100 + index}", incarnation=f"{name}/w{index}")
+            for index in range(num_devices)
+        ),
+    )
+
+
+def view_of(*nodes: NodeRecord) -> ClusterView:
+    view = ClusterView()
+    view.nodes = {each.name: each for each in nodes}
+    return view
+
+
+def test_daemon_and_workers_of_every_peer_are_dialled_also_on_the_same_host() -> None:
+    view = view_of(node("a"), node("b"), node("twin", host="a"))
+    assert {(each.node, each.address) for each in targets_of(view, "a")} == {
+        ("b", "b:7001"),
+        ("b", "b:7100"),
+        ("twin", "twin:7001"),
+        ("twin", "twin:7100"),
+    }
+    assert targets_of(view, "stranger") == []
+
+
+def test_workers_of_one_node_are_dialled_by_their_own_daemon() -> None:
+    """They meet over the address that others dial: a host that does not take it back is found out."""
+    assert [each.address for each in targets_of(view_of(node("a", num_devices=2)), "a")] == ["a:7100", "a:7101"]
+
+
+def test_of_very_many_peers_a_limited_number_is_dialled() -> None:
+    view = view_of(*(node(f"n{index}") for index in range(3 * MAX_PROVEN)))
+    assert len({each.node for each in targets_of(view, "n0")}) == MAX_PROVEN
+
+
+def test_a_port_is_dialled_at_first_sight_and_seldom_while_it_answers() -> None:
+    book = ReachBook()
+    assert book.due([B], now=0.0) == [B]
+    book.found(B, "", now=0.0, at=1.0)
+    assert book.due([B], now=EVERY_S / 2) == []
+    assert book.due([B], now=2 * EVERY_S) == [B]
+
+
+def test_a_port_that_does_not_answer_is_dialled_again_soon_and_then_more_seldom() -> None:
+    book, waits, now = ReachBook(), [], 0.0
+    for _ in range(12):
+        book.found(B, "refused", now=now, at=now)
+        waits.append(book.due_at(B) - now)
+        now = book.due_at(B)
+    assert waits[0] < 3
+    assert waits[3] > 10
+    assert max(waits) <= 1.2 * LONGEST_RETRY_S
+    book.found(B, "", now=now, at=now)
+    book.found(B, "refused", now=now, at=now)
+    assert book.due_at(B) - now < 3
+
+
+def test_another_address_or_process_is_dialled_at_once() -> None:
+    """The fact of the one before stands until then: what was blocked is not taken for open because a worker died."""
+    book = ReachBook()
+    book.found(WORKER, "refused", now=0.0, at=0.0)
+    successor = replace(WORKER, address="b:7101", worker="w-2")
+    assert book.due([successor], now=0.0) == [successor]
+    assert [fact.reason for fact in book.facts] == ["refused"]
+    book.found(successor, "", now=0.0, at=0.0)
+    assert [(fact.address, fact.reason) for fact in book.facts] == [("b:7101", "")]
+
+
+def test_what_was_found_of_a_daemon_that_is_gone_is_forgotten() -> None:
+    book = ReachBook()
+    book.found(B, "refused", now=0.0, at=0.0)
+    book.forget([("b", "b-1")])
+    assert book.facts
+    book.forget([("b", "b-2")])
+    assert not book.facts
+
+
+def test_what_a_link_found_stands_though_a_proof_would_succeed() -> None:
+    book = ReachBook()
+    book.found(WORKER, "", now=0.0, at=0.0)
+    book.link_failed(WORKER, "did not open", now=0.0, at=0.0)
+    assert [fact.reason for fact in book.facts] == ["did not open"]
+    assert book.due([WORKER], now=LINK_STANDS_S - 1) == []
+    assert book.due([WORKER], now=LINK_STANDS_S + 1) == [WORKER]
+
+
+def test_after_a_lost_link_the_ports_of_that_node_are_dialled_at_once() -> None:
+    book = ReachBook()
+    book.found(B, "", now=0.0, at=0.0)
+    book.found(WORKER, "refused", now=0.0, at=0.0)
+    before = book.due_at(WORKER)
+    book.hurry("b", now=1.0)
+    assert book.due_at(B) == 1.0
+    assert book.due_at(WORKER) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, False),
+        ({"measured_at": DATED_EVERY_S / 2}, False),
+        ({"measured_at": 2 * DATED_EVERY_S}, True),
+        ({"reason": "refused"}, True),
+        ({"address": "b:2"}, True),
+    ],
+)
+def test_a_fresh_date_alone_is_seldom_written(changed: dict[str, object], expected: bool) -> None:
+    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1")
+    assert is_news((fact,), (replace(fact, **changed),)) is expected  # type: ignore[arg-type]
+    assert is_news((), (fact,))
