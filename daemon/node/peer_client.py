@@ -1,6 +1,9 @@
 """Calls to other nodes' daemons: mTLS, a deadline each, errors that name the peer."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -8,6 +11,7 @@ import grpc.aio
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.byte_streams import byte_stream
+from headway.daemon.node.keepalive import KEEPALIVE_S, client_keepalive
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
@@ -19,13 +23,14 @@ CALL_TIMEOUT_S = 10.0
 TRACE_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 16 << 20
+IDLE_S = 60.0
+"""A connection without a call is closed after so long: its node may have left, and gRPC would dial it for ever."""
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     *CHANNEL_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.client_idle_timeout_ms", int(IDLE_S * 1000)),
 )
 _GONE = frozenset(
     {
@@ -38,39 +43,51 @@ _GONE = frozenset(
 )
 
 
-class NodeClient:
-    """The Node service of any node, by address (host:port). One channel per address, for one event loop."""
+@dataclass(slots=True)
+class _Line:
+    """A channel to one address, and who uses it."""
 
-    def __init__(self, identity: TlsIdentity) -> None:
+    channel: grpc.aio.Channel
+    num_calls: int = 0
+    """In flight."""
+    used_at: float = 0.0
+
+
+class NodeClient:
+    """The Node service of any node, by address (host:port). For one event loop.
+
+    An address has one channel while it is used: it is closed when a call got no answer, or when none was made for
+    `IDLE_S`. So nobody dials a node that has left.
+    """
+
+    def __init__(self, identity: TlsIdentity, *, keepalive_s: float = KEEPALIVE_S, idle_s: float = IDLE_S) -> None:
         self._credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._options = (*_OPTIONS, *client_keepalive(keepalive_s))
+        self._idle_s = idle_s
+        self._lines: dict[str, _Line] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those that it has a channel to."""
+        return tuple(self._lines)
 
     async def close(self) -> None:
         """Close every channel; calls in flight end."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await line.channel.close()
 
     async def describe(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
         """Who answers there. Raises PeerError."""
-        try:
-            reply: control_pb2.DescribeReply = await self._stub(address).Describe(
-                control_pb2.DescribeRequest(), timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise _translated(address, error) from error
-        return reply
+        request = control_pb2.DescribeRequest()
+        return await self._ask(address, lambda stub: stub.Describe(request, timeout=timeout_s))
 
     async def status(
         self, address: str, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
     ) -> control_pb2.StatusReply:
         """What the daemon there knows of a job, or of all, also while etcd is away. Raises PeerError."""
-        try:
-            request = control_pb2.StatusRequest(job=job)
-            reply: control_pb2.StatusReply = await self._stub(address).Status(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise _translated(address, error) from error
-        return reply
+        request = control_pb2.StatusRequest(job=job)
+        return await self._ask(address, lambda stub: stub.Status(request, timeout=timeout_s))
 
     def probe(
         self, address: str, num_bytes: int, *, timeout_s: float, counted: bool = False
@@ -80,11 +97,12 @@ class NodeClient:
         counted: first of all comes a reply without them, with the segments that the connection has sent so far.
         """
         request = control_pb2.ProbeRequest(num_bytes=num_bytes, counted=counted)
-        return _read(address, self._stub(address).Probe(request, timeout=timeout_s))
+        return self._read(address, lambda stub: stub.Probe(request, timeout=timeout_s))
 
     def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
         """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
-        return _read(address, self._stub(address).Accompany(control_pb2.AccompanyRequest(node=node)))
+        request = control_pb2.AccompanyRequest(node=node)
+        return self._read(address, lambda stub: stub.Accompany(request))
 
     def fetch_state(
         self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
@@ -103,45 +121,78 @@ class NodeClient:
             forward=forward,
             unhurried=unhurried,
         )
-        call = byte_stream(self._channel(address), "FetchState")
-        return _read(address, call(request, timeout=None if unhurried else TRANSFER_TIMEOUT_S))
+        timeout_s = None if unhurried else TRANSFER_TIMEOUT_S
+        return self._stream(address, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
 
     def fetch_data(self, address: str, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`."""
         request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
-        call = byte_stream(self._channel(address), "FetchData")
-        return _read(address, call(request, timeout=TRANSFER_TIMEOUT_S))
+        timeout_s = TRANSFER_TIMEOUT_S
+        return self._stream(address, lambda channel: byte_stream(channel, "FetchData")(request, timeout=timeout_s))
 
     def logs(self, address: str, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         """Lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
         timeout_s = None if request.follow else TRANSFER_TIMEOUT_S
-        return _read(address, self._stub(address).Logs(request, timeout=timeout_s))
+        return self._read(address, lambda stub: stub.Logs(request, timeout=timeout_s))
 
     def journal(self, address: str, job: str, *, from_batch: int = 0) -> AsyncIterator[control_pb2.JournalEntry]:
         """The newest written journal of a job."""
         request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
-        return _read(address, self._stub(address).Journal(request, timeout=TRANSFER_TIMEOUT_S))
+        return self._read(address, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
 
     def trace(self, address: str, job: str, *, forwarded: bool = False) -> AsyncIterator[control_pb2.WorkerTrace]:
         """What a job's workers did last; forwarded: those of the node there alone. RecoveryError: it has no plan."""
         request = control_pb2.TraceRequest(job=job, forwarded=forwarded)
-        return _read(address, self._stub(address).Trace(request, timeout=TRACE_TIMEOUT_S))
+        return self._read(address, lambda stub: stub.Trace(request, timeout=TRACE_TIMEOUT_S))
 
-    def _stub(self, address: str) -> Any:
-        return control_pb2_grpc.NodeStub(self._channel(address))
+    async def _ask(self, address: str, call: Callable[[Any], Awaitable[MessageT]]) -> MessageT:
+        """One answer to one call. Raises PeerError."""
+        async with aclosing(self._read(address, lambda stub: _once(call(stub)))) as replies:
+            return await anext(replies)
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
-        return self._channels[address]
+    def _read(self, address: str, call: Callable[[Any], AsyncIterator[MessageT]]) -> AsyncGenerator[MessageT]:
+        return self._stream(address, lambda channel: call(control_pb2_grpc.NodeStub(channel)))
+
+    async def _stream(
+        self, address: str, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
+    ) -> AsyncGenerator[MessageT]:
+        """What a call answers. The channel of a call that got no answer goes with it, unless others use it."""
+        line = await self._line(address)
+        line.num_calls += 1
+        is_there = False
+        try:
+            async for message in call(line.channel):
+                is_there = True
+                yield message
+            is_there = True
+        except grpc.aio.AioRpcError as error:
+            is_there = error.code() not in _GONE
+            raise _translated(address, error) from error
+        finally:
+            line.num_calls -= 1
+            line.used_at = asyncio.get_running_loop().time()
+            if not is_there:
+                await self._drop(address, line)
+
+    async def _line(self, address: str) -> _Line:
+        now = asyncio.get_running_loop().time()
+        for other, idle in [(other, line) for other, line in self._lines.items() if now - line.used_at >= self._idle_s]:
+            if other != address:
+                await self._drop(other, idle)
+        if address not in self._lines:
+            channel = grpc.aio.secure_channel(address, self._credentials, options=self._options)
+            self._lines[address] = _Line(channel, used_at=now)
+        return self._lines[address]
+
+    async def _drop(self, address: str, line: _Line) -> None:
+        """Close a channel that no call uses."""
+        if not line.num_calls and self._lines.get(address) is line:
+            del self._lines[address]
+            await line.channel.close()
 
 
-async def _read(address: str, call: AsyncIterator[MessageT]) -> AsyncIterator[MessageT]:
-    try:
-        async for message in call:
-            yield message
-    except grpc.aio.AioRpcError as error:
-        raise _translated(address, error) from error
+async def _once(answer: Awaitable[MessageT]) -> AsyncIterator[MessageT]:
+    yield await answer
 
 
 def _translated(address: str, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:

@@ -18,6 +18,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.node.byte_streams import add_byte_streams
 from headway.daemon.node.journal_source import JournalSource
+from headway.daemon.node.keepalive import KEEPALIVE_S, server_keepalive
 from headway.daemon.node.log_files import read_log
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.node.peer_client import NodeClient
@@ -301,13 +302,14 @@ def bind_node_service(
     *,
     limits: Options | None = None,
     stream_limits: StreamLimits | None = None,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> tuple[grpc.aio.Server, int]:
     """A server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it cannot be had.
 
-    limits, stream_limits: what it grants before and after TLS, for tests.
+    limits, stream_limits: what it grants before and after TLS, for tests. keepalive_s: how often its clients ping.
     """
     limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
-    options = [*limits, ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
+    options = [*limits, *server_keepalive(keepalive_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
     server = grpc.aio.server(interceptors=[stream_limits or StreamLimits()], options=options)
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
