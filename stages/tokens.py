@@ -80,7 +80,7 @@ def read_index(path: Path) -> ShardIndex:
         index = msgspec.json.decode(file.read_bytes(), type=ShardIndex)
     except FileNotFoundError as error:
         raise DataError(str(path), f"no token shards here: {INDEX_NAME} is missing") from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(str(file), f"cannot be read: {error}") from error
     if index.format != FORMAT_VERSION:
         raise DataError(str(file), f"format {index.format} is not known; this version reads {FORMAT_VERSION}")

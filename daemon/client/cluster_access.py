@@ -110,7 +110,7 @@ def _read_cluster_file(folder: Path) -> ClusterFile | None:
         return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read: {error}", str(path)) from error
 
 

@@ -61,7 +61,7 @@ async def ask_daemons(
                     waits_for=reply.waits_for,
                     jobs=msgspec.json.decode(reply.jobs),
                 )
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ProtocolError(f"node at {address}", f"sent what is no status: {error}") from error
             except PeerError as error:
                 reasons.append(str(error))

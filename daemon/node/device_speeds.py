@@ -39,7 +39,7 @@ class DeviceSpeeds:
         self._known: dict[str, float] = {}
         try:
             self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError):
             log.info("device_speeds_unknown", path=str(self._path))
 
     def of(self, devices: Sequence[Device]) -> tuple[Device, ...]:

@@ -81,7 +81,7 @@ class NodeMemory:
             return {}
         try:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise ConfigError(
                 f"is damaged ({error}); delete it if no other node of the cluster lives", str(path)
             ) from error
