@@ -11,6 +11,9 @@ from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.node.hardware import memory_bytes
+from headway.daemon.planning.cluster_plan import size
+from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.reference import BatchResult, reference
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
@@ -40,6 +43,7 @@ def run_reference(
     cache_dir = default_cache_dir()
     spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
     _check_cuts(spec, coded_cuts)
+    _check_memory(spec, str(job_file), chosen)
     tokens = TokenShards.open(data_folder(spec.data.source, cache_dir), expected_sha256=spec.data.sha256)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -61,6 +65,10 @@ def run_reference(
             weights = reference(spec, tokens, on_batch=on_batch, coded_cuts=coded_cuts, device=chosen)
         except NonFiniteLossError as error:
             raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
     if progress is not None:
         progress.write("\n")
     write_model(
@@ -71,6 +79,20 @@ def run_reference(
         tokenizer_json=tokenizer_json() if tokens.index.tokenizer == "bytes" else None,
     )
     return _comparable(spec, coded_cuts)
+
+
+def _check_memory(spec: JobSpec, source: str, device: str) -> None:
+    """Raises ConfigError for a model that this process cannot hold: the plain loop has all of it in one place."""
+    needed = sum(cost.resident_bytes for cost in layer_costs(spec))
+    memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else memory_bytes()
+    if needed > memory:
+        what = f"its weights and their optimizers take {size(needed)}, and this machine has {size(memory)}"
+        raise ConfigError(f"{what}; the reference needs them all at once, so make the model smaller", f"{source}:model")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch has a class of its own for CUDA alone."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:

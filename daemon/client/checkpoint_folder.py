@@ -13,12 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.admission import why_no_checkpoint
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.rules import check_job
 from headway.daemon.records import CheckpointRecord
 
 MANIFEST: Final = "manifest.json"
 MAX_DEPTH: Final = 3
 """A checkpoint folder holds jobs, a job's folder submissions, a submission's boundaries."""
+
+MAX_MANIFEST_BYTES: Final = 16 << 20
+"""A hundred times what the largest model's manifest has."""
 
 _BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
 
@@ -69,16 +74,27 @@ def read_manifest(url: str) -> Manifest:
     target = f"{url}/{MANIFEST}"
     file_system, path = _open(target)
     try:
-        raw = msgspec.json.decode(file_system.cat_file(path))
+        raw = msgspec.json.decode(_read_small(file_system, path))
         checkpoint = msgspec.convert(raw, CheckpointRecord)
         spec = msgspec.convert(raw["spec"], JobSpec)
-        return Manifest(
-            job=raw["job"], generation=raw["generation"], spec=spec, checkpoint=replace(checkpoint, url=url)
-        )
+        job, generation = msgspec.convert(raw["job"], str), msgspec.convert(raw["generation"], int)
+        check_job(spec, target)
+        if why := why_no_checkpoint(checkpoint, spec, job=job, generation=generation):
+            raise ConfigError(f"is no manifest of a checkpoint: {why}", target)
+        return Manifest(job=job, generation=generation, spec=spec, checkpoint=replace(checkpoint, url=url))
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", target) from error
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, ValueError) as error:
         raise ConfigError(f"is no manifest of a checkpoint: {error}", target) from error
+
+
+def _read_small(file_system: Any, path: str) -> bytes:
+    """A manifest's bytes. Raises ValueError for a file that is larger than any."""
+    with file_system.open(path, "rb") as file:
+        raw: bytes = file.read(MAX_MANIFEST_BYTES + 1)
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"it is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
+    return raw
 
 
 def list_checkpoints(url: str) -> list[FoundCheckpoint]:

@@ -8,6 +8,7 @@ import time
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.jobs.admission import why_refused
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records import (
     TERMINAL_PHASES,
@@ -43,6 +44,8 @@ async def submit(
         submitted_at=time.time(),
         submitted_by=f"{getpass.getuser()}@{socket.gethostname()}",
     )
+    if why := why_refused(record, name):
+        raise ConfigError(why, f"job {name}")
     first = PhaseRecord(reason="submitted", generation=generation, since=time.time())
     changes = [
         Put(Keys.of(name, "spec"), encode(record)),
@@ -85,6 +88,8 @@ async def pause(session: ClusterSession, name: str) -> str:
 
 async def resume(session: ClusterSession, name: str) -> str:
     """Ask a paused or failed job to go on from the newest state that is left: what nodes kept, or its checkpoint."""
+    if why := (await find_job(session, name)).refusal:
+        raise ConfigError(f"{why}; it cannot go on: cancel it, and submit a job that keeps the rule", f"job {name}")
     job = await _request(session, name, Desired.RUNNING, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
     if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
         return f"{name}: goes on; it is {job.phase.phase} now"

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
+from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from headway.daemon.planning.blocked_ways import BlockedWays, blocked_ways
 from headway.daemon.records import (
     CheckpointRecord,
@@ -52,6 +54,8 @@ class JobView:
     name: str
     submission: SpecRecord | None = None
     """None while only other keys of the job are known: such a job is not decided about."""
+    refusal: str = ""
+    """The rule that the submitted spec breaks. `submission` then has a job of default sizes in its place."""
     spec_revision: int = 0
     """Create revision of the spec: the job's place in the queue."""
     desired: DesiredRecord = field(default_factory=DesiredRecord)
@@ -243,13 +247,15 @@ class ClusterView:
             self._fold_failure(key.removeprefix(Keys.FAILURES), value, now=now)
         elif key.startswith(Keys.JOBS):
             name, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
-            if not name or not leaf:
-                raise ValueError("no such key in a job")
+            if not is_job_name(name) or not leaf:
+                raise ValueError(f"no job has such a key: a name is {JOB_NAME_RULE}")
             self._fold_job(name, leaf, value, create_revision=create_revision, now=now)
         else:
             raise ValueError("unknown key")
 
     def _fold_node(self, name: str, value: bytes | None, *, create_revision: int, now: float) -> None:
+        if not is_node_name(name):
+            raise ValueError(f"no node has such a key: a name is {NODE_NAME_RULE}")
         before = self.nodes.get(name)
         if value is not None:
             self.nodes[name] = decode(value, NodeRecord)
@@ -294,6 +300,7 @@ class ClusterView:
             raise ValueError("unknown key of a job")
         if head == "spec":
             job.spec_revision = create_revision if value is not None else 0
+            job.submission, job.refusal = _admitted(job.submission, name)
         if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
             job.entered_at = now
         if job.stop != stop_before:
@@ -307,6 +314,10 @@ class ClusterView:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):
                 del self.jobs[name]
+
+
+def _admitted(submission: SpecRecord | None, name: str) -> tuple[SpecRecord | None, str]:
+    return admitted(submission, name) if submission is not None else (None, "")
 
 
 def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:

@@ -42,6 +42,11 @@ def its_records_are_missing(case: Case) -> bool:
     )
 
 
+def it_breaks_a_rule(case: Case) -> bool:
+    """What `submit` refuses, whoever wrote it into etcd. The view has no such spec, only the rule's sentence."""
+    return bool(case.job.refusal)
+
+
 # --- Starting -------------------------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ from headway.daemon.coordination.conditions import (
     all_stopped_at_the_end,
     all_workers_of_next_are_ready,
     cancel_is_wanted,
+    it_breaks_a_rule,
     it_contradicts_itself,
     it_moves_all_stopped_and_all_moves_are_held,
     it_moves_and_next_is_no_longer_possible,
@@ -105,6 +106,7 @@ class Row:
 TABLE: Final = (
     Row(QUEUED, cancel_is_wanted, retire, CANCELLED),
     Row(QUEUED, pause_is_wanted, retire, PAUSED),
+    Row(QUEUED, it_breaks_a_rule, fail, FAILED),
     Row(QUEUED, it_contradicts_itself, fail, FAILED),
     Row(QUEUED, its_turn_has_come_nodes_are_settled_and_a_plan_exists, offer_first_plan, PREPARING),
     Row(QUEUED, what_it_waits_for_is_another, explain_wait, QUEUED),
@@ -112,6 +114,7 @@ TABLE: Final = (
     Row(QUEUED, since_when_it_waits_for_a_plan_is_another, explain_planning, QUEUED),
     #
     Row(PREPARING, its_records_are_missing, fail, FAILED),
+    Row(PREPARING, it_breaks_a_rule, fail, FAILED),
     Row(PREPARING, cancel_is_wanted, retire, CANCELLED),
     Row(PREPARING, pause_is_wanted, retire, PAUSED),
     Row(PREPARING, a_node_knows_a_later_plan, drop_next, QUEUED),
@@ -124,6 +127,7 @@ TABLE: Final = (
     Row(PREPARING, workers_of_next_are_late, drop_next, QUEUED),
     #
     Row(RUNNING, its_records_are_missing, fail, FAILED),
+    Row(RUNNING, it_breaks_a_rule, fail, FAILED),
     Row(RUNNING, cancel_is_wanted, retire, CANCELLED),
     Row(RUNNING, its_failure_budget_is_spent, fail, FAILED),
     Row(RUNNING, a_worker_failed, recover, RECOVERING),
@@ -142,6 +146,7 @@ TABLE: Final = (
     Row(RUNNING, since_when_it_waits_for_a_plan_is_another, explain_planning, RUNNING),
     #
     Row(CHANGING, its_records_are_missing, fail, FAILED),
+    Row(CHANGING, it_breaks_a_rule, fail, FAILED),
     Row(CHANGING, cancel_is_wanted, retire, CANCELLED),
     Row(CHANGING, its_failure_budget_is_spent, fail, FAILED),
     Row(CHANGING, a_worker_failed, recover, RECOVERING),
@@ -158,6 +163,7 @@ TABLE: Final = (
     Row(CHANGING, since_when_it_waits_for_a_plan_is_another, explain_planning, CHANGING),
     #
     Row(STOPPING, its_records_are_missing, fail, FAILED),
+    Row(STOPPING, it_breaks_a_rule, fail, FAILED),
     Row(STOPPING, cancel_is_wanted, retire, CANCELLED),
     Row(STOPPING, its_failure_budget_is_spent, fail, FAILED),
     Row(STOPPING, a_worker_failed, recover, RECOVERING),
@@ -175,6 +181,7 @@ TABLE: Final = (
     Row(STOPPING, since_when_it_waits_for_a_plan_is_another, explain_planning, STOPPING),
     #
     Row(RECOVERING, its_records_are_missing, fail, FAILED),
+    Row(RECOVERING, it_breaks_a_rule, fail, FAILED),
     Row(RECOVERING, cancel_is_wanted, retire, CANCELLED),
     Row(RECOVERING, its_failure_budget_is_spent, fail, FAILED),
     Row(RECOVERING, a_node_knows_a_later_plan, recover, RECOVERING),

@@ -104,6 +104,8 @@ def where_it_goes(case: Case, plan: ClusterPlan) -> str:
 def why_failed(case: Case) -> tuple[str, str]:
     """The sentence, and the worker's error if there is one."""
     job, phase = case.job, case.job.phase.phase
+    if job.refusal:
+        return f"what was submitted breaks a rule: {job.refusal}", ""
     if phase is Phase.QUEUED and isinstance(case.best_plan, PlanRefused):
         return case.best_plan.reason, ""
     error = next((loss.worker.error for loss in case.losses if loss.worker is not None), "")

@@ -25,7 +25,8 @@ def parse_job(text: str, source: str = "job") -> JobSpec:
 
     def refuse_unused(kind: type, raw: dict[str, Any], place: Place) -> None:
         """A setting that its optimizer would ignore is refused: it looks as if it did something."""
-        used = USED_SETTINGS.get(str(raw.get("name"))) if kind is GroupSpec else None
+        name = raw.get("name")
+        used = USED_SETTINGS.get(name) if kind is GroupSpec and isinstance(name, str) else None
         if used is None:
             return  # no optimizer, or its name is refused, or missing, in its turn
         for key in raw:

@@ -83,11 +83,11 @@ def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
 
     data = spec.data
     source = data.source
-    if source != BUILT_IN_SOURCE:
-        source = str((job_file.parent / Path(source).expanduser()).resolve())
     try:
+        if source != BUILT_IN_SOURCE:
+            source = str((job_file.parent / Path(source).expanduser()).resolve())
         index = read_index(data_folder(source, cache_dir))
-    except (DataError, OSError) as error:
+    except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody, a circle of links
         raise ConfigError(f"{error}; make data with `headway data prepare`", f"{job_file}:data.source") from error
     if data.sha256 and data.sha256 != index.sha256:
         what = f"{source} holds data {index.sha256[:12]}…, not {data.sha256[:12]}…"

@@ -4,67 +4,26 @@ import re
 from typing import Any
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.bounds import (
+    ABOVE_ZERO,
+    AT_LEAST,
+    AT_MOST,
+    MAX_PARAMETERS,
+    MAX_SITES,
+    MAX_TEXT,
+    MAX_TOKENS_PER_MICROBATCH,
+)
+from headway.daemon.jobs.checkpoint_place import why_no_place
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.optim.spec import GroupSpec
 from headway.stages.codec import is_rounding
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+from headway.stages.spec import ModelSpec
 
 BYTE_VOCABULARY = 256
 """Tokens of the built-in source, which is bytes."""
 
-AT_LEAST: dict[str, float] = {
-    "job.seed": 0,
-    "model.num_hidden_layers": 1,
-    "model.hidden_size": 1,
-    "model.intermediate_size": 1,
-    "model.num_attention_heads": 1,
-    "model.num_key_value_heads": 1,
-    "model.vocab_size": 2,
-    "train.batches": 1,
-    "train.microbatches": 1,
-    "train.microbatch_size": 1,
-    "train.sequence_length": 1,
-    "train.clip_norm": 0,
-    "train.threads": 1,
-    "train.reduction_groups": 1,
-    "train.eval_every": 0,
-    "optim.error_feedback": 0,
-    "optim.warmup_batches": 0,
-    "optim.matrices.weight_decay": 0,
-    "optim.matrices.newton_schulz_steps": 1,
-    "optim.rest.weight_decay": 0,
-    "fault.snapshot_every": 0,
-    "fault.checkpoint_every": 0,
-    "fault.copies": 1,
-    "fault.checkpoints_kept": 1,
-    "fault.link_timeout_s": 1,
-    "placement.min_nodes": 1,
-    "placement.max_nodes": 0,
-}
-"""Smallest value allowed."""
-
-ABOVE_ZERO: tuple[str, ...] = (
-    "model.rms_norm_eps",
-    "model.rope_theta",
-    "model.initializer_range",
-    "optim.matrices.lr",
-    "optim.matrices.eps",
-    "optim.rest.lr",
-    "optim.rest.eps",
-)
-
-AT_MOST: dict[str, int] = {
-    "job.seed": 2**63 - 1,
-    "train.threads": 1024,
-    "train.batches": 2**31 - 1,
-    "train.microbatches": 2**16 - 1,
-    "fault.copies": 16,
-    "fault.checkpoints_kept": 1000,
-    "fault.snapshot_every": 10**6,
-    "fault.checkpoint_every": 10**6,
-    "fault.link_timeout_s": 3600,
-}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "train.eval_every": ((0,), "held-out evaluation"),
@@ -80,13 +39,14 @@ def check_job(spec: JobSpec, source: str) -> None:
             _refuse(source, key, f"{_toml(value)} asks for {name}, which this version does not have; set it to {leave}")
     for key, least in AT_LEAST.items():
         if (value := _value(spec, key)) < least:
-            _refuse(source, key, f"must be at least {least:g}, is {value}")
+            _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
     for key in ABOVE_ZERO:
         if (value := _value(spec, key)) <= 0:
             _refuse(source, key, f"must be above 0, is {value}")
-    for key, most in AT_MOST.items():
+    for key, (most, why) in AT_MOST.items():
         if (value := _value(spec, key)) > most:
-            _refuse(source, key, f"must be at most {most}, is {value}")
+            _refuse(source, key, f"must be at most {most:.17g}, is {_number(value)}: {why}")
+    _check_texts(spec, source)
     _check_name(spec, source)
     _check_model(spec, source)
     _check_train(spec, source)
@@ -97,10 +57,25 @@ def check_job(spec: JobSpec, source: str) -> None:
 
 def _check_name(spec: JobSpec, source: str) -> None:
     name = spec.job.name
-    if _NAME.fullmatch(name) is None:
+    if not is_job_name(name):
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower())[:63].strip("-")
         hint = f"; {slug!r} would do" if slug else ""
-        _refuse(source, "job.name", f"{name!r} is not 1 to 63 lower-case letters, digits and inner hyphens{hint}")
+        _refuse(source, "job.name", f"{_short(name)} is not {JOB_NAME_RULE}{hint}")
+
+
+def _check_texts(spec: JobSpec, source: str) -> None:
+    """Texts become paths and lines on terminals: they have an end and no control characters."""
+    texts = {"data.source": spec.data.source, "fault.checkpoint_dir": spec.fault.checkpoint_dir}
+    texts |= {f"placement.sites[{index}]": site for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1])}
+    for key, text in texts.items():
+        if len(text) > MAX_TEXT:
+            _refuse(source, key, f"has {len(text)} characters; at most {MAX_TEXT} are allowed")
+        if not text.isprintable():
+            _refuse(source, key, f"{_short(text)} has a character that cannot be printed; leave it out")
+    if len(spec.placement.sites) > MAX_SITES:
+        _refuse(source, "placement.sites", f"names {len(spec.placement.sites)} sites; at most {MAX_SITES} are allowed")
+    if spec.data.sha256 and _SHA256.fullmatch(spec.data.sha256) is None:
+        _refuse(source, "data.sha256", f"{_short(spec.data.sha256)} is no SHA-256: that is 64 digits of 0-9 and a-f")
 
 
 def _check_model(spec: JobSpec, source: str) -> None:
@@ -131,12 +106,26 @@ def _check_model(spec: JobSpec, source: str) -> None:
             "model.num_key_value_heads",
             f"{key_value_heads} key/value heads do not divide num_attention_heads {heads}; choose a divisor",
         )
+    if (number := num_parameters(model)) > MAX_PARAMETERS:
+        _refuse(
+            source,
+            "model",
+            f"asks for {number:.2g} parameters; at most {MAX_PARAMETERS:.0e} are planned for. Make it narrower",
+        )
     if spec.data.source == "python-stdlib" and model.vocab_size < BYTE_VOCABULARY:
         _refuse(
             source,
             "model.vocab_size",
             f"{model.vocab_size} is too small for data of {BYTE_VOCABULARY} tokens; set it to {BYTE_VOCABULARY}",
         )
+
+
+def num_parameters(model: ModelSpec) -> int:
+    """Of the whole model, counted without building it."""
+    width, inner = model.hidden_size, model.intermediate_size
+    key_value = model.num_key_value_heads * model.head_dim
+    block = 2 * width * width + 2 * width * key_value + 3 * width * inner + 2 * width
+    return model.num_hidden_layers * block + 2 * model.vocab_size * width + width
 
 
 def _check_train(spec: JobSpec, source: str) -> None:
@@ -148,6 +137,13 @@ def _check_train(spec: JobSpec, source: str) -> None:
             f"{train.reduction_groups} groups cannot be filled by {train.microbatches} microbatches; "
             f"set it to {train.microbatches} or less",
         )
+    if (number := train.microbatch_size * train.sequence_length) > MAX_TOKENS_PER_MICROBATCH:
+        _refuse(
+            source,
+            "train.microbatch_size",
+            f"{train.microbatch_size} sequences of {train.sequence_length} tokens are {number} in one microbatch; "
+            f"at most {MAX_TOKENS_PER_MICROBATCH} are allowed. Take more microbatches instead",
+        )
     if train.exactness == "required" and is_rounding(train):
         _refuse(
             source,
@@ -157,8 +153,8 @@ def _check_train(spec: JobSpec, source: str) -> None:
         )
     if not spec.data.source:
         _refuse(source, "data.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`")
-    if not spec.fault.checkpoint_dir:
-        _refuse(source, "fault.checkpoint_dir", "is empty; name a folder or a URL")
+    if why := why_no_place(spec.fault.checkpoint_dir):
+        _refuse(source, "fault.checkpoint_dir", why)
 
 
 def _check_group(group: GroupSpec, name: str, source: str) -> None:
@@ -220,6 +216,17 @@ def _value(spec: JobSpec, key: str) -> Any:
     for name in key.split("."):
         value = getattr(value, name)
     return value
+
+
+def _number(value: float) -> str:
+    """A number as it was given, unless it has too many digits for anybody to read."""
+    is_readable = isinstance(value, float) or abs(value) < 10**30
+    return str(value) if is_readable else f"a number of {int(value).bit_length()} bits"
+
+
+def _short(text: str) -> str:
+    shown = repr(text[:60])
+    return shown if len(text) <= 60 else f"{shown}…"
 
 
 def _toml(value: object) -> str:

@@ -1,6 +1,7 @@
 """TOML as typed values: dataclasses field by field, strictly, or one line that says what is wrong and where. Pure.
 
-An unknown key is refused with the nearest right name, or with the section that it belongs in.
+An unknown key is refused with the nearest right name, or with the section that it belongs in. Whatever the text says,
+its reader gets a value or a ConfigError, and nothing else.
 """
 
 import dataclasses
@@ -9,11 +10,16 @@ import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from headway.daemon.errors import ConfigError
+
+MAX_BYTES: Final = 1 << 20
+"""A file that somebody wrote has a hundredth of it."""
+MAX_PLACE: Final = 200
+"""Characters of a key that an error shows."""
 
 Place = tuple[str, ...]
 """Where a value stands in a file: keys from the outside in."""
@@ -24,33 +30,48 @@ Check = Callable[[type, dict[str, Any], Place], None]
 def read_text(path: Path, what: str) -> str:
     """A file's text; `what` it is goes into errors. Raises ConfigError, one line."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB, which no {what} is", str(path))
+        return raw.decode("utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"no such {what}", str(path)) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"line {line} is not UTF-8; save this {what} in that encoding", str(path)) from error
-    except OSError as error:
-        raise ConfigError(f"cannot read this {what}: {error.strerror or error}", str(path)) from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero character
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"cannot read this {what}: {reason}", str(path)) from error
 
 
 def read_typed(text: str, kind: type, source: str, *, check: Check = lambda _kind, _raw, _place: None) -> Any:
     """TOML text as the dataclass `kind`; `source` names it in errors. Raises ConfigError at `source:section.key`."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}", source) from error
+    raw = parse_toml(text, source)
     return _Reader(kind, source, check).table(raw, kind, ())
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """TOML text as nested dicts. Raises ConfigError, whatever is wrong with it."""
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB", source)
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError("not valid TOML here: it is nested too deeply", source) from error
+    except ValueError as error:  # TOMLDecodeError, and what int and datetime raise beside it
+        raise ConfigError(f"not valid TOML: {error}", source) from error
 
 
 def where(source: str, place: Place) -> str:
     """`file:section.key`"""
-    return f"{source}:{'.'.join(place)}" if place else source
+    key = ".".join(place)
+    return f"{source}:{key if len(key) <= MAX_PLACE else key[:MAX_PLACE] + '…'}" if place else source
 
 
 def nearest(word: str, known: list[str]) -> str:
     """The hint for a name that is not known; empty when nothing is near."""
-    matches = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(word[:MAX_PLACE].lower(), known, n=1, cutoff=0.6)
     return f"; did you mean `{matches[0]}`?" if matches else ""
 
 
@@ -91,12 +112,14 @@ class _Reader:
         at = self._at(place)
         if get_origin(kind) is Literal:
             choices = [str(choice) for choice in get_args(kind)]
-            if raw not in choices:
-                hint = nearest(str(raw), choices)
+            if not isinstance(raw, str) or raw not in choices:
+                hint = nearest(raw, choices) if isinstance(raw, str) else ""
                 raise ConfigError(f"{_show(raw)} is not one of {', '.join(choices)}{hint}", at)
             return raw
         try:
             value = msgspec.convert(raw, type=kind, strict=True)
+        except (OverflowError, RecursionError) as error:
+            raise ConfigError(f"is out of range or nested too deeply ({_show(raw)})", at) from error
         except msgspec.ValidationError as error:
             reason, _, inside = str(error).replace("`", "").partition(" - at $")
             reason = reason[:1].lower() + reason[1:]
@@ -128,7 +151,12 @@ class _Reader:
 
 
 def _show(raw: object) -> str:
-    text = repr(raw) if not isinstance(raw, bool) else str(raw).lower()
+    if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) >= 10**30:
+        return f"a number of {raw.bit_length()} bits"  # Python refuses to print very long ones
+    try:
+        text = repr(raw) if not isinstance(raw, bool) else str(raw).lower()
+    except (ValueError, RecursionError):
+        text = _type_name(raw)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

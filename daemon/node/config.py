@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import os
 import socket
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
@@ -16,6 +15,9 @@ import msgspec
 from headway.daemon.addresses import read_ports, split_address
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
+from headway.daemon.jobs.bounds import MAX_TEXT
+from headway.daemon.jobs.typed_toml import parse_toml, read_text
+from headway.daemon.names import NODE_NAME_RULE, is_node_name
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
@@ -146,12 +148,7 @@ def check_worker_ports(config: NodeConfig, num_devices: int) -> None:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"is not TOML: {error}", str(path)) from error
+    return parse_toml(read_text(path, "settings file"), str(path))
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, object]]:
@@ -183,8 +180,10 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     def refuse(key: str, what: str) -> ConfigError:
         return ConfigError(f"{key} = {getattr(config, key)!r}: {what}", settings[key][0] if key in settings else "")
 
-    if "/" in config.name or config.name != config.name.strip():
-        raise refuse("name", "a node's name has no slash and no surrounding space")
+    if not is_node_name(config.name):
+        raise refuse("name", f"a node's name is {NODE_NAME_RULE}; give one with --name")
+    if not config.site or len(config.site) > MAX_TEXT or not config.site.isprintable():
+        raise refuse("site", f"a site's name is 1 to {MAX_TEXT} printable characters")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
     if not 1.0 <= config.slowdown < inf:

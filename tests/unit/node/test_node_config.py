@@ -86,11 +86,14 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
         ("quarantine_after = -1", r"quarantine_after = -1: must not be negative"),
         ("stop_timeout_s = -1.0", r"stop_timeout_s = -1\.0: must not be negative"),
         ("slowdown = 0.5", r"slowdown = 0\.5: at least 1"),
-        ('name = "a/b"', r"name = 'a/b': a node's name has no slash"),
+        ('name = "a/b"', r"name = 'a/b': a node's name is 1 to 253 letters"),
+        ('name = ".."', r"name = '\.\.': a node's name is 1 to 253 letters"),
+        ('name = "a\\u001b[2J"', r"name = 'a\\x1b\[2J': a node's name is 1 to 253 letters"),
+        ('site = "a\\nb"', r"site = 'a\\nb': a site's name is 1 to 1024 printable"),
         ('listen = "localhost"', r"listen: 'localhost' is not host:port"),
         ('etcd_user = "me"', r"etcd_user = 'me': needs etcd_password_file too"),
         ("etcd = []", r"name at least one host:port"),
-        ("site = ", r"d\.toml: is not TOML"),
+        ("site = ", r"d\.toml: not valid TOML"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -102,7 +105,7 @@ def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, message: s
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """--config names a file that is not there."""
-    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none\.toml: no such settings file"):
         read_node_config(tmp_path / "none.toml", {})
 
 

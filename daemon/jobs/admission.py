@@ -1,0 +1,66 @@
+"""The last gate in front of a cluster: what a submission in etcd, or a checkpoint's manifest, may hold. Pure.
+
+A job file is checked where it is read, and every submission again here: by the client that writes it, and by every
+daemon that reads it. A spec that breaks a rule goes no further than this file.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.rules import check_job
+from headway.daemon.names import is_job_name, is_path_part
+from headway.daemon.records import CheckpointRecord, SpecRecord
+from headway.daemon.storage.state_key import JOURNAL
+
+MAX_NUMBER: Final = 2**31 - 1
+"""Of a generation, a timeline, a boundary."""
+MAX_FILE_BYTES: Final = 2**50
+MAX_ANCESTRY: Final = 100_000
+
+
+def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
+    """A submission under a job's name as the cluster may use it, and the rule that it breaks; empty: none.
+
+    One that breaks a rule comes back with a job of default sizes: nobody can be harmed by what it asked for.
+    """
+    if not (why := why_refused(record, name)):
+        return record, ""
+    uid = record.uid if is_path_part(record.uid) else ""
+    return replace(record, spec=JobSpec(job=JobSection(name=name)), uid=uid), why
+
+
+def why_refused(record: SpecRecord, name: str) -> str:
+    """The rule that a submission under a job's name breaks, as `section.key: sentence`; empty: none."""
+    try:
+        check_job(record.spec, "")
+    except ConfigError as error:
+        return str(error).removeprefix(":")
+    if record.spec.job.name != name:
+        return f"job.name: {record.spec.job.name!r} lies under the name {name!r}"
+    if not is_path_part(record.uid):
+        return f"uid: {record.uid[:60]!r} cannot be a folder's name"
+    return ""
+
+
+def why_no_checkpoint(checkpoint: CheckpointRecord, spec: JobSpec, *, job: str, generation: int) -> str:
+    """What is wrong with a checkpoint that a new job would begin with, as a sentence's end; empty: nothing."""
+    if not is_job_name(job):
+        return f"its job's name, {job[:60]!r}, is none"
+    for what, number in (
+        ("generation", generation),
+        ("timeline", checkpoint.timeline),
+        ("boundary", checkpoint.boundary),
+    ):
+        if not 0 <= number <= MAX_NUMBER:
+            return f"its {what} is out of range"
+    if odd := sorted(checkpoint.files.keys() - {*spec.layers, JOURNAL}):
+        return f"it names {odd[0][:60]!r}, which is no layer of its job"
+    for layer, file in checkpoint.files.items():
+        if not 0 <= file.size_bytes <= MAX_FILE_BYTES or len(file.checksum) > 128 or not file.checksum.isalnum():
+            return f"the entry of {layer!r} has an impossible size or checksum"
+    numbers = [number for pair in checkpoint.ancestry[: MAX_ANCESTRY + 1] for number in pair]
+    if len(checkpoint.ancestry) > MAX_ANCESTRY or not all(0 <= number <= MAX_NUMBER for number in numbers):
+        return "its ancestry is out of range"
+    return ""

@@ -1,0 +1,40 @@
+"""Which folders and URLs a job may write its checkpoints to: one rule, for every job wherever it comes from. Pure.
+
+Every node has to see the same folder, and it has to outlive the processes that write it. So a place is an absolute
+path, a relative one (only where all nodes are on one machine) that stays below the cluster's folder, or a URL of a
+store that nodes share. A store inside one process or one archive, or one that cannot be written, is none.
+"""
+
+from pathlib import PurePosixPath
+from typing import Final
+
+_LOCAL: Final = ("file", "local")
+_SHARED: Final = (
+    *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"),
+    *("hdfs", "webhdfs", "sftp", "ssh", "smb", "oss", "oci", "obs", "tos", "cos", "swift", "dbfs", "lakefs"),
+)
+
+
+def why_no_place(checkpoint_dir: str) -> str:
+    """Why checkpoints cannot lie there, as the end of a sentence about the key; empty: they can."""
+    if not checkpoint_dir.strip():
+        return "is empty; name a folder or a URL"
+    scheme, separator, rest = checkpoint_dir.partition("://")
+    if "::" in checkpoint_dir:
+        return f"{checkpoint_dir!r} chains file systems with `::`; name the folder itself"
+    if not separator:
+        path = checkpoint_dir
+    elif scheme in _LOCAL:
+        if not rest.startswith("/"):
+            return f"{checkpoint_dir!r} is relative, which a URL cannot be; write {scheme}:///absolute/path"
+        path = rest
+    elif scheme not in _SHARED:
+        known = ", ".join(("file", *_SHARED))
+        return f"{scheme}:// is no store that every node can write to and read from; there are {known}"
+    elif not rest.strip("/"):
+        return f"{checkpoint_dir!r} names no bucket or host; write {scheme}://NAME/folder"
+    else:
+        path = rest
+    if ".." in PurePosixPath(path).parts:
+        return f"{checkpoint_dir!r} leads out of its folder with `..`; write the path without it"
+    return ""
