@@ -5,6 +5,7 @@ from dataclasses import dataclass
 EXIT_CONFIG = 2
 EXIT_UNREACHABLE = 3
 EXIT_JOB_FAILED = 4
+MAX_REASON_CHARACTERS = 300
 
 
 @dataclass
@@ -16,6 +17,15 @@ class ConfigError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class InvariantLostError(ConfigError):
+    """A daemon cannot keep one of its invariants, and ends. Nothing else ends a daemon that has joined:
+
+    - another daemon has taken the node's name (node/registration.py),
+    - another daemon has the lock of its state folder (node/memory.py),
+    - etcd refuses this daemon's user or certificate, and goes on doing so (coordination/cluster_watch.py).
+    """
 
 
 @dataclass
@@ -70,3 +80,20 @@ class JobFailedError(Exception):
         parts = [f"{self.job}: {self.phase}", self.reason, self.last_line]
         sentence = ": ".join(part for part in parts if part)
         return f"{sentence} (see {self.where})" if self.where else sentence
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first error of a group; any other error itself."""
+    return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error that nobody expected, as `Kind: what it says`; of a group, its first one."""
+    first = first_of(error)
+    return shortened(f"{type(first).__name__}: {first}".rstrip(": "))
+
+
+def shortened(reason: str) -> str:
+    """A reason on one line of at most MAX_REASON_CHARACTERS."""
+    line = " ".join(reason.split())
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[: MAX_REASON_CHARACTERS - 1]}…"

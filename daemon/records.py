@@ -72,11 +72,18 @@ class NodeRecord:
     started_at: float = 0.0
     workers: tuple[WorkerPort, ...] = ()
     """Of the devices whose worker process is there."""
+    ailments: dict[str, str] = field(default_factory=dict)
+    """What of this daemon does not work just now: activity, or condition, to sentence."""
 
     def generation_seen(self, job: str, uid: str) -> int:
         """Of one submission. A node that counts by name alone may mean it."""
         counts_by_name = not any(key.startswith(seen_key(job, "")) for key in self.generations)
         return self.generations.get(seen_key(job, uid), self.generations.get(job, 0) if counts_by_name else 0)
+
+
+def job_ailment(job: str) -> str:
+    """Under which key of `ailments` a leader tells what keeps it from deciding about a job."""
+    return f"job {job}"
 
 
 def seen_key(job: str, uid: str) -> str:

@@ -7,7 +7,7 @@ from headway.daemon.client.goodput_report import GoodputReport, report_goodput
 from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.planning.link_choice import PlannedLink, planned_links
-from headway.daemon.records import NodeRecord, Phase, PlanRecord
+from headway.daemon.records import NodeRecord, Phase, PlanRecord, job_ailment
 
 SCHEMA_VERSION = 1
 NO_FASTER_PLAN = "no plan is predicted to be clearly faster"
@@ -83,6 +83,8 @@ class JobReport:
     links: tuple[PlannedLink, ...] = ()
     """Of the plan in force, or of the next: which kind each is, and why."""
     goodput: GoodputReport = field(default_factory=lambda: GoodputReport(useful_share=None, seconds={}))
+    ailments: tuple[str, ...] = ()
+    """What does not work on the nodes of its plan, and what keeps the leader from deciding about it."""
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
@@ -132,7 +134,23 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         safety=safety,
         links=planned_links(spec, told, nodes) if told else (),
         goodput=report_goodput(job),
+        ailments=_ailments(job, nodes),
     )
+
+
+def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
+    """Of the job itself first, then of its plan's nodes."""
+    mine = job_ailment(job.name)
+    names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
+    of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
+    of_nodes = [
+        f"node {name}: {what} {sentence}"
+        for name in names
+        if name in nodes
+        for what, sentence in nodes[name].ailments.items()
+        if not what.startswith(job_ailment(""))
+    ]
+    return (*of_job, *of_nodes)
 
 
 def _exactness(job: JobView) -> tuple[bool | None, str]:
@@ -214,5 +232,5 @@ def report_line(report: JobReport, *, now: float) -> str:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
         parts.append(f"{duration(report.seconds_left)} left")
-    parts += [text for text in (planning_note(report, now), report.reason) if text]
+    parts += [text for text in (planning_note(report, now), report.reason, *report.ailments[:1]) if text]
     return " · ".join(parts)

@@ -29,6 +29,7 @@ def node_lines(view: ClusterView) -> list[str]:
             notes = node_notes(node, leader, num_failures=len(failures))
             lines.append(f"{name}  {node.address}  site {node.site}  {devices}" + (f"  ({notes})" if notes else ""))
             lines += [f"    {node.worker_trouble}"] if node.worker_trouble else []
+            lines += [f"    {what}: {sentence}" for what, sentence in sorted(node.ailments.items())]
         else:
             lines.append(f"{name}  is not up")
         for _, failure in sorted(failures.items()):

@@ -231,6 +231,8 @@ def _picture(
     if curve_height and len(snapshot.losses) > 1:
         curve = draw_curve(snapshot.losses, width=inner, height=curve_height, last=report.batches - 1)
         parts += [Text(), Text("\n".join(curve), style="bright_blue", no_wrap=True)]
+    if report.ailments:
+        parts += [Text(), *(Text(f"warning: {ailment}", style="yellow") for ailment in report.ailments)]
     parts += [Text(), *_pipeline(report, inner)]
     if snapshot.nodes and has_nodes:
         parts += [Text(), _nodes(snapshot)]
@@ -322,6 +324,8 @@ def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
     notes += [f"device {index} down" for index in node.down_devices]
     if num_failures:
         notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
+    if node.ailments:
+        notes.append(f"ails: {', '.join(node.ailments)}")
     return ", ".join(notes)
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.etcd_history import HistoryMark, went_back
-from headway.daemon.errors import CompactedError, StoreUnreachableError
+from headway.daemon.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.records import PREFIX
@@ -19,6 +19,8 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 RETRY_PAUSE_S = 0.5
 AUDIT_PERIOD_S = 60.0
+REFUSED_FOR_S = 60.0
+"""How long etcd may refuse this client before that counts as final: a role that is just being changed comes back."""
 
 _log = structlog.get_logger()
 
@@ -33,6 +35,7 @@ class ClusterWatch:
         view: ClusterView | None = None,
         clock: Callable[[], float] = time.monotonic,
         audit_period_s: float = AUDIT_PERIOD_S,
+        refused_for_s: float = REFUSED_FOR_S,
     ) -> None:
         self.view = view if view is not None else ClusterView()
         self.revision = 0
@@ -46,14 +49,25 @@ class ClusterWatch:
         self._client = client
         self._clock = clock
         self._audit_period_s = audit_period_s
+        self._refused_for_s = refused_for_s
+        self._refused_since: float | None = None
         self._mark = HistoryMark()
         self._signal = asyncio.Event()
 
     async def run(self) -> None:
         """Follow etcd until cancelled. An etcd that is away is waited for.
 
-        Raises StoreError when etcd refuses this client, by name or certificate: that does not pass by waiting.
+        Raises InvariantLostError when etcd has refused this client for REFUSED_FOR_S.
         """
+        while True:
+            try:
+                await self._follow()
+            except StoreError as error:
+                self._refused(error)
+                await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _follow(self) -> None:
+        """List and watch, again and again. Raises StoreError when etcd refuses this client."""
         is_audit, pause = False, FIRST_PAUSE_S
         while True:
             seen = self._mark
@@ -74,6 +88,14 @@ class ClusterWatch:
                 self._reached(False, f"{error.target} {error.reason}")
             pause = FIRST_PAUSE_S if self._clock() - started_at > LONGEST_PAUSE_S else min(pause * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    def _refused(self, error: StoreError) -> None:
+        now = self._clock()
+        self._reached(False, f"{error.target} {error.reason}")
+        if self._refused_since is None:
+            self._refused_since = now
+        elif now >= self._refused_since + self._refused_for_s:
+            raise InvariantLostError(f"etcd refuses this daemon for good: {error.reason}", error.target) from error
 
     async def changed(self, seen: int) -> int:
         """Return the version when it is no longer `seen`. Many changes may be behind one return; none is missed."""
@@ -143,6 +165,8 @@ class ClusterWatch:
         self.view.set_in_sight(is_reachable, now=self._clock())
         if is_reachable is self.is_reachable:
             return
+        if is_reachable:
+            self._refused_since = None
         self.is_reachable = is_reachable
         self.reachable_since = self._clock()
         if is_reachable:

@@ -55,6 +55,16 @@ Command = Transaction | WriteManifest | DeleteCheckpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenJob:
+    """A job that could not be decided about."""
+
+    job: str
+    reason: str
+    """The error in one line."""
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What to do now, and when to look again even if nothing happens."""
 
@@ -65,3 +75,5 @@ class Decision:
     """Plans without which no more can be decided, the most urgent first."""
     stale: tuple[PlanRequest, ...] = ()
     """Plans that were used, though measurements have changed since."""
+    broken: tuple[BrokenJob, ...] = ()
+    """Jobs that could not be decided about, because of an error that nobody expected."""

@@ -24,6 +24,7 @@ from headway.daemon.coordination.actions import (
     stop_for_checkpoint,
     stop_for_moves,
 )
+from headway.daemon.coordination.broken_jobs import broken, give_up
 from headway.daemon.coordination.case import LEASE_TTL_S, TELL_AFTER_S, Case, DeviceKey, devices
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
@@ -31,7 +32,7 @@ from headway.daemon.coordination.checkpoint_actions import (
     write_periodic_checkpoint,
 )
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.commands import Command, Decision
+from headway.daemon.coordination.commands import BrokenJob, Command, Decision
 from headway.daemon.coordination.conditions import (
     a_better_plan_exists,
     a_checkpoint_is_complete,
@@ -235,6 +236,7 @@ def decide(
     deadlines: list[float] = []
     missing: list[PlanRequest] = []
     stale: list[PlanRequest] = []
+    broken_jobs: list[BrokenJob] = []
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
     content: set[str] = set()
     blocker = ""
@@ -250,31 +252,67 @@ def decide(
             quarantine_after=quarantine_after,
             plans=plans or PlansAtOnce(),
         )
-        row = first_row(case)
-        command = _command(case, row) if row is not None else None
-        is_held_up = row is not None and command is None
-        if is_held_up and since_when_it_waits_for_a_plan_is_another(case):
-            command = explain_planning(case, job.phase.phase)
-        if command is not None:
-            commands.append(command)
-        if row is not None and row.action in OFFERS and not is_held_up:
-            offered = case.recovery_plan if row.action is recover else case.best_plan
-            owned[job.name] |= devices(offered) if isinstance(offered, ClusterPlan) else frozenset()
-        if not blocker and (is_held_up or _holds_devices_back(case, row)):
+        try:
+            judged = _judge(case)
+        except Exception as error:  # of one job: the others are decided about as if it were not there
+            found = broken(job.name, error)
+            judged = _Judged(command=give_up(case, found, error))
+            broken_jobs.append(found)
+        if judged.command is not None:
+            commands.append(judged.command)
+        owned[job.name] |= judged.takes
+        if not blocker and judged.is_in_the_way:
             blocker = job.name
-        deadlines += [deadline for deadline in waits(case) if deadline > now]
-        if case.inquiry.missing:
-            since = case.inquiry.waits_since
-            deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
-            missing += case.inquiry.missing
-            if job.phase.phase in (RUNNING, CHANGING) and not case.draining(job.plan):
-                content.add(job.name)
-        stale += case.inquiry.stale
+        deadlines += judged.deadlines
+        missing += judged.missing
+        if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not case.draining(job.plan):
+            content.add(job.name)
+        stale += judged.stale
     return Decision(
         commands=tuple(commands),
         wake_at=min(deadlines, default=None),
         missing=tuple(sorted(missing, key=lambda request: urgency(request, is_content=request.job in content))),
         stale=tuple(stale),
+        broken=tuple(broken_jobs),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """What is decided about one job, and what that means for the jobs after it."""
+
+    command: Command | None
+    takes: frozenset[DeviceKey] = frozenset()
+    """Devices that the command gives to it."""
+    is_in_the_way: bool = False
+    """Jobs after it do not overtake it."""
+    deadlines: tuple[float, ...] = ()
+    missing: tuple[PlanRequest, ...] = ()
+    stale: tuple[PlanRequest, ...] = ()
+
+
+def _judge(case: Case) -> _Judged:
+    row, now = first_row(case), case.now
+    command = _command(case, row) if row is not None else None
+    is_held_up = row is not None and command is None
+    if is_held_up and since_when_it_waits_for_a_plan_is_another(case):
+        command = explain_planning(case, case.job.phase.phase)
+    takes = frozenset[DeviceKey]()
+    if row is not None and row.action in OFFERS and not is_held_up:
+        offered = case.recovery_plan if row.action is recover else case.best_plan
+        takes = devices(offered) if isinstance(offered, ClusterPlan) else takes
+    is_in_the_way = not case.blocker and (is_held_up or _holds_devices_back(case, row))
+    deadlines = [deadline for deadline in waits(case) if deadline > now]
+    if case.inquiry.missing:
+        since = case.inquiry.waits_since
+        deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
+    return _Judged(
+        command=command,
+        takes=takes,
+        is_in_the_way=is_in_the_way,
+        deadlines=tuple(deadlines),
+        missing=tuple(case.inquiry.missing),
+        stale=tuple(case.inquiry.stale),
     )
 
 

@@ -14,10 +14,18 @@ import structlog
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.job_troubles import JobTroubles
 from headway.daemon.coordination.plan_book import PlanBook
 from headway.daemon.coordination.planning_desk import AT_ONCE_S, PlanningDesk
 from headway.daemon.coordination.transaction_parts import parts
-from headway.daemon.errors import ConflictError, LeaseLostError, RecoveryError, StoreError
+from headway.daemon.errors import (
+    ConflictError,
+    LeaseLostError,
+    RecoveryError,
+    StoreError,
+    StoreUnreachableError,
+    in_one_line,
+)
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Delete, Put
@@ -58,11 +66,12 @@ class Leadership:
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
         plans: PlanBook | None = None,
+        troubles: JobTroubles | None = None,
     ) -> None:
         """write_manifest(url, manifest) and delete_checkpoint(url) may block; they raise RecoveryError.
 
         clock: the one that `cluster` uses. Without delete_checkpoint, old checkpoints stay. plans: where `decide` looks
-        plans up; what it misses is computed here.
+        plans up; what it misses is computed here. troubles: takes what keeps single jobs from being decided about.
         """
         self._client = client
         self._cluster = cluster
@@ -74,6 +83,7 @@ class Leadership:
         self._clock = clock
         self._manifest_timeout_s = manifest_timeout_s
         self._plans = plans if plans is not None else PlanBook()
+        self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
         self._leader_revision = 0
         self._log = _log.bind(node=record.node)
 
@@ -136,6 +146,7 @@ class Leadership:
                     busy.pop(key).result()
                 desk.collect()
                 decision = self._decided(desk)
+                self._troubles.not_decided(decision.broken)
                 for command in decision.commands:
                     key = (command.job, not isinstance(command, Transaction))
                     if key not in busy:
@@ -145,6 +156,7 @@ class Leadership:
                 wake_at = min(deadlines, default=None)
                 await self._pause(seen, {*busy.values(), *desk.under_way}, wake_at=wake_at)
         finally:
+            self._troubles.clear()
             await _end(*busy.values())
 
     def _decided(self, desk: PlanningDesk) -> Decision:
@@ -192,13 +204,19 @@ class Leadership:
                 command = command.then
             revision = await self._write(command)
             log.info("decision_written", reason=command.reason, revision=revision)
+            self._troubles.carried_out(command.job)
             await self._cluster.caught_up(revision, timeout_s=CATCH_UP_S)
         except ConflictError as error:
             log.info("decision_overtaken", keys=error.target)
             await self._wait_for_change(seen)
-        except (StoreError, RecoveryError) as error:
+        except (StoreUnreachableError, LeaseLostError, RecoveryError) as error:
             log.error("decision_failed", reason=str(error))
             await asyncio.sleep(RETRY_PAUSE_S)
+        except Exception as error:  # etcd refuses this transaction, or we have a bug: both are this job's alone
+            is_refused = isinstance(error, StoreError)
+            reason = f"etcd refuses what was decided: {error}" if is_refused else in_one_line(error)
+            log.error("decision_failed", reason=reason, **({} if is_refused else {"exc_info": error}))
+            await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
 
     async def _in_time(self, url: str, act: Callable[..., None], *arguments: object) -> None:
         """A file system that hangs must not keep the job's checkpoints from ever being dealt with again."""

@@ -8,13 +8,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from headway.daemon.coordination.plan_book import Outcome, PlanBook, PlanRequest
+from headway.daemon.errors import in_one_line
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import PlanRefused, answer
 
@@ -67,10 +68,10 @@ class PlanningDesk:
         return min((work.began_at + self._deadline_s for work in self._work if not work.is_late), default=None)
 
     def collect(self) -> None:
-        """Write down what is done, or late. Raises what the planner raised."""
+        """Write down what is done, or late. What the planner raised is a refused plan of that job."""
         for work in [work for work in self._work if work.done.done()]:
             self._work.remove(work)
-            self._book.answered(work.request, work.done.result())
+            self._book.answered(work.request, _outcome(work.request, work.done.result))
             _log.info("plan_computed", **_names(work.request), seconds=round(self._clock() - work.began_at, 3))
         for work in self._work:
             if not work.is_late and self._clock() >= work.began_at + self._deadline_s:
@@ -100,14 +101,21 @@ class PlanningDesk:
                 future.set_exception(error)
 
         threading.Thread(target=work, name=f"plan of {request.job}", daemon=True).start()
-        try:
-            outcome = future.result(timeout=min(max(until - began_at, 0.0), AT_ONCE_S))
-        except TimeoutError:
+        if not wait([future], timeout=min(max(until - began_at, 0.0), AT_ONCE_S)).done:
             done = asyncio.wrap_future(future)
             self._work.append(_Work(request=request, began_at=began_at, done=done))
             return False
-        self._book.answered(request, outcome)
+        self._book.answered(request, _outcome(request, future.result))
         return True
+
+
+def _outcome(request: PlanRequest, result: Callable[[], Outcome]) -> Outcome:
+    """What the planner answered. An error of it is a refused plan."""
+    try:
+        return result()
+    except Exception as error:
+        _log.error("plan_failed", **_names(request), exc_info=error)
+        return PlanRefused(reason=f"the planner failed: {in_one_line(error)}")
 
 
 def _names(request: PlanRequest) -> dict[str, object]:

@@ -15,7 +15,7 @@ import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError, RecoveryError, StoreError
+from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError, RecoveryError, StoreError, in_one_line
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point
@@ -29,7 +29,13 @@ from headway.daemon.node.agent_steps import (
     FetchState,
     GiveUp,
     OpenData,
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
     OrderSpaceSnapshots,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
     RegisterState,
     RegisterWorker,
     Step,
@@ -45,6 +51,7 @@ from headway.daemon.node.state_keeper import StateKeeper
 from headway.daemon.records import Keys, encode, seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.activities import Activities, Run
 from headway.daemon.supervision.supervisor import Supervisor
 from headway.daemon.supervision.worker_orders import OrderStep, order_message
 from headway.daemon.supervision.worker_status import JobGeneration
@@ -53,6 +60,12 @@ from headway.stages.errors import PeerError
 
 log = structlog.get_logger()
 
+WorkersStep = (
+    OpenData | FetchState | OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots
+)
+"""Without such a step a worker cannot do its part of a generation."""
+EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
+"""Errors of steps that say by themselves what is wrong; of any other the traceback is logged."""
 MAX_ATTEMPTS: Final = 5
 """Failures in a row of a transfer before the worker's generation is given up."""
 MAX_DATA_ATTEMPTS: Final = 2
@@ -82,6 +95,7 @@ class Surroundings:
     client: NodeClient
     checkpoint_root: Path | None
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
+    activities: Activities = field(default_factory=Activities)
 
 
 class Agent:
@@ -155,13 +169,22 @@ class Agent:
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
+    def activities(self, supervisor: Supervisor) -> dict[str, Run]:
+        """What an agent does all the time, by name."""
+        return {
+            "agent": lambda: self._carry_out_steps(supervisor),
+            "progress reports": self.progress.run,
+            "goodput reports": lambda: self.goodput.run(lambda: supervisor.heartbeats),
+            "profile reports": lambda: self._profiles.run(lambda: supervisor.heartbeats),
+            "state sweep": self._keeper.sweep,
+        }
+
     async def run(self, supervisor: Supervisor) -> None:
-        """Until cancelled."""
+        """All of it, until cancelled."""
+        await self._around.activities.run(self.activities(supervisor))
+
+    async def _carry_out_steps(self, supervisor: Supervisor) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.progress.run(), name="progress")
-            group.create_task(self.goodput.run(lambda: supervisor.heartbeats), name="goodput")
-            group.create_task(self._profiles.run(lambda: supervisor.heartbeats), name="profiles")
-            group.create_task(self._keeper.sweep(), name="sweep")
             while True:
                 while self._take_steps(supervisor, group):
                     pass
@@ -180,25 +203,55 @@ class Agent:
         self._steady_since = view.steady_since
         supervisor.forget(lambda of: is_over(view, of))
         has_changed = False
-        steps = next_steps(view, self._node_state(supervisor))
+        broken: dict[str, Exception] = {}
+        node = self._node_state(supervisor)
+        steps = next_steps(view, node, broken=broken)
+        self._give_up_broken(broken, node, supervisor)
         self._end_unwanted_fetches(steps)
         for step in steps:
-            if isinstance(step, OrderStep):
-                order = order_message(step, self._spec, self._around.store, supervisor.log_path)
-                fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
-                has_changed |= supervisor.order(
-                    step.device_index, order.kind, order.of, order.message, within_s=order.within_s
-                )
-                if isinstance(step, OrderSpaceSnapshots):
-                    self._spacings[step.of] = Spacing(step.factor, step.boundary)
-            elif isinstance(step, GiveUp):
-                supervisor.fail(step.device_index, step.of, step.reason)
-                has_changed = True
-            elif self._may_begin(step) and not _stands_back(step, steps):
-                working = self._carry_out(step, supervisor, self._conditions(step))
-                task = group.create_task(working, name=type(step).__name__)
-                self._tasks[_name(step)] = (step, task)
+            if _name(step) in self._resting:
+                continue
+            try:
+                has_changed |= self._begin(step, steps, supervisor, group)
+            except Exception as error:  # one step is one job's
+                self._failed(step, error, supervisor)
         return has_changed
+
+    def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
+        """Give an order, or start a task. Returns whether a worker's status changed. Raises what one step may raise."""
+        if isinstance(step, OrderStep):
+            order = order_message(step, self._spec, self._around.store, supervisor.log_path)
+            fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
+            has_changed = supervisor.order(
+                step.device_index, order.kind, order.of, order.message, within_s=order.within_s
+            )
+            if isinstance(step, OrderSpaceSnapshots):
+                self._spacings[step.of] = Spacing(step.factor, step.boundary)
+            self._attempts.pop(_name(step), None)
+            return has_changed
+        if isinstance(step, GiveUp):
+            supervisor.fail(step.device_index, step.of, step.reason)
+            return True
+        if self._may_begin(step) and not _stands_back(step, steps):
+            working = self._carry_out(step, supervisor, self._conditions(step))
+            self._tasks[_name(step)] = (step, group.create_task(working, name=type(step).__name__))
+        return False
+
+    def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
+        """A job whose records raise an error has its workers here failed; no other job is touched."""
+        for name, error in broken.items():
+            reason = in_one_line(error)
+            if self._complaints.get(name) != reason:
+                self._complaints[name] = reason
+                log.error("job_not_served", job=name, exc_info=error)
+            job = self._around.view.jobs.get(name)
+            for plan in filter(None, (job.plan, job.next) if job is not None else ()):
+                of = JobGeneration(name, plan.generation)
+                for worker in filter(None, map(node.worker_of, plan.stages)):
+                    if of in worker.failures:
+                        continue
+                    text = f"node {self._around.node} cannot serve this job: {reason}"
+                    supervisor.fail(worker.device_index, of, text)
 
     def _may_begin(self, step: Step) -> bool:
         """Whether no other step works on what this one would work on, and its last failure was long enough ago."""
@@ -262,7 +315,7 @@ class Agent:
             self._complaints.pop(_name(step), None)
         except (ConflictError, LeaseLostError):
             self._rest(step, TRANSACTION_REST_S)
-        except (StoreError, PeerError, RecoveryError, ConfigError, OSError) as error:
+        except Exception as error:
             self._failed(step, error, supervisor)
         finally:
             self._tasks.pop(_name(step), None)
@@ -271,14 +324,17 @@ class Agent:
     def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
         name = _name(step)
         attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
-        if self._complaints.get(name) != str(error):
-            self._complaints[name] = str(error)
-            log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=str(error))
+        is_expected = isinstance(error, EXPECTED)
+        reason = str(error) if is_expected else in_one_line(error)
+        if self._complaints.get(name) != reason:
+            self._complaints[name] = reason
+            told = {} if is_expected else {"exc_info": error}
+            log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=reason, **told)
         most = MAX_DATA_ATTEMPTS if isinstance(step, OpenData) else MAX_ATTEMPTS
         is_hopeless = attempts >= most or isinstance(error, ConfigError)
-        if is_hopeless and isinstance(step, OpenData | FetchState):
+        if is_hopeless and isinstance(step, WorkersStep):
             self._attempts.pop(name)
-            supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {error}")
+            supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 
@@ -425,5 +481,9 @@ def _name(step: Step) -> object:
             return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
         case RegisterState():
             return RegisterState, step.job, step.timeline, step.boundary
+        case OrderRelease():
+            return OrderRelease, step.device_index, step.job
+        case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite() | OrderSpaceSnapshots():
+            return type(step), step.device_index, step.of
         case _:
             return step

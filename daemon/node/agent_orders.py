@@ -4,7 +4,7 @@ Level-triggered: it looks at how things are, never at what has changed, so it ca
 that failed or was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,9 +30,9 @@ from headway.daemon.node.agent_steps import (
     SourceKind,
     Step,
 )
-from headway.daemon.node.copy_duties import copy_steps, parts_of_worker
+from headway.daemon.node.copy_duties import copy_steps_of, parts_of_worker
 from headway.daemon.node.node_state import NodeState
-from headway.daemon.node.state_duties import state_steps
+from headway.daemon.node.state_duties import state_steps_of
 from headway.daemon.planning.link_choice import LinkEnd, choose_link, largest_frame_bytes
 from headway.daemon.records import (
     CheckpointFile,
@@ -85,31 +85,55 @@ class _Post:
         return stopped if stopped is not None and stopped.of == self.of else None
 
 
-def next_steps(view: ClusterView, node: NodeState) -> list[Step]:
-    """Everything that is due on this node now. Steps whose order is on its way are not due again."""
-    steps: list[Step] = []
-    for job in view.jobs.values():
-        if job.submission is None:
-            continue
-        is_recovering = job.phase.phase is Phase.RECOVERING
-        if job.next is not None and not node.is_outdated(job, job.next):
-            for post in _posts(job, job.next, node):
-                steps += _prepare(post, node)
-                if is_recovering:
-                    steps += _fetch_ahead(view, post, node)
-                steps += _register(view, post, node)
-        if job.plan is not None and not node.is_outdated(job, job.plan):
-            for post in _posts(job, job.plan, node):
-                if not is_recovering:
-                    steps += _prepare(post, node)
-                    steps += _start(view, post, node)
-                    steps += _stop(post)
-                    steps += _save(post, node)
-                steps += _register(view, post, node)
+def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:
+    """Everything that is due on this node now. Steps whose order is on its way are not due again.
+
+    broken: takes the error of each job whose records raise one; such a job has no steps, and the others have theirs.
+    Without it the error is raised.
+    """
+    errors: dict[str, Exception] = {}
+
+    def of_all(jobs: Iterable[str], steps_of: Callable[[str], Iterator[Step]]) -> list[Step]:
+        found: list[Step] = []
+        for name in jobs:
+            try:
+                found += list(steps_of(name))
+            except Exception as error:
+                if broken is None:
+                    raise
+                errors.setdefault(name, error)
+        return found
+
+    steps = of_all(view.jobs, lambda name: _plan_steps(view, view.jobs[name], node))
     steps += _releases(view, node)
-    steps += copy_steps(view, node)
-    steps += (step for step in state_steps(view, node) if step not in steps)
+    steps += of_all(view.jobs, lambda name: copy_steps_of(view, view.jobs[name], node))
+    with_files = sorted({key.job for key in node.held} | set(view.jobs))
+    of_files = of_all(with_files, lambda name: state_steps_of(view, name, node))
+    steps += (step for step in of_files if step not in steps)
+    if broken is not None:
+        broken.update(errors)
     return steps
+
+
+def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """What the plans of one job ask of this node."""
+    if job.submission is None:
+        return
+    is_recovering = job.phase.phase is Phase.RECOVERING
+    if job.next is not None and not node.is_outdated(job, job.next):
+        for post in _posts(job, job.next, node):
+            yield from _prepare(post, node)
+            if is_recovering:
+                yield from _fetch_ahead(view, post, node)
+            yield from _register(view, post, node)
+    if job.plan is not None and not node.is_outdated(job, job.plan):
+        for post in _posts(job, job.plan, node):
+            if not is_recovering:
+                yield from _prepare(post, node)
+                yield from _start(view, post, node)
+                yield from _stop(post)
+                yield from _save(post, node)
+            yield from _register(view, post, node)
 
 
 def is_over(view: ClusterView, of: JobGeneration) -> bool:

@@ -8,15 +8,17 @@ the dead daemon, so that its records vanish. Silence proves nothing (the network
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
 from headway.daemon.coordination.cluster_watch import ClusterWatch
-from headway.daemon.errors import LeaseLostError, RecoveryError, StoreError
+from headway.daemon.errors import LeaseLostError, RecoveryError, in_one_line
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import Keys, LeaderRecord, NodeRecord, decode
+from headway.daemon.supervision.activities import Activities
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()
@@ -28,6 +30,7 @@ CONNECT_TIMEOUT_S: Final = 1.0
 REFUSALS: Final = 2
 REFUSAL_PAUSE_S: Final = 0.05
 REVOKE_TIMEOUT_S: Final = 5.0
+ACTIVITY: Final = "companions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,17 @@ class Companion:
 class Companions:
     """One daemon's part in it. `run` until cancelled."""
 
-    def __init__(self, *, node: str, etcd: EtcdClient, cluster: ClusterWatch, client: NodeClient) -> None:
+    def __init__(
+        self,
+        *,
+        node: str,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        client: NodeClient,
+        activities: Activities | None = None,
+    ) -> None:
         self._node = node
+        self._activities = activities or Activities(node=node)
         self._etcd = etcd
         self._cluster = cluster
         self._client = client
@@ -63,7 +75,8 @@ class Companions:
                         self._streams.pop(companion).cancel()
                     for companion in wanted - self._streams.keys():
                         name = f"company of {companion.node}"
-                        self._streams[companion] = group.create_task(self._accompany(companion, group), name=name)
+                        keeping = self._activities.keep(ACTIVITY, partial(self._accompany, companion, group))
+                        self._streams[companion] = group.create_task(keeping, name=name)
                     await self._cluster.changed(seen)
         finally:
             self._streams.clear()
@@ -109,8 +122,8 @@ class Companions:
                     log.warning("dead_daemons_lease_revoked", node=companion.node, lease=f"{lease_id:x}")
                     with suppress(LeaseLostError):  # somebody else was as quick
                         await self._etcd.revoke_lease(lease_id)
-        except (StoreError, TimeoutError) as error:
-            log.warning("lease_not_revoked", node=companion.node, reason=str(error))
+        except Exception as error:  # the lease ends by itself
+            log.warning("lease_not_revoked", node=companion.node, reason=in_one_line(error))
 
     async def _leases(self, companion: Companion) -> list[int]:
         node = await self._etcd.get(Keys.node(companion.node))

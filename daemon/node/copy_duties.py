@@ -22,19 +22,24 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
     While a job recovers, the places are those of the plan that is being prepared.
     """
     for job in view.jobs.values():
-        plan, spec = job.plan, job.spec
-        if plan is None or spec is None or node.is_behind(job):
-            continue
-        newer = _not_restorable(job, view)
-        if not newer:
-            continue
-        is_recovering = job.phase.phase is Phase.RECOVERING
-        coming = job.next if is_recovering and job.next is not None else plan
-        for stage_index, names in enumerate(copy_places(spec, coming, view.nodes)):
-            step = _oldest_missing(view, job, coming, stage_index, newer, node, is_named=node.name in names)
-            if step is not None:
-                yield step
-        yield from _spacing(job, plan, newer, node)
+        yield from copy_steps_of(view, job, node)
+
+
+def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """Those of one job."""
+    plan, spec = job.plan, job.spec
+    if plan is None or spec is None or node.is_behind(job):
+        return
+    newer = _not_restorable(job, view)
+    if not newer:
+        return
+    is_recovering = job.phase.phase is Phase.RECOVERING
+    coming = job.next if is_recovering and job.next is not None else plan
+    for stage_index, names in enumerate(copy_places(spec, coming, view.nodes)):
+        step = _oldest_missing(view, job, coming, stage_index, newer, node, is_named=node.name in names)
+        if step is not None:
+            yield step
+    yield from _spacing(job, plan, newer, node)
 
 
 def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import structlog
 from headway.daemon.addresses import join_address, split_address
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
@@ -39,6 +39,7 @@ from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import NodeRecord
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.activities import Activities
 from headway.stages.allocator import keep_freed_memory
 from headway.stages.open_files import raise_open_file_limit
 
@@ -117,10 +118,12 @@ class Daemon:
         etcd = await stack.enter_async_context(EtcdClient(access))
         await etcd.status()
         cluster = ClusterWatch(etcd)
-        following = asyncio.create_task(cluster.run(), name="cluster watch")
+        activities = Activities(node=config.name)
+        activities.watch_callbacks()
+        following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
         stack.push_async_callback(_cancel, following)
         following.add_done_callback(self._on_watch_end)
-        noting = asyncio.create_task(note_sightings(cluster), name="sightings")
+        noting = asyncio.create_task(activities.keep("sightings", lambda: note_sightings(cluster)), name="sightings")
         stack.push_async_callback(_cancel, noting)
         # 4. Signals count from now on, since from now on there is something to leave.
         for number in SIGNALS:
@@ -157,7 +160,7 @@ class Daemon:
         await _start_service(server, desk)
         stack.callback(desk.ending.set)
         if config.metrics_listen:
-            self._serve_metrics(stack, desk)
+            self._serve_metrics(stack, desk, activities)
         house = House(
             config=config,
             record=record,
@@ -169,6 +172,7 @@ class Daemon:
             client=client,
             identity=identity,
             outgoing=outgoing,
+            activities=activities,
             runtime_dir=self._runtime_dir,
         )
         return house, desk
@@ -217,7 +221,7 @@ class Daemon:
         # 3. Take the node's records away.
         await _in_time(membership.leave(), "lease")
 
-    def _serve_metrics(self, stack: AsyncExitStack, desk: NodeDesk) -> None:
+    def _serve_metrics(self, stack: AsyncExitStack, desk: NodeDesk, activities: Activities) -> None:
         from headway.daemon.node.metrics import MetricSource, serve_metrics
 
         source = MetricSource(
@@ -226,6 +230,7 @@ class Daemon:
             store=desk.store,
             is_etcd_reachable=desk.is_etcd_reachable,
             outgoing=desk.outgoing,
+            activities=activities,
         )
         port, stop = serve_metrics(*split_address(self._config.metrics_listen, "metrics_listen"), source)
         stack.push_async_callback(asyncio.to_thread, stop)
@@ -238,9 +243,12 @@ class Daemon:
             self._force.set()
 
     def _on_watch_end(self, following: "asyncio.Task[None]") -> None:
-        """etcd refuses us for good: that ends the daemon as a signal would."""
-        if not following.cancelled() and following.exception() is not None:
-            self._refused = following.exception()
+        """etcd refuses us for good: that ends the daemon as a signal would.
+
+        The error is etcd's own: it may be cured elsewhere, so a service manager starts the daemon again.
+        """
+        if not following.cancelled() and isinstance(lost := following.exception(), InvariantLostError):
+            self._refused = lost.__cause__ if isinstance(lost.__cause__, StoreError) else lost
             log.error("cluster_watch_ended", error=str(self._refused))
             self._stop.set()
 

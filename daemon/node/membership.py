@@ -13,6 +13,7 @@ from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.job_troubles import JobTroubles
 from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.coordination.plan_book import PlanBook
 from headway.daemon.data.library import DataLibrary
@@ -20,6 +21,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.node.agent import Agent, Surroundings
 from headway.daemon.node.agent_orders import is_awaited, is_named
+from headway.daemon.node.companions import ACTIVITY as COMPANIONS
 from headway.daemon.node.companions import Companions
 from headway.daemon.node.compiled_code import keep_small
 from headway.daemon.node.config import NodeConfig
@@ -32,9 +34,10 @@ from headway.daemon.node.probing import Probing
 from headway.daemon.node.reach_dial import dial
 from headway.daemon.node.reaching import Reaching
 from headway.daemon.node.registration import Registration
-from headway.daemon.records import LeaderRecord, NodeRecord
+from headway.daemon.records import LeaderRecord, NodeRecord, job_ailment
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.activities import Activities
 from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
 from headway.proto.control_pb2 import RecentOperations
@@ -59,6 +62,8 @@ class House:
     client: NodeClient
     identity: TlsIdentity
     outgoing: OutgoingTransfers
+    activities: Activities
+    """Owns everything that this daemon does."""
     runtime_dir: Path
 
 
@@ -94,6 +99,7 @@ class Membership:
                 view, now=now, written_at=time.time(), quarantine_after=config.quarantine_after, plans=plans
             ),
             plans=plans,
+            troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),
             write_manifest=self._write_manifest,
             delete_checkpoint=self._delete_checkpoint,
         )
@@ -106,15 +112,17 @@ class Membership:
     async def join(self) -> None:
         """Register under a new lease.
 
-        Raises StoreUnreachableError, and ConfigError when another daemon has the name and keeps its lease alive.
+        Raises StoreUnreachableError, and InvariantLostError when another daemon has the name and keeps its lease alive.
         """
         await self._registration.join()
         self._house.memory.remember_incarnation(self.incarnation)
+        self._house.activities.on_change = self._tell_ailments
+        self._tell_ailments()
         fault_point("membership.joined", node=self._house.config.name)
 
     async def run(self) -> None:
-        """Work until cancelled. Raises ConfigError when another daemon takes the name, and whatever else ends it."""
-        house, registration = self._house, self._registration
+        """Work until cancelled. Raises InvariantLostError: no other error of an activity ends the daemon."""
+        house, registration, activities = self._house, self._registration, self._house.activities
         agent = Agent(
             Surroundings(
                 node=house.config.name,
@@ -127,6 +135,7 @@ class Membership:
                 client=house.client,
                 checkpoint_root=house.config.checkpoint_root,
                 outgoing=house.outgoing,
+                activities=activities,
             )
         )
         settings = self._worker_settings()
@@ -139,6 +148,7 @@ class Membership:
                 workers=supervisor.worker_ports,
                 worker_trouble=supervisor.trouble,
             ),
+            activities=activities,
         )
         probing = Probing(
             node=house.config.name,
@@ -156,27 +166,34 @@ class Membership:
             dial=lambda target: dial(target, house.identity, source=house.config.name),
             lease_id=lambda: registration.lease_id,
         )
-        companions = Companions(node=house.config.name, etcd=house.etcd, cluster=house.cluster, client=house.client)
+        companions = Companions(
+            node=house.config.name,
+            etcd=house.etcd,
+            cluster=house.cluster,
+            client=house.client,
+            activities=activities,
+        )
         checkpoint_sweep = CheckpointSweep(
             house.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
             checkpoint_root=house.config.checkpoint_root,
         )
         try:
-            await supervisor.start()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(registration.run(), name="registration")
-                group.create_task(self._follow_cluster(agent), name="cluster")
-                group.create_task(agent.run(supervisor), name="agent")
-                group.create_task(self._leadership.run(), name="leadership")
-                group.create_task(companions.run(), name="companions")
-                group.create_task(probing.run(), name="probing")
-                group.create_task(reaching.run(), name="reaching")
-                group.create_task(self._follow_speeds(supervisor), name="device speeds")
-                group.create_task(checkpoint_sweep.run(), name="checkpoint sweep")
-                group.create_task(keep_small(settings.code_dir, house.cluster.view), name="compiled code")
-        except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            await activities.run(
+                {
+                    "workers": supervisor.run,
+                    "registration": registration.run,
+                    "cluster": lambda: self._follow_cluster(agent),
+                    **agent.activities(supervisor),
+                    "leadership": self._leadership.run,
+                    COMPANIONS: companions.run,
+                    "probing": probing.run,
+                    "reaching": reaching.run,
+                    "device speeds": lambda: self._follow_speeds(supervisor),
+                    "checkpoint sweep": checkpoint_sweep.run,
+                    "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
+                }
+            )
         finally:
             await asyncio.shield(supervisor.stop())
 
@@ -226,6 +243,12 @@ class Membership:
             self._registration.look_again()
             agent.cluster_changed()
 
+    def _tell_ailments(self) -> None:
+        """So that `nodes` and `status` show them."""
+        ailments = self._house.activities.ailments
+        if ailments != self._registration.record.ailments:
+            self._registration.change(ailments=ailments)
+
     async def _follow_speeds(self, supervisor: Supervisor) -> None:
         devices = self._registration.record.devices
         await self._speeds.follow(
@@ -253,9 +276,3 @@ class Membership:
             slowdown=config.slowdown,
             is_to_be_measured=lambda device: not self._speeds.knows(device),
         )
-
-
-def _first(errors: BaseExceptionGroup) -> BaseException:
-    """What ended the membership."""
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -19,6 +19,7 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.activities import Activities
 
 Metric = CounterMetricFamily | GaugeMetricFamily
 
@@ -34,6 +35,7 @@ class MetricSource:
     store: StateStore
     is_etcd_reachable: Callable[[], bool]
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
+    activities: Activities = field(default_factory=Activities)
 
 
 class NodeMetrics(Collector):
@@ -80,6 +82,14 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
     yield _gauge("headway_leader", "Whether this daemon leads.", is_leader)
     held = sum(file.size_bytes for file in source.store.contents.values())
     yield _gauge("headway_store_bytes", "Layer files that this node holds.", held)
+    ailments = source.activities.ailments
+    yield _gauge("headway_node_ailments", "What of this daemon does not work just now.", len(ailments))
+    failed = CounterMetricFamily(
+        "headway_activity_failures", "Failures of this daemon's activities; each was restarted.", labels=("activity",)
+    )
+    for activity, number in source.activities.num_failures.items():
+        failed.add_metric((activity,), number)
+    yield failed
     failures = len(view.failures.get(node, {}))
     yield _gauge("headway_node_failures", "Failures of this node within the last ten minutes.", failures)
     seconds = CounterMetricFamily(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from headway.daemon.coordination.cluster_watch import ClusterWatch
-from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError, StoreUnreachableError
+from headway.daemon.errors import ConflictError, InvariantLostError, LeaseLostError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, KeyValue
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Put
@@ -71,14 +71,14 @@ class Registration:
     async def join(self) -> None:
         """Register for the first time.
 
-        Raises StoreUnreachableError, and ConfigError when another daemon has the name and keeps its lease alive.
+        Raises StoreUnreachableError, and InvariantLostError when another daemon has the name and keeps its lease alive.
         """
         await self._take_lease()
         await self._write()
         log.info("node_registered", incarnation=self._record.incarnation, address=self._record.address)
 
     async def run(self) -> None:
-        """Keep the record true. Raises ConfigError when another daemon has taken the name."""
+        """Keep the record true. Raises InvariantLostError when another daemon has taken the name."""
         while True:
             try:
                 await self._settle()
@@ -122,7 +122,9 @@ class Registration:
                     await self._bury_predecessor(found)
                 elif time.monotonic() > deadline:
                     await self._drop_lease()
-                    raise ConfigError(f"a node of this name is in the cluster, at {other.address}", self._record.name)
+                    raise InvariantLostError(
+                        f"a node of this name is in the cluster, at {other.address}", self._record.name
+                    )
                 else:
                     await asyncio.sleep(NAME_POLL_S)
                 continue

@@ -26,13 +26,18 @@ from headway.daemon.supervision.worker_status import JobGeneration
 def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
     """Registrations, deletions and durable copies that are due."""
     for name in sorted({key.job for key in node.held} | set(view.jobs)):
-        job = view.jobs.get(name)
-        if job is None or job.submission is None:
-            for (timeline, boundary), files in node.held_of(name).items():
-                yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
-        elif not node.is_behind(job):
-            yield from _registrations(view, job, node)
-            yield from _durable_copies(view, job, node)
+        yield from state_steps_of(view, name, node)
+
+
+def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[Step]:
+    """Those of one job, or of files of a job that is no more."""
+    job = view.jobs.get(name)
+    if job is None or job.submission is None:
+        for (timeline, boundary), files in node.held_of(name).items():
+            yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
+    elif not node.is_behind(job):
+        yield from _registrations(view, job, node)
+        yield from _durable_copies(view, job, node)
 
 
 def is_welcome(job: JobView, timeline: int, boundary: int) -> bool:

@@ -18,7 +18,7 @@ from headway.daemon.supervision.liveness import Liveness
 from headway.daemon.supervision.priority import lower_priority, restore_priority
 from headway.daemon.supervision.worker_process import WorkerProcess
 from headway.daemon.supervision.worker_service import WorkerStream
-from headway.daemon.supervision.worker_status import SPARE_INDEX, WorkerStatus
+from headway.daemon.supervision.worker_status import SPARE_INDEX, Failure, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.allocator import with_large_pages
 
@@ -106,8 +106,13 @@ class Roster:
         settings: WorkerSettings,
         *,
         on_exit: Callable[[WorkerHandle, WorkerProcess], None],
+        on_not_started: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_exit: told of every end, before another process takes the place."""
+        """on_exit: told of every end, before another process takes the place.
+
+        on_not_started: told when a device's process could not be started.
+        """
+        self._on_not_started = on_not_started
         self.workers = [WorkerHandle(device, index) for index, device in enumerate(devices)]
         self._spares = [WorkerHandle(devices[0], SPARE_INDEX) for _ in range(settings.num_spares)]
         self._settings = settings
@@ -135,6 +140,11 @@ class Roster:
         """One process per device."""
         for handle in self.workers:
             self._spawn(handle)
+
+    def could_not_start(self, reason: str) -> None:
+        """No process can be started: plans leave the devices out until `start`."""
+        for handle in self.workers:
+            handle.status = handle.status.died(Failure(reason))
 
     def want_spares(self) -> None:
         """From now on keep spares, the first of them after a pause: a generation has begun to run."""
@@ -229,20 +239,34 @@ class Roster:
             arguments += ["--slowdown", str(settings.slowdown)]
         if settings.history_dir is not None:
             arguments += ["--history-dir", str(settings.history_dir)]
-        handle.process = WorkerProcess(
-            handle.process_name,
-            arguments,
-            environment={
-                CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir)),
-                **with_large_pages(os.environ),
-            },
-            output_dir=settings.output_dir,
-            on_exit=self._exited,
-        )
+        try:
+            handle.process = WorkerProcess(
+                handle.process_name,
+                arguments,
+                environment={
+                    CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir)),
+                    **with_large_pages(os.environ),
+                },
+                output_dir=settings.output_dir,
+                on_exit=self._exited,
+            )
+        except Exception as error:  # no memory, no file descriptor, no room for its output
+            self._not_started(handle, f"{type(error).__name__}: {error}")
+            return
         if is_spare:
             handle.process.is_lowered = lower_priority(handle.process.pid)
         handle.liveness = Liveness(loop.time())
         log.info("worker_started", worker=handle.name, pid=handle.process.pid)
+
+    def _not_started(self, handle: WorkerHandle, reason: str) -> None:
+        """The device is down until another attempt succeeds."""
+        handle.num_quick_deaths += 1
+        delay_s = _backoff_s(handle.num_quick_deaths)
+        log.error("worker_not_started", worker=handle.name, reason=reason, next_attempt_in_s=delay_s)
+        if handle.index != SPARE_INDEX:
+            handle.status = handle.status.died(Failure(f"{handle.name} could not be started: {reason}"))
+            self._on_not_started()
+        self._later(delay_s, handle)
 
 
 def _backoff_s(num_quick_deaths: int) -> float:

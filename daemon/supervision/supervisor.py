@@ -10,7 +10,9 @@ import grpc.aio
 import structlog
 
 from headway.daemon.addresses import join_address
+from headway.daemon.errors import in_one_line
 from headway.daemon.records import Device, WorkerPort
+from headway.daemon.supervision.activities import Activities
 from headway.daemon.supervision.liveness import TICK_S, Beat, StallWatch
 from headway.daemon.supervision.recent_operations import RecentOperationsDesk
 from headway.daemon.supervision.roster import Roster, WorkerHandle, WorkerSettings
@@ -67,12 +69,17 @@ class Supervisor:
         listener: Listener,
         *,
         on_change: Callable[[], None] = lambda: None,
+        activities: Activities | None = None,
     ) -> None:
-        """on_change: told when a process came or went, so that `down_devices` and `worker_ports` may have changed."""
+        """activities: owns the watch over workers.
+
+        on_change: told when a process came or went, so that `down_devices` and `worker_ports` may have changed.
+        """
         self._settings = settings
         self._listener = listener
         self._on_change = on_change
-        self._roster = Roster(devices, settings, on_exit=self._exited)
+        self._activities = activities or Activities()
+        self._roster = Roster(devices, settings, on_exit=self._exited, on_not_started=self._changed)
         self._recent = RecentOperationsDesk()
         self._server: grpc.aio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -112,14 +119,29 @@ class Supervisor:
         """The newest of each worker that is up, by device index."""
         return {handle.index: handle.heartbeat for handle in self._roster.workers if handle.status.is_up}
 
+    async def run(self) -> None:
+        """Serve workers until cancelled. `stop` ends them."""
+        if self._watching is None:
+            await self.start()
+        await asyncio.Event().wait()
+
     async def start(self) -> None:
-        """Serve the socket and start every worker. Returns before they have said hello."""
-        shutil.rmtree(self._settings.output_dir, ignore_errors=True)
-        self._settings.output_dir.mkdir(parents=True)
-        self._settings.logs_dir.mkdir(parents=True, exist_ok=True)
-        self._server = await serve_workers(self.socket_path, self)
+        """Serve the socket and start every worker. Returns before they have said hello.
+
+        When it raises, no worker runs, every device is down, and it may be called again.
+        """
+        try:
+            shutil.rmtree(self._settings.output_dir, ignore_errors=True)
+            self._settings.output_dir.mkdir(parents=True, exist_ok=True)
+            self._settings.logs_dir.mkdir(parents=True, exist_ok=True)
+            self._server = await serve_workers(self.socket_path, self)
+        except Exception as error:
+            self._roster.could_not_start(in_one_line(error))
+            self._changed()
+            raise
         self._roster.start()
-        self._watching = asyncio.create_task(self._watch(), name="watch over workers")
+        watching = self._activities.keep("watch over workers", self._watch)
+        self._watching = asyncio.create_task(watching, name="watch over workers")
 
     async def stop(self) -> None:
         """Order every worker to quit, kill those that do not, and stop serving."""
@@ -230,6 +252,17 @@ class Supervisor:
         if handle is None:
             return  # from a process that has been given up
         handle.liveness.heard(_now())
+        try:
+            self._take(handle, report)
+        except Exception as error:  # one report costs its job's generation, and not the worker's stream
+            of = handle.status.started or handle.status.prepared
+            kind = report.WhichOneof("report")
+            log.exception("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job)
+            if of is not None:
+                reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
+                self.fail(handle.index, of, reason)
+
+    def _take(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
         match report.WhichOneof("report"):
             case "progress":
                 self._listener.worker_progressed(report.progress)

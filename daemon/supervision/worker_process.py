@@ -80,6 +80,17 @@ class WorkerProcess:
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        try:
+            self.exit_reason = self._take_leave()
+        except Exception as error:  # its own files about its end may be damaged; that it ended is certain
+            self.exit_reason = (
+                f"{self.name} (pid {self.pid}) ended, and how is not known: {type(error).__name__}: {error}"
+            )
+        self.exited.set()
+        self._on_exit(self)
+
+    def _take_leave(self) -> str:
+        """Close what belongs to the process. Returns what ended it."""
         result = self._context.wait(timeout=0)
         self._context.close()
         assert isinstance(self._context, SubprocessContext), "a command, not a function, was started"
@@ -88,9 +99,7 @@ class WorkerProcess:
             for output in (handler._stdout, handler._stderr):
                 if output is not None:
                     output.close()
-        self.exit_reason = self._describe(result)
-        self.exited.set()
-        self._on_exit(self)
+        return self._describe(result)
 
     def _describe(self, result: RunProcsResult | None) -> str:
         failure = result.failures.get(0) if result is not None else None

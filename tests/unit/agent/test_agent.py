@@ -1,7 +1,7 @@
 """What a node's agent writes into etcd and its store, with an etcd that is a view."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from headway.daemon.records import (
 )
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
+from headway.daemon.supervision.worker_status import Failure, JobGeneration, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.spec import ModelSpec
 
@@ -97,6 +97,8 @@ class QuietSupervisor:
         """It obeys in its own time."""
         return False
 
+    heartbeats: Mapping[int, control_pb2.Heartbeat] = {}
+
     def log_path(self, *_: object) -> Path:
         """It says nothing."""
         return Path("worker.log")
@@ -141,9 +143,9 @@ class Scene:
         return self.job.state.get((1, boundary), {}).get("a")
 
     @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
+    async def at_work(self, supervisor: "QuietSupervisor | None" = None) -> AsyncIterator[None]:
         """While the agent runs."""
-        working = asyncio.create_task(self.agent.run(QuietSupervisor()))  # type: ignore[arg-type]
+        working = asyncio.create_task(self.agent.run(supervisor or QuietSupervisor()))  # type: ignore[arg-type]
         try:
             yield
         finally:
@@ -252,7 +254,7 @@ async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
     """40 was written, but late, 60 was not: both space the snapshots out, and 60 alone is to come from a sibling."""
     seen: list[NodeState] = []
 
-    def look(_: object, node: NodeState) -> list[Step]:
+    def look(_: object, node: NodeState, **__: object) -> list[Step]:
         seen.append(node)
         return []
 
@@ -370,3 +372,47 @@ async def test_a_slow_copy_stands_back_for_a_worker(scene: Scene, monkeypatch: p
     finally:
         working.cancel()
         await asyncio.wait({working})
+
+
+async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_served(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the plan of j asks raises: its worker is failed with the reason, once, and the agent goes on."""
+    failed: list[tuple[JobGeneration, str]] = []
+
+    def fail(_: int, of: JobGeneration, reason: str) -> None:
+        failed.append((of, reason))
+        [status] = supervisor.statuses
+        supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
+
+    def broken(*_: object) -> Iterator[Step]:
+        raise ZeroDivisionError("no layers")
+
+    supervisor = QuietSupervisor()
+    supervisor.fail = fail  # type: ignore[attr-defined]
+    monkeypatch.setattr("headway.daemon.node.agent_orders._plan_steps", broken)
+    async with scene.at_work(supervisor):
+        await scene.until(lambda: bool(failed))
+        scene.agent.cluster_changed()
+        await scene.until(lambda: not scene.agent._due.is_set())
+    assert failed == [(G1, "node a cannot serve this job: ZeroDivisionError: no layers")]
+
+
+async def test_a_step_that_raises_an_unexpected_error_rests_and_is_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration meets a bug twice, and is there in the end."""
+    transaction, num = scene.etcd.transaction, 0
+
+    async def buggy(conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
+        nonlocal num
+        num += 1
+        if num <= 2:
+            raise AttributeError("nobody expected this")
+        return await transaction(conditions, changes)
+
+    monkeypatch.setattr(scene.etcd, "transaction", buggy)
+    async with scene.at_work():
+        assert scene.write(40) == ""
+        await scene.until(lambda: scene.view.revision_of(state_key(40)) > 0)
+    assert num >= 3

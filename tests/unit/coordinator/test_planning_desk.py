@@ -5,8 +5,6 @@ import threading
 import time
 from dataclasses import replace
 
-import pytest
-
 from headway.daemon.coordination.plan_book import PlanBook, PlanRequest, Purpose
 from headway.daemon.coordination.planning_desk import AT_ONCE_S, PlanningDesk
 from headway.daemon.planning.plan_question import PlanQuestion, ask
@@ -116,17 +114,33 @@ async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_tur
     assert isinstance(found.outcome, ClusterPlan)
 
 
-async def test_what_the_planner_raises_is_raised() -> None:
-    """A bug in the planner ends the leader as any bug of a decision does."""
+async def test_what_the_planner_raises_is_a_refused_plan_of_that_job() -> None:
+    """The reason names the error, whether the answer comes at once or later; another job has its plan."""
     release = threading.Event()
 
     def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        if question.spec.job.name == "other":
+            return answer(question)
         release.wait(DEADLINE_S)
-        raise ZeroDivisionError
+        raise MemoryError("931 GiB")
 
-    desk = PlanningDesk(PlanBook(), compute=compute)
-    assert not desk.take_up([request(2)], until=time.monotonic())
+    book = PlanBook()
+    desk = PlanningDesk(book, compute=compute)
+    poison = request(2)
+    assert not desk.take_up([poison], until=time.monotonic())
     release.set()
     await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
-    with pytest.raises(ZeroDivisionError):
+    desk.collect()
+    found = book.find(poison)
+    assert found is not None
+    assert found.outcome == PlanRefused(reason="the planner failed: MemoryError: 931 GiB")
+    at_once = request(3)
+    if not desk.take_up([at_once], until=time.monotonic() + AT_ONCE_S):
+        await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
         desk.collect()
+    assert isinstance(book.find(at_once).outcome, PlanRefused)  # type: ignore[union-attr]
+    other = request(2, job="other")
+    if not desk.take_up([other], until=time.monotonic() + AT_ONCE_S):
+        await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+        desk.collect()
+    assert isinstance(book.find(other).outcome, ClusterPlan)  # type: ignore[union-attr]

@@ -1,0 +1,36 @@
+"""What becomes of a job about which the coordinator raises an error: it fails alone, with the traceback. Pure."""
+
+import traceback
+
+from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.commands import BrokenJob, Transaction
+from headway.daemon.coordination.transactions import move
+from headway.daemon.errors import in_one_line
+from headway.daemon.records import TERMINAL_PHASES, Phase
+
+
+def broken(job: str, error: Exception) -> BrokenJob:
+    """What is said of it."""
+    return BrokenJob(job=job, reason=in_one_line(error), traceback="".join(traceback.format_exception(error)))
+
+
+def give_up(case: Case, found: BrokenJob, error: Exception) -> Transaction | None:
+    """The command that fails the job; nodes keep its state.
+
+    None sets the job aside: it has ended already, its records allow no such command, or the memory that was missing
+    says nothing about the job.
+    """
+    if isinstance(error, MemoryError) or case.job.phase.phase in TERMINAL_PHASES:
+        return None
+    reason = f"the coordinator cannot decide about this job: {found.reason}"
+    try:
+        return move(
+            case,
+            Phase.FAILED,
+            reason,
+            error=found.traceback,
+            deletes=("plan", "next", "stop"),
+            event=f"Failed: {reason}",
+        )
+    except Exception:  # whatever broke the decision breaks its end too
+        return None
