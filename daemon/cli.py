@@ -25,6 +25,7 @@ from headway.daemon.errors import (
     RecoveryError,
     StoreError,
 )
+from headway.daemon.terminal import printable_streams
 from headway.stages.errors import CompilationError, DataError, PeerError
 
 EXIT_INTERRUPTED = 130
@@ -89,7 +90,12 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line; returns the exit code. No control character in what others wrote reaches a terminal."""
+    with printable_streams():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="headway", standalone_mode=False)
         return result if isinstance(result, int) else 0

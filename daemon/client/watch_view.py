@@ -34,6 +34,7 @@ from headway.daemon.client.safety_report import safety_lines
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.planning.link_choice import link_sentences
 from headway.daemon.records import EventRecord, NodeFailureRecord, NodeRecord
+from headway.daemon.terminal import console
 
 STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
 PHASE_COLOURS = {
@@ -128,8 +129,8 @@ def open_display(*, as_json: bool = False, stream: IO[str] | None = None) -> Dis
     stream = stream or sys.stdout
     if as_json:
         return JsonDisplay(stream)
-    console = Console(file=stream)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream)
+    screen = console(stream)
+    return LiveDisplay(screen) if screen.is_terminal else PlainDisplay(stream)
 
 
 class LiveDisplay:
@@ -214,10 +215,10 @@ class JsonDisplay:
 
 def render(snapshot: Snapshot, *, width: int, height: int | None = None) -> RenderableType:
     """The picture of a snapshot, for a console of so many columns and rows; None: as many rows as it takes."""
-    console = Console(width=width)
+    screen = console(width=width)
     for layout in LAYOUTS:
         picture = _picture(snapshot, width, *layout)
-        if height is None or len(console.render_lines(picture)) <= height:
+        if height is None or len(screen.render_lines(picture)) <= height:
             break
     return picture
 

@@ -151,10 +151,11 @@ async def _draw(injector: "Injector", duration_s: float, *, is_shown: bool) -> N
 
     if not is_shown or not sys.stderr.isatty():
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    from headway.daemon.terminal import console
+
+    with Progress(console=console(sys.stderr), transient=True) as progress:
         bar = progress.add_task("striking", total=duration_s)
         while True:
             progress.update(bar, completed=min(duration_s, injector.now_s))

@@ -42,14 +42,13 @@ def prepare(
     headway data prepare books/ --out data/books
     headway data prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer tokenizer.json --out data/fineweb
     """
-    from rich.console import Console
-
     from headway.daemon.data.prepare import prepare as prepare_data
     from headway.daemon.data.text_check import doubts
+    from headway.daemon.terminal import console
 
     for doubt in doubts(sources):
         sys.stderr.write(f"headway: {doubt}\n")
-    console = Console(stderr=True)
+    screen = console(sys.stderr)
     index = prepare_data(
         sources,
         Path(out),
@@ -58,7 +57,7 @@ def prepare(
         config=config,
         split=split,
         max_tokens=max_tokens,
-        console=console if console.is_terminal else None,
+        console=screen if screen.is_terminal else None,
     )
     if as_json:
         say_json({"out": str(out), "tokens": index.num_tokens, "vocab_size": index.vocab_size, "sha256": index.sha256})

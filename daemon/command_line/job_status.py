@@ -90,11 +90,10 @@ def _show_all(reports: "list[JobReport]", *, as_json: bool) -> None:
 
 
 def _draw(shown: "Snapshot") -> None:
-    from rich.console import Console
-
     from headway.daemon.client.watch_view import render
+    from headway.daemon.terminal import console
 
-    console = Console()
-    console.print(render(shown, width=min(console.width, 120)))
+    screen = console()
+    screen.print(render(shown, width=min(screen.width, 120)))
     if shown.report.error:
         say(shown.report.error)

@@ -234,12 +234,14 @@ def export(
     headway export my-job --out exported
     """
     from headway.daemon.client.export import export as export_job
+    from headway.daemon.terminal import behind
 
     async def work(session: "ClusterSession") -> None:
         def show(done: int, total: int) -> None:
             if sys.stderr.isatty():
-                sys.stderr.write(f"\rlayer {done}/{total} " + ("\n" if done == total else ""))
-                sys.stderr.flush()
+                drawn = behind(sys.stderr)
+                drawn.write(f"\rlayer {done}/{total} " + ("\n" if done == total else ""))
+                drawn.flush()
 
         boundary = await export_job(session, job, out, on_layer=show)
         if as_json:

@@ -132,9 +132,10 @@ def reference(
     headway reference far.toml --out runs/plain --coded-cuts block.3,block.6
     """
     from headway.daemon.reference_run import run_reference
+    from headway.daemon.terminal import behind
 
     cuts = [layer.strip() for layer in coded_cuts.split(",") if layer.strip()]
-    progress = sys.stderr if sys.stderr.isatty() else None
+    progress = behind(sys.stderr) if sys.stderr.isatty() else None
     say(run_reference(job, out, device=device, coded_cuts=cuts, progress=progress))
 
 

@@ -3,11 +3,13 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import IO, Literal
 
 import structlog
+from structlog.typing import EventDict
 
 from headway.daemon.history.writer import HistoryWriter
+from headway.daemon.terminal import behind, printable
 
 
 class LossyLogger:
@@ -16,7 +18,7 @@ class LossyLogger:
     What a daemon says must never end what it does.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._num_lost = 0
 
@@ -34,6 +36,11 @@ class LossyLogger:
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
 
 
+def _printable_values(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape control characters before colours are added; JSON escapes them by itself."""
+    return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
 def configure_logs(
     level: str, log_format: Literal["auto", "json", "console"], *, node: str, history: Path | None = None
 ) -> None:
@@ -43,7 +50,9 @@ def configure_logs(
     """
     is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if is_console else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if is_console
+        else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[
@@ -51,12 +60,13 @@ def configure_logs(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([] if is_console else [structlog.processors.format_exc_info]),
+            structlog.processors.format_exc_info,
             *([] if history is None else [HistoryWriter(history, node=node)]),
+            *([_printable_values] if is_console else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=lambda *_: LossyLogger(sys.stderr),
+        logger_factory=lambda *_: LossyLogger(behind(sys.stderr)),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
