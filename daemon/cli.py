@@ -13,6 +13,7 @@ from headway.daemon.command_line import data as cli_data
 from headway.daemon.command_line import jobs as cli_jobs
 from headway.daemon.command_line import local as cli_local
 from headway.daemon.command_line import planning as cli_planning
+from headway.daemon.command_line import shares as cli_shares
 from headway.daemon.command_line import submission as cli_submission
 from headway.daemon.command_line import tracing as cli_tracing
 from headway.daemon.errors import (
@@ -78,7 +79,17 @@ def _root(
     """
 
 
-for module in (cli_local, cli_submission, cli_jobs, cli_tracing, cli_planning, cli_cluster, cli_chaos, cli_data):
+for module in (
+    cli_local,
+    cli_submission,
+    cli_jobs,
+    cli_shares,
+    cli_tracing,
+    cli_planning,
+    cli_cluster,
+    cli_chaos,
+    cli_data,
+):
     module.register(app)
 
 

@@ -110,6 +110,12 @@ class SpecRecord:
     """The job, and the boundary, from whose checkpoint this one began; empty: it began with its own weights."""
     submitted_at: float = 0.0
     submitted_by: str = ""
+    """`user@host`"""
+
+    @property
+    def user(self) -> str:
+        """Whose share of the cluster the job is counted against, from whatever host it was submitted."""
+        return self.submitted_by.partition("@")[0]
 
 
 class Desired(StrEnum):
@@ -426,6 +432,27 @@ class PlacementRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharesRecord:
+    """`shares`: how an administrator wants the cluster divided between users."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    """By user; a user who is not named has 1."""
+    slice_s: float = 600.0
+    """A job that was started is not stopped for another one before it has run for so long."""
+    half_life_s: float = 7200.0
+    """Use that lies so far back counts half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecord:
+    """`usage`: what each user has used of late, written by the leader once a minute while jobs have devices."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Device-seconds by user; older ones have decayed."""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """`jobs/<job>/events/<number>`: a sentence."""
 
@@ -444,6 +471,8 @@ class Keys:
     REACH = PREFIX + "reach/"
     LEADER = PREFIX + "leader"
     PLACEMENT = PREFIX + "placement"
+    SHARES = PREFIX + "shares"
+    USAGE = PREFIX + "usage"
 
     @staticmethod
     def node(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from headway.daemon.command_line.options import (
     OutDir,
     say,
     say_json,
+    say_table,
     with_cluster,
 )
 
@@ -70,7 +71,7 @@ def jobs(
                 )
                 for report in reports
             ]
-            _print_table(("job", "phase", "batches", "loss", "submitted", "why"), rows)
+            say_table(("job", "phase", "batches", "loss", "submitted", "why"), rows)
 
     with_cluster(etcd, certs, cluster, work)
 
@@ -270,9 +271,3 @@ def _ask(
         say(answer)
 
     with_cluster(etcd, certs, cluster, work)
-
-
-def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
-    for row in [titles, *rows]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

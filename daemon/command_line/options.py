@@ -1,7 +1,7 @@
 """Options that many commands share, and how a command that talks to a cluster runs."""
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -73,3 +73,10 @@ def say_json(value: object) -> None:
     import msgspec
 
     say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def say_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns on stdout, each as wide as its longest cell."""
+    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
+    for row in [titles, *rows]:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

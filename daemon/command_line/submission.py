@@ -45,6 +45,10 @@ def submit(
         ),
     ] = None,
     link: LinkKind = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=-10, max=10, help="Place in the queue, whatever the job file says.", show_default=False),
+    ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -72,7 +76,7 @@ def submit(
     else:
         assert manifest is not None
         spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{checkpoint_folder.MANIFEST}")
-    spec = spec.with_link(link)
+    spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
         checkpoint_folder.check_fits(spec, manifest, str(source))
 

@@ -13,6 +13,7 @@ from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.coordination.plan_book import Inquiry, Plans, PlansAtOnce, Purpose
 from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
+from headway.daemon.coordination.settling import SETTLE_S
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.layer_costs import layer_costs
@@ -32,8 +33,6 @@ from headway.daemon.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL
 
-SETTLE_S: Final = 2.0
-"""Nodes often come in groups: how long the set of nodes must be still before a job starts or grows."""
 LEASE_TTL_S: Final = 5.0
 """How long a daemon that lives may be gone from etcd after an outage of it: then it has registered again."""
 PATIENCE_SNAPSHOTS: Final = 2
@@ -141,8 +140,9 @@ class Case:
 
     @cached_property
     def best_plan(self) -> ClusterPlan | PlanRefused:
-        """The best plan on the devices that no other job has; while one runs, without nodes that keep going."""
-        nodes, flapping = self.nodes, self.on_probation
+        """The best plan on the devices that no other job has, without nodes that keep going if that is possible."""
+        flapping, unsettled = self.on_probation, self.unsettled
+        nodes = {name: node for name, node in self.nodes.items() if name not in unsettled}
         steady = self._plan_on(Purpose.BEST, (node for name, node in nodes.items() if name not in flapping))
         if flapping and isinstance(steady, PlanRefused):
             return self._plan_on(Purpose.WITH_FLAPPING_NODES, nodes.values())
@@ -157,6 +157,14 @@ class Case:
     def on_probation(self) -> dict[str, float]:
         """Nodes that a running job does not move to yet, and until when. Without quarantine there is no probation."""
         return on_probation(self.job.plan, self.view, now=self.now) if self.quarantine_after else {}
+
+    @cached_property
+    def unsettled(self) -> frozenset[str]:
+        """Nodes that are left out as they have just changed, and some node has for long."""
+        if self.now < self.view.unrest.settled_at:
+            return frozenset()  # nothing starts or changes before that
+        own = {stage.node for stage in self.job.plan.stages} if self.job.plan is not None else set()
+        return self.view.unrest.unsettled(self.view.nodes, now=self.now) - own
 
     @cached_property
     def profiles(self) -> Profiles:
@@ -311,8 +319,8 @@ class Case:
 
     @property
     def settled_at(self) -> float:
-        """When the set of nodes has been still for long enough."""
-        return self.view.nodes_changed_at + SETTLE_S
+        """When the set of nodes has been still for long enough, or moves for ever."""
+        return self.view.unrest.settled_at
 
     @property
     def change_allowed_at(self) -> float:
@@ -324,7 +332,7 @@ class Case:
     @property
     def reconsidered_at(self) -> float:
         """When the verdict on a better plan may be another by time alone; in the past: never."""
-        waits = [*self.on_probation.values()]
+        waits = [*self.on_probation.values(), *map(self.view.unrest.steady_at, self.unsettled)]
         if self.verdict is not None and self.verdict.wait_s > 0:
             waits.append(self.now + self.verdict.wait_s)
         return min(waits, default=0.0)

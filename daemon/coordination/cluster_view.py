@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from headway.daemon.coordination.settling import Unrest
+from headway.daemon.coordination.usage import UsageMeter
 from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
@@ -23,13 +25,16 @@ from headway.daemon.records import (
     LeaderRecord,
     NodeFailureRecord,
     NodeRecord,
+    Phase,
     PhaseRecord,
     PlacementRecord,
     PlanRecord,
+    SharesRecord,
     SpecRecord,
     StateFile,
     StateRecord,
     StopRecord,
+    UsageRecord,
     WorkerRecord,
     decode,
 )
@@ -42,6 +47,9 @@ Place = tuple[int, int]
 
 DeviceKey = tuple[str, int]
 """(node, device)"""
+
+IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
+"""The phases in which a plan is in force."""
 
 MAX_REMEMBERED: Final = 64
 """Moments of one kind."""
@@ -77,6 +85,10 @@ class JobView:
     """The plan before the one in force, if it was seen."""
     entered_at: float = 0.0
     """When the job was seen to enter its present phase."""
+    started_at: float = field(default=0.0, compare=False)
+    """When the job was seen to begin to train, after it had waited."""
+    starting_s: float = field(default=0.0, compare=False)
+    """How long its workers took to be ready then."""
     stop_changed_at: float = 0.0
     """When `stop` was last seen to change; a stop's deadline counts from here."""
     workers_changed_at: float = 0.0
@@ -88,9 +100,25 @@ class JobView:
         return self.submission.spec if self.submission is not None else None
 
     @property
+    def user(self) -> str:
+        """Who submitted it."""
+        return self.submission.user if self.submission is not None else ""
+
+    @property
+    def priority(self) -> int:
+        """Of the job in the queue."""
+        return self.submission.spec.queue.priority if self.submission is not None else 0
+
+    @property
     def uid(self) -> str:
         """Of the submission; empty while the spec is not known."""
         return self.submission.uid if self.submission is not None else ""
+
+    @property
+    def devices(self) -> frozenset[DeviceKey]:
+        """Those that its plans name: nobody else may use them."""
+        plans = [plan for plan in (self.plan, self.next) if plan is not None]
+        return frozenset((stage.node, stage.device_index) for plan in plans for stage in plan.stages)
 
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
         """The workers that have said something about a plan, by position, if they are on the node that it names."""
@@ -122,6 +150,10 @@ class ClusterView:
     """Keys that could not be used, and why."""
     nodes_changed_at: float = 0.0
     """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
+    unrest: Unrest = field(default_factory=Unrest)
+    """Which nodes have changed of late."""
+    shares: SharesRecord = field(default_factory=SharesRecord)
+    usage: UsageMeter = field(default_factory=UsageMeter)
     absent_since: dict[str, float] = field(default_factory=dict)
     """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
     """Counts from the listing that found it gone, if etcd was out of sight when it went."""
@@ -191,7 +223,10 @@ class ClusterView:
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
         self.arrived_in = dict.fromkeys(known, 0)
+        self.usage.advance(now)
+        self.usage.held.clear()
         self.nodes_changed_at = now
+        self.unrest.changed("", now=now)
         self.started_at = now
         self.epoch += 1
 
@@ -229,6 +264,12 @@ class ClusterView:
         elif key == Keys.PLACEMENT:
             if value is not None:
                 decode(value, PlacementRecord)  # its revision is all that counts
+        elif key == Keys.SHARES:
+            self.shares = decode(value, SharesRecord) if value is not None else SharesRecord()
+            self.usage.advance(now)
+            self.usage.half_life_s = max(self.shares.half_life_s, 1.0)
+        elif key == Keys.USAGE:
+            self.usage.read(decode(value, UsageRecord) if value is not None else UsageRecord(), now=now)
         elif key.startswith(Keys.NODES):
             self._fold_node(key.removeprefix(Keys.NODES), value, create_revision=create_revision, now=now)
         elif key.startswith(Keys.PROBES):
@@ -273,6 +314,7 @@ class ClusterView:
             self.arrived_in[name] = create_revision
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
+            self.unrest.changed(name, now=now)
 
     def _fold_failure(self, rest: str, value: bytes | None, *, now: float) -> None:
         node, number = rest.split("/")
@@ -283,6 +325,7 @@ class ClusterView:
             if not self.failures[node]:
                 del self.failures[node]
         self.nodes_changed_at = now
+        self.unrest.changed("", now=now)
 
     def _fold_job(self, name: str, leaf: str, value: bytes | None, *, create_revision: int, now: float) -> None:
         known = name in self.jobs
@@ -302,12 +345,16 @@ class ClusterView:
             job.spec_revision = create_revision if value is not None else 0
             job.submission, job.refusal = _admitted(job.submission, name)
         if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
+            if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
+                job.started_at, job.starting_s = now, now - job.entered_at if known else 0.0
             job.entered_at = now
         if job.stop != stop_before:
             job.stop_changed_at = now
         if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
             job.left = plan_before
             job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
+        if head in ("spec", "plan", "next"):
+            self.usage.hold(name, job.user, len(job.devices), now=now)
         if not known:
             self.jobs[name] = job
         if value is None and job.submission is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from headway.daemon.coordination.accounting import write_usage
 from headway.daemon.coordination.actions import (
     drop_next,
     enforce_change,
@@ -268,6 +269,10 @@ def decide(
         if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not case.draining(job.plan):
             content.add(job.name)
         stale += judged.stale
+    if (usage := write_usage(view, now=now, written_at=written_at)) is not None:
+        commands.append(usage)
+    elif (due_at := view.usage.due_at()) is not None:
+        deadlines.append(due_at)
     return Decision(
         commands=tuple(commands),
         wake_at=min(deadlines, default=None),
@@ -357,7 +362,7 @@ def waits(case: Case) -> tuple[float, ...]:
     losses = tuple(at for stage in stages if (at := case.lost_at(stage)) is not None)
     match phase:
         case Phase.QUEUED:
-            return (case.settled_at,)
+            return (case.settled_at, _reconsidered_at(case))
         case Phase.PREPARING:
             return (case.heard_at, case.prepare_deadline)
         case Phase.RUNNING:

@@ -71,10 +71,8 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:
-    """Node to when a running job may move to it: those that go too often, and are not of its plan."""
-    if plan is None:
-        return {}
-    own = {(stage.node, stage.node_incarnation) for stage in plan.stages}
+    """Node to when a job starts on it or moves to it: those that go too often, and are not of its plan."""
+    own = {(stage.node, stage.node_incarnation) for stage in plan.stages} if plan is not None else set()
     found = {}
     for name, departures in view.departures.items():
         node = view.nodes.get(name)

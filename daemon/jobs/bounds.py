@@ -31,6 +31,7 @@ AT_LEAST: Final[dict[str, float]] = {
     "fault.link_timeout_s": 1,
     "placement.min_nodes": 1,
     "placement.max_nodes": 0,
+    "queue.priority": -10,
 }
 """Smallest value allowed."""
 
@@ -82,6 +83,7 @@ AT_MOST: Final[dict[str, tuple[float, str]]] = {
     "fault.link_timeout_s": (3600, "the job stands still for so long"),
     "placement.min_nodes": (10**4, "no cluster has so many"),
     "placement.max_nodes": (10**4, "no cluster has so many; 0 means no limit"),
+    "queue.priority": (10, "priorities go from -10 to 10"),
 }
 """Largest value allowed, and the reason."""
 

@@ -61,6 +61,14 @@ class PlacementSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    """`[queue]`: says nothing about bits, only about when and on how many nodes the job runs."""
+
+    priority: int = 0
+    """A job of a higher priority goes before the others, and running ones of a lower priority give way to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One training run. Equal specs give equal bits on equal arithmetic, wherever they run."""
 
@@ -71,10 +79,15 @@ class JobSpec:
     optim: OptimSpec = field(default_factory=OptimSpec)
     fault: FaultSpec = field(default_factory=FaultSpec)
     placement: PlacementSpec = field(default_factory=PlacementSpec)
+    queue: QueueSpec = field(default_factory=QueueSpec)
 
     def with_link(self, link: Literal["auto", "grpc", "collective"] | None) -> "JobSpec":
         """The same job over other links; None: as it is."""
         return self if link is None else replace(self, train=replace(self.train, link=link))
+
+    def with_priority(self, priority: int | None) -> "JobSpec":
+        """The same job with another priority; None: as it is."""
+        return self if priority is None else replace(self, queue=replace(self.queue, priority=priority))
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -108,12 +108,12 @@ class SimulatedCluster(SimulatedAgents):
         self.store.transact({}, {Keys.node(name): encode(record)}, lease=node.lease)
         return node
 
-    def submit(self, spec: JobSpec) -> None:
+    def submit(self, spec: JobSpec, *, user: str = "") -> None:
         name = spec.job.name
         assert self.store.transact(
             {Keys.of(name, "spec"): 0},
             {
-                Keys.of(name, "spec"): encode(SpecRecord(spec=spec, uid=f"uid of {name}")),
+                Keys.of(name, "spec"): encode(SpecRecord(spec=spec, uid=f"uid of {name}", submitted_by=user)),
                 Keys.of(name, "desired"): encode(DesiredRecord()),
                 Keys.of(name, "phase"): encode(PhaseRecord(reason="submitted")),
             },
@@ -388,6 +388,8 @@ class SimulatedCluster(SimulatedAgents):
         self.num_events += 1
         truth = self.facts()
         assert not truth.ignored
+        if not written.job:
+            return
         taken: dict[tuple[str, int], str] = {}
         for job in truth.jobs.values():
             for device in devices(job.plan) | devices(job.next):

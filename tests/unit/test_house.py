@@ -26,6 +26,7 @@ ON_THE_WIRE = {
 
 PURE = (
     "daemon/chaos/fault_schedule.py",
+    "daemon/coordination/accounting.py",
     "daemon/coordination/actions.py",
     "daemon/coordination/case.py",
     "daemon/coordination/cluster_view.py",
@@ -34,6 +35,8 @@ PURE = (
     "daemon/coordination/coordinator.py",
     "daemon/coordination/left_folders.py",
     "daemon/coordination/loss.py",
+    "daemon/coordination/settling.py",
+    "daemon/coordination/usage.py",
     "daemon/history/checker.py",
     "daemon/history/events.py",
     "daemon/lineage.py",

@@ -8,7 +8,6 @@ import pytest
 
 from headway.daemon.coordination.case import (
     CHANGE_RETRY_S,
-    SETTLE_S,
     START_DEADLINE_S,
     Case,
 )
@@ -16,6 +15,7 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.conditions import a_node_knows_a_later_plan
 from headway.daemon.coordination.coordinator import TABLE, decide
 from headway.daemon.coordination.diagram import SENTENCES, page
+from headway.daemon.coordination.settling import SETTLE_S
 from headway.daemon.records import (
     CheckpointRecord,
     Desired,

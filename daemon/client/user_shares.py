@@ -1,0 +1,115 @@
+"""The shares of users: what an administrator has set, and what each has used of late."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.usage import per_share, weight
+from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.records import TERMINAL_PHASES, Keys, SharesRecord, encode
+
+MAX_ATTEMPTS = 5
+MAX_USERS = 1000
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+LONGEST_S = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserShare:
+    """One user's line."""
+
+    user: str
+    weight: float
+    share: float
+    """Of the cluster, among the users who have jobs now; 0 for others."""
+    used: float
+    """Device-seconds of late; older ones have decayed."""
+    used_per_weight: float
+    """The user with least of it is served next."""
+    num_jobs: int
+    """That are not over."""
+    num_devices: int
+
+
+def report_shares(view: ClusterView, *, now: float | None = None) -> tuple[UserShare, ...]:
+    """Every user who has a weight, a job that is not over, or used anything of late; who is owed most comes first."""
+    shares, used = view.shares, view.usage.read_out(time.monotonic() if now is None else now)
+    active = [job for job in view.jobs.values() if job.submission is not None]
+    active = [job for job in active if job.phase.phase not in TERMINAL_PHASES]
+    users = {*shares.weights, *used, *(job.user for job in active)}
+    whole = sum(weight(user, shares) for user in {job.user for job in active})
+    lines = []
+    for user in users:
+        own = [job for job in active if job.user == user]
+        lines.append(
+            UserShare(
+                user=user,
+                weight=weight(user, shares),
+                share=weight(user, shares) / whole if own else 0.0,
+                used=used.get(user, 0.0),
+                used_per_weight=per_share(used, user, shares),
+                num_jobs=len(own),
+                num_devices=sum(len(job.devices) for job in own),
+            )
+        )
+    return tuple(sorted(lines, key=lambda line: (line.used_per_weight, line.user)))
+
+
+async def set_share(session: ClusterSession, user: str, told: float) -> str:
+    """Give a user a weight; 1 is what everybody has. Raises ConfigError."""
+    if not user or len(user) > 128 or not user.isprintable():
+        raise ConfigError("a user's name has 1 to 128 printable characters", "shares")
+    if not (isfinite(told) and LEAST_WEIGHT <= told <= MOST_WEIGHT):
+        raise ConfigError(f"a weight is between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, not {told:g}", f"user {user}")
+
+    def changed(record: SharesRecord) -> SharesRecord:
+        weights = {name: value for name, value in record.weights.items() if name != user}
+        if told != 1.0:
+            weights[user] = told
+        if len(weights) > MAX_USERS:
+            raise ConfigError(f"at most {MAX_USERS} users have a weight of their own", f"user {user}")
+        return replace(record, weights=dict(sorted(weights.items())))
+
+    await _change(session, changed)
+    return f"{user}: has weight {told:g}"
+
+
+async def set_times(session: ClusterSession, *, slice_s: float | None, half_life_s: float | None) -> str:
+    """Change how long a job is left alone, or how fast use is forgotten. Raises ConfigError."""
+    for told, least, name in ((slice_s, 1.0, "--slice"), (half_life_s, 60.0, "--half-life")):
+        if told is not None and not (isfinite(told) and least <= told <= LONGEST_S):
+            raise ConfigError(f"is between {least:g} and {LONGEST_S:g} seconds, not {told:g}", name)
+
+    def changed(record: SharesRecord) -> SharesRecord:
+        return replace(
+            record,
+            slice_s=record.slice_s if slice_s is None else slice_s,
+            half_life_s=record.half_life_s if half_life_s is None else half_life_s,
+        )
+
+    return describe(await _change(session, changed))
+
+
+def describe(record: SharesRecord) -> str:
+    """The cluster's times on one line."""
+    return (
+        f"a job that was started is left alone for {record.slice_s:g} s; use counts half after {record.half_life_s:g} s"
+    )
+
+
+async def _change(session: ClusterSession, changed: Callable[[SharesRecord], SharesRecord]) -> SharesRecord:
+    from headway.daemon.etcd.transaction import Compare, Put
+
+    for _ in range(MAX_ATTEMPTS):
+        view = await session.view()
+        record = changed(view.shares)
+        try:
+            compare = Compare.unchanged(Keys.SHARES, view.revision_of(Keys.SHARES))
+            await session.client.transaction([compare], [Put(Keys.SHARES, encode(record))])
+        except ConflictError:
+            continue
+        return record
+    raise ConflictError("shares", "keep changing; try again")

@@ -1,0 +1,87 @@
+"""How many device-seconds each user has used of late: counted as jobs take and leave devices, decaying. Pure.
+
+Every daemon counts along while it watches etcd. The leader writes its count down once a minute, and the others go on
+from there: a new leader loses nothing, and a cluster that was down counts no time. No two clocks are compared.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from headway.daemon.records import SharesRecord, UsageRecord
+
+WRITTEN_EVERY_S: Final = 60.0
+MAX_USERS: Final = 1000
+"""In the record: those who have used most. The others count as newcomers."""
+WORTH_REMEMBERING_S: Final = 1.0
+"""A user with fewer device-seconds than this is forgotten."""
+
+
+@dataclass(slots=True)
+class UsageMeter:
+    """Device-seconds by user, as of `at`."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    at: float | None = None
+    written_at: float | None = None
+    """When the record was last seen, or the meter began."""
+    half_life_s: float = SharesRecord().half_life_s
+    held: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Job to its user and its number of devices."""
+
+    def hold(self, job: str, user: str, num_devices: int, *, now: float) -> None:
+        """Note how many devices a job has from now on."""
+        before = self.held.get(job)
+        if before == (user, num_devices) or (before is None and not num_devices):
+            return
+        self.advance(now)
+        if num_devices:
+            self.held[job] = user, num_devices
+        else:
+            del self.held[job]
+
+    def read(self, record: UsageRecord, *, now: float) -> None:
+        """Go on from what the leader wrote."""
+        self.seconds, self.at, self.written_at = dict(record.seconds), now, now
+
+    def advance(self, now: float) -> None:
+        """Count until now. The decay of what is used in between is exact."""
+        if self.at is None:
+            self.at = self.written_at = now
+        elapsed_s = max(now - self.at, 0.0)
+        if not elapsed_s:
+            return
+        self.seconds, self.at = self.read_out(now), now
+
+    def read_out(self, now: float) -> dict[str, float]:
+        """Device-seconds by user at a moment; the meter stays as it is."""
+        elapsed_s = max(now - self.at, 0.0) if self.at is not None else 0.0
+        kept = 2.0 ** (-elapsed_s / self.half_life_s)
+        found = {user: seconds * kept for user, seconds in self.seconds.items()}
+        # ∫ 2^(−t/h) dt from 0 to the elapsed time: what one device adds.
+        added = self.half_life_s / math.log(2.0) * (1.0 - kept)
+        for user, num_devices in self.held.values():
+            found[user] = found.get(user, 0.0) + num_devices * added
+        return found
+
+    def due_at(self) -> float | None:
+        """When the leader has to write the count down; None: nobody uses anything."""
+        return self.written_at + WRITTEN_EVERY_S if self.held and self.written_at is not None else None
+
+    def record(self, *, now: float, written_at: float) -> UsageRecord:
+        """The count as it is written down."""
+        found = {user: round(seconds, 1) for user, seconds in self.read_out(now).items()}
+        worth = sorted((user for user in found if found[user] >= WORTH_REMEMBERING_S), key=lambda user: -found[user])
+        return UsageRecord(seconds={user: found[user] for user in sorted(worth[:MAX_USERS])}, at=written_at)
+
+
+def per_share(seconds: Mapping[str, float], user: str, shares: SharesRecord) -> float:
+    """What a user has used, over the weight of the user's share: whoever has least is owed most."""
+    return seconds.get(user, 0.0) / weight(user, shares)
+
+
+def weight(user: str, shares: SharesRecord) -> float:
+    """Of a user's share; a weight that makes no sense counts as 1."""
+    told = shares.weights.get(user, 1.0)
+    return told if math.isfinite(told) and told > 0 else 1.0

@@ -1,0 +1,38 @@
+"""The leader writes down what users have used; whoever leads next, and whoever asks, goes on from there."""
+
+import pytest
+
+from headway.daemon.client.user_shares import report_shares
+from headway.daemon.coordination.usage import WRITTEN_EVERY_S
+from headway.daemon.records import Keys, Phase, SharesRecord, UsageRecord, decode, encode
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+
+
+def test_usage_is_written_once_a_minute_and_outlives_the_leader() -> None:
+    """A job on two nodes for five minutes, with a new leader in between: ten device-minutes of its user, few writes."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("first", batches=10**6), user="alice@host")
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
+    began = cluster.now
+    cluster.calm(until=lambda: cluster.now >= began + 150, max_rounds=1000)
+    cluster.elect()
+    cluster.calm(until=lambda: cluster.now >= began + 300, max_rounds=1000)
+    record = decode(cluster.store.values[Keys.USAGE], UsageRecord)
+    assert record.seconds["alice"] == pytest.approx(600.0, abs=2.5 * WRITTEN_EVERY_S)
+    writes = [change for change in cluster.store.history if change.key == Keys.USAGE]
+    assert 4 <= len(writes) <= 300 / WRITTEN_EVERY_S + 1
+    [line] = report_shares(cluster.truth(), now=cluster.now)
+    assert (line.user, line.num_devices, line.share) == ("alice", 2, 1.0)
+
+
+def test_shares_are_of_those_who_have_jobs() -> None:
+    """Alice with weight 3 and bob have jobs, carol has a weight alone: three quarters, a quarter, nothing."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("first"), user="alice@one")
+    cluster.submit(small_spec("second"), user="bob@two")
+    cluster.store.transact({}, {Keys.SHARES: encode(SharesRecord(weights={"alice": 3.0, "carol": 2.0}))})
+    shares = {line.user: line.share for line in report_shares(cluster.truth(), now=cluster.now)}
+    assert shares == {"alice": 0.75, "bob": 0.25, "carol": 0.0}
