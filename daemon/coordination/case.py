@@ -16,6 +16,7 @@ from headway.daemon.coordination.prospects import as_fast_as_their_like, measure
 from headway.daemon.coordination.settling import SETTLE_S
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.planning.blocked_ways import BlockedWays
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
@@ -231,7 +232,13 @@ class Case:
             quarantined=self.quarantined,
             held=None if is_free or is_under_way else self._held,
             profiles=self.profiles,
+            blocked=self.blocked,
         )
+
+    @cached_property
+    def blocked(self) -> BlockedWays:
+        """The ways on which one node does not reach another."""
+        return self.view.blocked
 
     @cached_property
     def _held(self) -> dict[str, tuple[str, ...]]:

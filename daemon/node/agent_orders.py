@@ -34,6 +34,7 @@ from headway.daemon.node.copy_duties import copy_steps_of, parts_of_worker
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import state_steps_of
 from headway.daemon.planning.link_choice import LinkEnd, choose_link, largest_frame_bytes
+from headway.daemon.planning.plan_links import linked
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
@@ -285,16 +286,10 @@ def _is_live(post: _Post, part: str) -> bool:
 def _neighbours(view: ClusterView, post: _Post) -> Neighbours | None:
     """Everybody that the worker has a link with; None while one of them has not said where it can be dialled."""
     plan, position = post.plan, post.position
-    stage = plan.stage_index(position)
     records = post.job.workers_of(plan)
 
-    def found(index: int) -> list[int]:
-        workers = plan.replicas[index] if 0 <= index < plan.num_stages else ()
-        return [other for other in workers if _share_a_group(post.stage, plan.stages[other])]
-
-    siblings = [other for other in plan.replicas[stage] if other != position]
-    linked = (found(stage - 1), found(stage + 1), siblings)
-    if any(other not in records for positions in linked for other in positions):
+    around = linked(plan.stages, position)
+    if any(other not in records for positions in around for other in positions):
         return None
     upstream, downstream, beside = (
         tuple(
@@ -306,7 +301,7 @@ def _neighbours(view: ClusterView, post: _Post) -> Neighbours | None:
             )
             for other in positions
         )
-        for positions in linked
+        for positions in around
     )
     return Neighbours(upstream, downstream, beside)
 
@@ -322,10 +317,6 @@ def _is_collective(view: ClusterView, post: _Post, position: int) -> bool:
     spec = post.job.spec
     frame_bytes = largest_frame_bytes(spec, post.plan, post.position, position)
     return choose_link(spec.train.link, *ends, frame_bytes=frame_bytes).is_collective
-
-
-def _share_a_group(one: StagePlan, other: StagePlan) -> bool:
-    return not one.groups or not other.groups or not set(one.groups).isdisjoint(other.groups)
 
 
 def _is_first_on_its_node(post: _Post) -> bool:

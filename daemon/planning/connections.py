@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.daemon.planning.blocked_ways import Pair, pair_of
 from headway.daemon.planning.device_order import Seat
 from headway.daemon.planning.profiles import Profiles
 
@@ -33,7 +34,11 @@ class LinkAssumptions:
 class Links:
     """Round trips and bandwidths between a job's devices."""
 
-    def __init__(self, assumptions: LinkAssumptions, profiles: Profiles) -> None:
+    def __init__(
+        self, assumptions: LinkAssumptions, profiles: Profiles, blocked: frozenset[Pair] = frozenset()
+    ) -> None:
+        """blocked: pairs of nodes that cannot talk."""
+        self._blocked = blocked
         self._assumptions = assumptions
         self._profiles = profiles
         self._is_assumed = not profiles.links
@@ -43,6 +48,23 @@ class Links:
     def has_measured(self) -> bool:
         """Whether any link is measured, so that links inside a site may differ."""
         return not self._is_assumed
+
+    @property
+    def has_blocked(self) -> bool:
+        """Whether any two devices cannot talk."""
+        return bool(self._blocked)
+
+    def can_talk(self, one: Seat, other: Seat) -> bool:
+        """Whether two devices may be neighbours."""
+        return not self._blocked or pair_of(one.node, other.node) not in self._blocked
+
+    def all_talk(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> bool:
+        """Whether every worker of one stage can talk to every worker of the next."""
+        return not self._blocked or all(self.can_talk(upper, lower) for upper in uppers for lower in lowers)
+
+    def siblings_talk(self, run: Sequence[Seat]) -> bool:
+        """Whether devices that stand side by side can be the replicas of one stage."""
+        return not self._blocked or all(self.all_talk([seat], run[index + 1 :]) for index, seat in enumerate(run))
 
     def is_measured(self, one: Seat, other: Seat) -> bool:
         """Whether somebody has measured the link between two devices' nodes."""

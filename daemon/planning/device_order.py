@@ -8,13 +8,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 from headway.daemon.records import Device, NodeRecord, StagePlan
 
 MAX_ORDERS: Final = 120
 """Up to so many different orders are all tried."""
+MAX_REARRANGING: Final = 2000
+"""Steps of the search for an order whose neighbours can talk."""
 
 
 def natural(name: str) -> tuple[str | int, ...]:
@@ -62,10 +64,18 @@ class Kinds:
         pace_of: Callable[[Seat], tuple[float, ...]] | None = None,
         *,
         distinct_nodes: frozenset[str] = frozenset(),
+        blocked: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
-        """pace_of: what is known of a device's times beyond its speed. distinct_nodes: those whose links are known."""
+        """pace_of: what is known of a device's times beyond its speed. distinct_nodes: those whose links are known.
+
+        blocked: pairs of nodes that cannot talk.
+        """
         self._pace_of = pace_of
         self._distinct_nodes = distinct_nodes
+        self._blocked: dict[str, str] = {}
+        for name in sorted({node for pair in blocked for node in pair}):
+            others = {other for pair in blocked if name in pair for other in pair if other != name or len({*pair}) == 1}
+            self._blocked[name] = "!" + ",".join(sorted(others))
 
     def of(self, seat: Seat) -> Kind:
         """Seats of one kind are alike in all that matters."""
@@ -73,7 +83,7 @@ class Kinds:
         is_alike = seat.is_only_one and seat.node not in self._distinct_nodes
         return (
             seat.site,
-            "" if is_alike else seat.node,
+            self._blocked.get(seat.node, "") if is_alike else seat.node,
             device.kind,
             self.speed(seat),
             device.memory_bytes,
@@ -87,27 +97,61 @@ class Kinds:
         return 1.0 / sum(self._pace_of(seat)[::2]) if self._pace_of else seat.device.speed
 
 
+CanTalk = Callable[[Seat, Seat], bool]
+
+
 def orders(
     seats: tuple[Seat, ...],
     *,
     lengths: Iterable[int],
     kinds: Kinds | None = None,
     previous: tuple[StagePlan, ...] = (),
+    can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[Seat, ...]]:
     """Orders of so many seats, in a deterministic sequence: all while they are few, those in which each site's seats
-    are next to each other first, since of equals the first is taken; else all of the latter; else good ones of them."""
+    are next to each other first, since of equals the first is taken; else all of the latter; else good ones of them.
+
+    can_talk: good ones are rearranged so that neighbours can talk.
+    """
     kinds = kinds or Kinds()
     counts = Counter(map(kinds.of, seats))
     for length in lengths:
         found = list(islice(_kind_orders(counts, length), MAX_ORDERS + 1))
-        if len(found) > MAX_ORDERS:
+        is_choice = len(found) > MAX_ORDERS
+        if is_choice:
             found = _good_orders(seats, length, kinds)
         else:
             mixed = list(islice(_kind_orders(counts, length, sites_together=False), MAX_ORDERS + 1))
             if len(mixed) <= MAX_ORDERS:
                 found = list(dict.fromkeys([*found, *mixed]))
         for order in found:
-            yield _seated(order, seats, previous, kinds)
+            seated = _seated(order, seats, previous, kinds)
+            yield seated if can_talk is None or not is_choice else rearranged(seated, can_talk)
+
+
+def rearranged(order: tuple[Seat, ...], can_talk: CanTalk) -> tuple[Seat, ...]:
+    """The same seats with neighbours that can talk, as near to their order as that goes; as they are if none is found.
+
+    Depth first: at each place the earliest seat that can talk to the one before.
+    """
+    steps = 0
+
+    def extend(placed: tuple[Seat, ...], left: tuple[Seat, ...]) -> tuple[Seat, ...] | None:
+        nonlocal steps
+        steps += 1
+        if not left:
+            return placed
+        for index, seat in enumerate(left):
+            if steps > MAX_REARRANGING:
+                return None
+            if not placed or can_talk(placed[-1], seat):
+                found = extend((*placed, seat), left[:index] + left[index + 1 :])
+                if found is not None:
+                    return found
+        return None
+
+    is_fine = all(can_talk(one, other) for one, other in pairwise(order))
+    return order if is_fine else extend((), order) or order
 
 
 def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = True) -> Iterator[tuple[Kind, ...]]:
@@ -162,7 +206,13 @@ def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tup
 
 
 def long_orders(
-    seats: tuple[Seat, ...], length: int, kinds: Kinds, previous: tuple[StagePlan, ...] = (), *, is_short: bool = False
+    seats: tuple[Seat, ...],
+    length: int,
+    kinds: Kinds,
+    previous: tuple[StagePlan, ...] = (),
+    *,
+    is_short: bool = False,
+    can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[Seat, ...]]:
     """A few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
 
@@ -187,7 +237,8 @@ def long_orders(
             for each in (order, order[::-1]):
                 if each not in seen:
                     seen.add(each)
-                    yield _seated(each, seats, previous, kinds)
+                    seated = _seated(each, seats, previous, kinds)
+                    yield seated if can_talk is None else rearranged(seated, can_talk)
 
 
 def _fastest_first(group: list[Seat]) -> list[Seat]:

@@ -4,7 +4,7 @@ Few devices: each order that keeps sites together, with the exact best pipeline 
 may work, along which devices may stay unused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import inf
 from typing import Final
@@ -77,18 +77,30 @@ class OrderSearch:
         self._placement = costs.spec.placement
         num_stages = min(costs.num_layers, costs.num_microbatches)
         self._most_workers = min(len(seats), num_stages * costs.num_groups)
+        self._can_talk = costs.links.can_talk if costs.links.has_blocked else None
 
     def best(self) -> Cut | None:
         """The best pipeline that uses as many nodes as the job wants; None: nothing fits."""
         shape = self._placement.replicas
         if sum(shape) > FEW_ALIKE_SEATS:
-            return self._best_of(long_orders(self._seats, sum(shape), self._kinds, self._previous, is_short=True))
+            return self._best_of(
+                long_orders(
+                    self._seats, sum(shape), self._kinds, self._previous, is_short=True, can_talk=self._can_talk
+                )
+            )
         if shape:
-            return self._best_of(orders(self._seats, lengths=(sum(shape),), kinds=self._kinds, previous=self._previous))
+            return self._best_of(
+                orders(
+                    self._seats,
+                    lengths=(sum(shape),),
+                    kinds=self._kinds,
+                    previous=self._previous,
+                    can_talk=self._can_talk,
+                )
+            )
         are_alike = len(set(map(self._kinds.of, self._seats))) == 1
         if len(self._seats) <= (FEW_ALIKE_SEATS if are_alike else FEW_SEATS):
-            lengths = range(1, self._most_workers + 1)
-            return self._best_of(orders(self._seats, lengths=lengths, kinds=self._kinds, previous=self._previous))
+            return self._best_of(self._orders(range(1, self._most_workers + 1)))
         self._keep_most_nodes()
         found = self._best_of_long_orders()
         if found is None:
@@ -96,6 +108,12 @@ class OrderSearch:
         if self._has_wanted_nodes(found.seats):
             return self._balanced(found)
         return self._as_many_as_demanded()
+
+    def _orders(self, lengths: Iterable[int]) -> Iterator[tuple[Seat, ...]]:
+        return orders(self._seats, lengths=lengths, kinds=self._kinds, previous=self._previous, can_talk=self._can_talk)
+
+    def _long_orders(self, length: int, *, is_short: bool) -> Iterator[tuple[Seat, ...]]:
+        return long_orders(self._seats, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk)
 
     @property
     def _previous(self) -> tuple[StagePlan, ...]:
@@ -179,7 +197,9 @@ class OrderSearch:
         """The fastest pipeline along good orders of so many devices. enough: what need not be beaten."""
         best: tuple[float, Cut] | None = None
         is_quick = len(self._seats) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
-        for order in long_orders(self._seats, length, self._kinds, self._previous, is_short=not is_quick):
+        for order in long_orders(
+            self._seats, length, self._kinds, self._previous, is_short=not is_quick, can_talk=self._can_talk
+        ):
             for most_stages in self._numbers_of_stages(length):
                 limit = at_most if best is None else best[0] * (1 - TIE)
                 found = PaceSearch(self._costs, order, most_stages=most_stages).best(limit)
@@ -226,7 +246,9 @@ class OrderSearch:
             num_stages = min(length, self._costs.num_layers, self._costs.num_microbatches)
             ends = [length * index // num_stages for index in range(num_stages + 1)]
             shape = tuple(end - first for first, end in pairwise(ends))
-            for order in long_orders(self._seats, length, self._kinds, self._previous, is_short=True):
+            for order in long_orders(
+                self._seats, length, self._kinds, self._previous, is_short=True, can_talk=self._can_talk
+            ):
                 if not self._has_wanted_nodes(order):
                     continue
                 cut = PipelineCut(self._costs, order, shape=shape).best(inf if found is None else found[0])

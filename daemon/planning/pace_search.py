@@ -24,6 +24,8 @@ PRECISION: Final = 1e-3
 """Relative, of the time that the search ends with."""
 NUM_WALKS: Final = 4096
 """Kept at once, over all places of the order."""
+WALKS_AROUND_BLOCKED: Final = 16
+"""Kept at least for each place where some devices cannot talk."""
 WIDER: Final = 1.25
 """By how much the time grows until a first pipeline is found, and by its square next time."""
 MOST_WIDENINGS: Final = 8
@@ -107,7 +109,10 @@ class PaceSearch:
         most, reach = min(self._costs.num_groups, enough), [0]
         for index, seat in enumerate(self._order):
             alike = index and self._order[index - 1].arithmetic_class == seat.arithmetic_class
-            reach.append(reach[-1] + 1 if alike else 1)
+            number = reach[-1] + 1 if alike else 1
+            while number > 1 and not self._costs.links.siblings_talk(self._order[index + 1 - number : index + 1]):
+                number -= 1
+            reach.append(number)
         return [min(each, most) for each in reach]
 
     def _sibling_bandwidths(self) -> list[Floats]:
@@ -144,6 +149,8 @@ class PaceSearch:
 
     def _furthest(self, walks: list[_Walk]) -> list[_Walk]:
         """Those worth going on with: furthest, and where the number of stages counts, those with fewer."""
+        if self._costs.links.has_blocked:
+            return self._furthest_by_run(walks)
         found: list[_Walk] = []
         for walk in sorted(walks, key=lambda walk: (walk.first, walk.num_stages, walk.run)):
             if not found or walk.num_stages < found[-1].num_stages:
@@ -154,6 +161,13 @@ class PaceSearch:
             return found[:1]
         step = (len(found) - 1) / (self._num_kept - 1)
         return [found[round(index * step)] for index in range(self._num_kept)]
+
+    def _furthest_by_run(self, walks: list[_Walk]) -> list[_Walk]:
+        """Where some devices cannot talk: the furthest walk for each first stage, since the next may avoid one."""
+        best: dict[tuple[int, int], _Walk] = {}
+        for walk in sorted(walks, key=lambda walk: (walk.first, walk.num_stages, walk.run)):
+            best.setdefault(walk.run, walk)
+        return list(best.values())[: max(self._num_kept, WALKS_AROUND_BLOCKED)]
 
     def _stages(self, walk: _Walk, place: int, limit: float) -> list[tuple[int, int]]:
         """(first layer, number of devices) of the stages that could stand before a walk, ending before a place."""
@@ -217,7 +231,11 @@ class PaceSearch:
 
     def _link_keeps(self, walk: _Walk, place: int, number: int, limit: float) -> bool:
         """Whether the boundary to the stage behind carries a batch in time."""
-        if self._widest <= limit or walk.behind is None:
+        if walk.behind is None:
+            return True
+        if not self._costs.links.all_talk(self._order[place - number : place], self._order[slice(*walk.run)]):
+            return False
+        if self._widest <= limit:
             return True
         uppers, lowers = self._order[place - number : place], self._order[slice(*walk.run)]
         share = min(len(uppers), len(lowers))

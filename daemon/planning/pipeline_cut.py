@@ -71,6 +71,8 @@ class PipelineCut:
             for end in self._ends[first]:
                 for last in self._ends[end] if end < size else ():
                     runs = order[first:end], order[end:last]
+                    if not costs.links.all_talk(*runs):
+                        continue
                     self._links[first, end, last] = costs.boundary_seconds(*runs)
                     self._trips[first, end, last] = costs.links.longest_round_trip_s(*runs)
 
@@ -240,7 +242,11 @@ class _Recurrence:
         if end == len(self._order):
             return []
         after = [(stages - 1, end, last) for last in self._ends[end]]
-        return [(each, self._of_link[start, end, each[2]]) for each in after if each in self._found]
+        return [
+            (each, self._of_link[start, end, each[2]])
+            for each in after
+            if each in self._found and (start, end, each[2]) in self._of_link
+        ]
 
     def _starts(self, num_stages: int) -> list[tuple[int, int, int]]:
         return [place for end in self._ends[0] if (place := (num_stages, 0, end)) in self._found]

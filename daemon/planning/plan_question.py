@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.device_order import Seat, natural
 from headway.daemon.planning.order_search import Holdings
+from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
@@ -33,6 +35,8 @@ class PlanQuestion:
     links: LinkAssumptions
     holdings: Holdings = ()
     profiles: Profiles
+    blocked: BlockedWays = NOTHING_BLOCKED
+    """Ways between the nodes of the seats on which one does not reach the other."""
     left_out: tuple[str, ...] = ()
     """Sentences on nodes and devices that it may not use, for whoever has too few."""
 
@@ -47,6 +51,7 @@ class Conditions(TypedDict, total=False):
     links: LinkAssumptions | None
     quarantined: frozenset[str]
     held: Mapping[str, Iterable[str]] | None
+    blocked: BlockedWays
 
 
 def ask(
@@ -81,6 +86,9 @@ def ask(
         links=conditions.get("links") or LinkAssumptions(),
         holdings=tuple(sorted((node, tuple(sorted(layers))) for node, layers in held.items())),
         profiles=profiles or Profiles(),
+        blocked=conditions.get("blocked", NOTHING_BLOCKED).among(
+            node.name for node in wanted if node.name not in quarantined
+        ),
         left_out=tuple(out),
     )
 
@@ -95,15 +103,14 @@ def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
 
 def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:
     """Whether two questions are about the same job on the same devices: only times and files may be other ones."""
-    return _situation(one) == _situation(other) and set(map(_unmeasured, one.seats)) == set(
-        map(_unmeasured, other.seats)
-    )
+    is_same = (_situation(one), one.blocked) == (_situation(other), other.blocked)
+    return is_same and set(map(_unmeasured, one.seats)) == set(map(_unmeasured, other.seats))
 
 
 def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> bool:
     """Whether a plan for an earlier question is a plan for the present one as well, though maybe not the best: every
-    device that it uses may still be used, by the same process, as it was."""
-    if _situation(asked) != _situation(now):
+    device that it uses may still be used, by the same process, as it was, and its neighbours can talk."""
+    if _situation(asked) != _situation(now) or not linked_pairs(plan.stages).isdisjoint(now.blocked.pairs):
         return False
     before = {_key(seat): _unmeasured(seat) for seat in asked.seats}
     free = {_key(seat): _unmeasured(seat) for seat in now.seats}

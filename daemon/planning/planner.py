@@ -8,18 +8,22 @@ are, then the one whose nodes hold most of their layers' files.
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Unpack
+from typing import Final, Unpack
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.connections import Links
-from headway.daemon.planning.device_order import Kinds, Seat
+from headway.daemon.planning.device_order import Kinds, Seat, natural
 from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, OrderSearch
 from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import Conditions, PlanQuestion, ask
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import NodeRecord
+
+FEW_WITH_BLOCKED: Final = 5
+"""With more devices, and some that cannot talk, those that all can are tried too: not every order is."""
 
 __all__ = ["WORTH_A_STAGE", "ClusterPlan", "PlanRefused", "StageEstimate", "answer", "make_plan", "size"]
 
@@ -37,7 +41,8 @@ def make_plan(
     job does not want are left out, and so are devices that have no worker process. previous: the plan in force, whose
     layers had better stay. busy: (node, device) that other jobs use. history: arithmetic classes that the job has run
     on. was_rounded: whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch.
-    profiles: what was measured of devices and links.
+    profiles: what was measured of devices and links. blocked: ways on which one node does not reach another; none of
+    them is between neighbours or replicas of the plan.
     """
     return answer(ask(spec, nodes, profiles=profiles, **conditions))
 
@@ -96,7 +101,8 @@ class _Planner:
         self._spec = question.spec
         self._seats = seats
         profiles = question.profiles
-        self._costs = StageCosts(self._spec, seats, profiles, Links(question.links, profiles))
+        self._pairs = question.blocked.pairs
+        self._costs = StageCosts(self._spec, seats, profiles, Links(question.links, profiles, self._pairs))
 
     def plan(self) -> ClusterPlan | PlanRefused:
         placement = self._spec.placement
@@ -104,14 +110,37 @@ class _Planner:
             return PlanRefused(reason=_waits_for_nodes(self._spec, self._seats))
         if sum(placement.replicas) > len(self._seats):
             return PlanRefused(reason=self._too_few_for_the_shape())
-        profiled = frozenset(node for pair, _ in self._question.profiles.links for node in pair)
-        kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled)
-        at_home = AtHome(self._spec.layers, self._question.previous, self._question.holdings)
-        cut = OrderSearch(self._costs, self._seats, kinds, at_home).best()
-        if cut is None:
-            return PlanRefused(reason=self._memory_arithmetic())
+        found = self._best_along(self._seats)
+        if self._pairs and (found is None or len(self._seats) > FEW_WITH_BLOCKED):
+            among = self._best_along(all_talking(self._seats, self._pairs))
+            found = min(filter(None, (found, among)), key=lambda plan: plan.predicted_batch_seconds, default=None)
+        if found is None and self._is_refused_by_blocked_ways():
+            return PlanRefused(reason=self._who_cannot_talk())
+        return found or PlanRefused(reason=self._memory_arithmetic())
+
+    def _best_along(self, seats: tuple[Seat, ...]) -> ClusterPlan | None:
+        """The best plan on some of the devices."""
         question = self._question
+        profiled = frozenset(node for pair, _ in question.profiles.links for node in pair)
+        kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled, blocked=self._pairs)
+        at_home = AtHome(self._spec.layers, question.previous, question.holdings)
+        cut = OrderSearch(self._costs, seats, kinds, at_home).best()
+        if cut is None:
+            return None
         return assemble(self._costs, cut, self._seats, question.history, was_rounded=question.was_rounded)
+
+    def _is_refused_by_blocked_ways(self) -> bool:
+        """Whether there would be a plan if all nodes could talk."""
+        if not self._pairs:
+            return False
+        open_question = replace(self._question, blocked=NOTHING_BLOCKED)
+        return isinstance(_Planner(open_question, self._seats).plan(), ClusterPlan)
+
+    def _who_cannot_talk(self) -> str:
+        ways = self._question.blocked.among(seat.node for seat in self._seats)
+        wanted = self._spec.placement.min_nodes
+        demand = f" for min_nodes = {wanted}" if wanted > 1 else ""
+        return f"finds no order of nodes{demand} in which neighbours can talk: {ways}; {REMEDY}"
 
     def _too_few_for_the_shape(self) -> str:
         wanted, here = self._spec.placement.replicas, len(self._seats)
@@ -153,6 +182,16 @@ class _Planner:
     def _alone(self, first: int, end: int) -> int:
         """Bytes of layers on one device, at one microbatch in flight."""
         return self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
+
+
+def all_talking(seats: tuple[Seat, ...], pairs: frozenset[Pair]) -> tuple[Seat, ...]:
+    """The seats that are left when the one with most blocked pairs goes, again and again, until all can talk."""
+    left = list(seats)
+    while True:
+        counts = [sum(one is not other and pair_of(one.node, other.node) in pairs for other in left) for one in left]
+        if not any(counts):
+            return tuple(left)
+        left.pop(max(range(len(left)), key=lambda index: (counts[index], natural(left[index].node), index)))
 
 
 def _waits_for_nodes(spec: JobSpec, seats: tuple[Seat, ...]) -> str:

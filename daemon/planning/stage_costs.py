@@ -155,10 +155,9 @@ class StageCosts:
         return self.with_reduction(computing, self.reduction_seconds(run))
 
     def can_share(self, run: Sequence[Seat]) -> bool:
-        """Whether devices may be replicas of one stage: equal arithmetic, and a group for each."""
-        return len(run) <= self.num_groups and all(
-            one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run)
-        )
+        """Whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
+        are_alike = all(one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run))
+        return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)
 
     def shares(self, run: tuple[Seat, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
         """How many groups each replica holds of a slice that `run_seconds` found to fit."""

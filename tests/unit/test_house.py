@@ -57,6 +57,7 @@ PURE = (
     "daemon/planning/pace_search.py",
     "daemon/planning/pipeline_cut.py",
     "daemon/planning/plan_assembly.py",
+    "daemon/planning/plan_links.py",
     "daemon/planning/plan_simulation.py",
     "daemon/planning/planner.py",
     "daemon/planning/predicted_time.py",

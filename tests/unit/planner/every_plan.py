@@ -25,7 +25,16 @@ SLACK = 1 + 1e-9
 class EveryPlan:
     """All plans of an instance whose batches are not slower than a limit."""
 
-    def __init__(self, instance: Instance, profiles: Profiles, at_most: float = inf) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        profiles: Profiles,
+        at_most: float = inf,
+        *,
+        blocked: frozenset[frozenset[str]] = frozenset(),
+    ) -> None:
+        """blocked: pairs of nodes that may not be in neighbouring stages, nor in one stage."""
+        self.blocked = blocked
         self.instance = instance
         self.spec: JobSpec = instance.spec
         self.at_most = at_most * SLACK
@@ -72,6 +81,8 @@ class EveryPlan:
         is_even = self.spec.train.microbatches % self.spec.train.reduction_groups == 0
         runs = itertools.combinations if is_even else itertools.permutations
         for run in (run for size in range(1, most_workers + 1) for run in runs(free, size)):
+            if self._is_blocked(placed, run):
+                continue
             carrying, trip = self._link(placed[-1], run) if placed else (0.0, 0.0)
             if carrying * filled > self.at_most:
                 continue
@@ -80,6 +91,12 @@ class EveryPlan:
                     slower = max(slowest, seconds, carrying)
                     if slower * filled <= self.at_most:
                         yield from self._extend((*placed, stage), slower, trips + trip, num_left - 1, filled)
+
+    def _is_blocked(self, placed: tuple[PlacedStage, ...], run: tuple[NodeRecord, ...]) -> bool:
+        names = [node.name for node in run]
+        above = [seat.node for seat in placed[-1].seats] if placed else []
+        together = [*itertools.combinations(names, 2), *itertools.product(above, names)]
+        return any(frozenset(pair) in self.blocked for pair in together)
 
     def _link(self, above: PlacedStage, run: tuple[NodeRecord, ...]) -> tuple[float, float]:
         uppers = tuple(seat.node for seat in above.seats)
