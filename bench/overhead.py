@@ -127,7 +127,7 @@ class Pipeline:
         if done.phase.phase is not Phase.FINISHED:
             raise RuntimeError(f"{done.phase.reason}\n{done.phase.error}")
         node = next(iter((await self._session.view()).nodes.values()))
-        entries = [entry.seconds async for entry in self._client.journal(node.address, name, from_batch=0)]
+        entries = [entry.seconds async for entry in self._client.journal(node.endpoint, name, from_batch=0)]
         await remove(self._session, name)
         return entries[NUM_WARMUP_BATCHES:]
 

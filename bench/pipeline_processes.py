@@ -147,6 +147,7 @@ class Host:
                 peer_stage=StageIndex(peer),
                 peer_worker=peer,
                 peer_incarnation=str(peer),
+                peer_node="node",
                 peer_name=f"stage {peer}",
                 peer_address=self.addresses[peer],
                 inbox=inbox,
@@ -161,6 +162,7 @@ class Host:
         terms_of_grpc: dict[str, Any] = {
             "stage": StageIndex(stage),
             "peer_incarnation": str(peer),
+            "peer_node": "node",
             "inbox": inbox,
             "contract": contract,
             "first_contact": TIMEOUT,

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from measure import Figure, progress, report
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
@@ -65,6 +66,7 @@ async def measure(*, num_samples: int, num_files: int) -> dict[str, Figure]:
             checkpoint_root=None,
             is_etcd_reachable=lambda: True,
         )
+        endpoint = NodeEndpoint("owner", f"127.0.0.1:{port}")
         add_node_service(server, desk)
         await server.start()
         try:
@@ -81,7 +83,7 @@ async def measure(*, num_samples: int, num_files: int) -> dict[str, Figure]:
                 for key in keys:
                     held = owner.contents[key]
                     expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
-                    await fetch_from_nodes(buddy, client, key, addresses=[f"127.0.0.1:{port}"], expected=expected)
+                    await fetch_from_nodes(buddy, client, key, endpoints=[endpoint], expected=expected)
                 ended = cpu_s()
                 if sample:  # the first one touches the memory
                     written_s.append((between - began) / gigabytes)

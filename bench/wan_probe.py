@@ -9,6 +9,7 @@ import grpc.aio
 import pipeline_processes
 from pipeline_processes import Host
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.measurements import LinkProbe
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import measure
@@ -65,6 +66,6 @@ class Probe:
     async def _measure(self) -> LinkProbe:
         client = NodeClient(TlsIdentity.read(self.certificates))
         try:
-            return await measure(client, self.address)
+            return await measure(client, NodeEndpoint("node", self.address))
         finally:
             await client.close()

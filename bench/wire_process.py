@@ -22,7 +22,7 @@ from headway.stages.ids import StageIndex
 from headway.stages.link import Inbox, Link
 from headway.stages.link_endpoint import TRANSPORT_OPTIONS, LinkEndpoint
 from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 
 SMALL_BYTES = 1 << 10
 NUM_ROUND_TRIPS = 200
@@ -126,7 +126,7 @@ class Process:
             return await self._streams.get()
         identity = self._identity
         credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-        options = (*BARE_OPTIONS, *CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        options = (*BARE_OPTIONS, *expecting("node"), ("grpc.use_local_subchannel_pool", 1))
         channel = grpc.aio.secure_channel(f"{HOST}:{self._peer_ports[1]}", credentials, options=options)
         call: Any = channel.stream_stream("/bare/Stream")()
         await call.write(b"hello")
@@ -140,6 +140,7 @@ class Process:
                 GENERATION,
                 stage=StageIndex(1),
                 peer_incarnation="a",
+                peer_node="node",
                 inbox=inbox,
                 contract=contract,
                 first_contact=TIMEOUT,
@@ -151,6 +152,7 @@ class Process:
             GENERATION,
             stage=StageIndex(0),
             peer_incarnation="b",
+            peer_node="node",
             inbox=inbox,
             contract=contract,
             first_contact=TIMEOUT,
@@ -167,6 +169,7 @@ class Process:
             peer_stage=StageIndex(peer),
             peer_worker=peer,
             peer_incarnation="ab"[peer],
+            peer_node="node",
             peer_name=f"stage {peer}",
             peer_address=f"{HOST}:{self._peer_ports[0]}",
             inbox=inbox,

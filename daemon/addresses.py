@@ -1,9 +1,24 @@
 """host:port and ranges of ports as text. An IPv6 host stands in brackets before a colon, and nowhere else."""
 
+from dataclasses import dataclass
+
 from headway.daemon.errors import ConfigError
 
 MAX_PORT = 65535
 MAX_PORT_DIGITS = len(str(MAX_PORT))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeEndpoint:
+    """Where a node's daemon is dialled, and who has to answer there."""
+
+    name: str
+    """The node's, which its certificate bears; empty: not known, it has to bear the host that is dialled."""
+    address: str
+    """host:port"""
+
+    def __str__(self) -> str:
+        return f"node {self.name} at {self.address}" if self.name else f"node at {self.address}"
 
 
 def split_address(text: str, key: str) -> tuple[str, int]:

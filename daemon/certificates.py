@@ -1,7 +1,7 @@
 """A certificate authority in a folder: for the life of a local cluster, or for people who set up their own.
 
-Keys are elliptic (P-256), so that one is made in a millisecond. Every certificate bears the name `headway`, which is
-what clients check (stages/tls_identity.py), and serves both ends of a connection: every Headway process is both.
+Keys are elliptic (P-256), so that one is made in a millisecond. A certificate bears its node's name, which is what
+peers check (stages/tls_identity.py), and serves both ends of a connection: every Headway process is both.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headway.daemon.errors import ConfigError
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SERVER_NAME
+from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 CA_KEY_FILE = "ca-key.pem"
 THROW_AWAY_VALIDITY = timedelta(days=30)
@@ -71,14 +71,14 @@ class CertificateAuthority:
     def issue(self, name: str, *, hosts: Iterable[str] = (), validity: timedelta | None = None) -> Path:
         """A certificate for a node, a server or a person: the folder with its ca.pem, cert.pem and key.pem.
 
-        hosts: names and addresses beside `headway`, the name itself and the loopback. An older one of the same name is
-        replaced. Raises ConfigError for a name that cannot be a folder's.
+        hosts: names and addresses beside the name itself and the loopback. An older one of the same name is replaced.
+        Raises ConfigError for a name that cannot be a folder's or that every certificate bears.
         """
-        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+        if not name or name in {".", "..", *LOCAL_HOSTS} or set(name) & set("/\0:"):
             raise ConfigError(f"{name!r} cannot be the name of a certificate", str(self.directory))
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-        names = dict.fromkeys([SERVER_NAME, name, *hosts, *LOCAL_HOSTS])
+        names = dict.fromkeys([name, *hosts, *LOCAL_HOSTS])
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         validity = validity or self._certificate.not_valid_after_utc - datetime.now(UTC)
@@ -102,6 +102,18 @@ class CertificateAuthority:
         """Delete the folder with everything in it. Idempotent."""
         if self.directory.exists():
             shutil.rmtree(self.directory)
+
+
+def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
+    """The names and addresses that a certificate bears."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return (
+        *found.get_values_for_type(x509.DNSName),
+        *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
+    )
 
 
 def _builder(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.lineage import Lineage
 from headway.stages.codec import Codec
@@ -74,6 +75,11 @@ class NodeRecord:
     """Of the devices whose worker process is there."""
     ailments: dict[str, str] = field(default_factory=dict)
     """What of this daemon does not work just now: activity, or condition, to sentence."""
+
+    @property
+    def endpoint(self) -> NodeEndpoint:
+        """Its daemon, for those that dial it."""
+        return NodeEndpoint(self.name, self.address)
 
     def generation_seen(self, job: str, uid: str) -> int:
         """Of one submission. A node that counts by name alone may mean it."""

@@ -485,20 +485,22 @@ class LayerSource(_message.Message):
     def __init__(self, layer: _Optional[str] = ..., live: _Optional[bool] = ..., initial: _Optional[bool] = ..., path: _Optional[str] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("stage", "address", "incarnation", "worker", "groups", "collective")
+    __slots__ = ("stage", "address", "incarnation", "worker", "groups", "collective", "node")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     address: str
     incarnation: str
     worker: int
     groups: _containers.RepeatedScalarFieldContainer[int]
     collective: bool
-    def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., collective: _Optional[bool] = ...) -> None: ...
+    node: str
+    def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., collective: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import grpc
 import structlog
@@ -24,7 +25,7 @@ from headway.stages.frame_contract import FrameContract
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting, is_borne, names_of_client, other_node
 
 log = structlog.get_logger()
 
@@ -48,6 +49,8 @@ class CollectiveTerms:
     peer_stage: StageIndex
     peer_worker: int
     peer_incarnation: str
+    peer_node: str
+    """Whose certificate it has to present."""
     peer_name: str
     """For people: `stage 2`, or which replica of it."""
     peer_address: str
@@ -156,9 +159,9 @@ class CollectiveEndpoint:
         for link in self._links:
             link.interrupt()
 
-    async def answer(self, request: bytes, _: object) -> bytes:
+    async def answer(self, request: bytes, context: Any) -> bytes:
         """The server's side of Meet."""
-        reply, awaited = self._judge(request)
+        reply, awaited = self._judge(request, names_of_client(context.auth_context()))
         reply.incarnation = self._incarnation
         if awaited is not None:
             reply.store_port, reply.store_prefix = awaited.store.port, awaited.store.prefix
@@ -167,7 +170,7 @@ class CollectiveEndpoint:
                 awaited.link.meet(lambda: GroupOfTwo(rendezvous, device, timeout=FORM_TIMEOUT))
         return reply.SerializeToString()
 
-    def _judge(self, request: bytes) -> tuple[HelloReply, _Awaited | None]:
+    def _judge(self, request: bytes, names: tuple[str, ...]) -> tuple[HelloReply, _Awaited | None]:
         try:
             hello = Hello.FromString(request)
         except DecodeError:
@@ -185,6 +188,9 @@ class CollectiveEndpoint:
         if awaited is None or (hello.stage, hello.worker) != (awaited.terms.peer_stage, awaited.terms.peer_worker):
             reason = f"no collective link is expected from stage {hello.stage} of process {hello.incarnation}"
             return _refusal(HelloReply.WRONG_PEER, reason)
+        if not is_borne(awaited.terms.peer_node, names):
+            log.warning("hello_of_another_node", peer=awaited.terms.peer, node=awaited.terms.peer_node, names=names)
+            return _refusal(HelloReply.WRONG_PEER, other_node(awaited.terms.peer_node, names))
         if awaited.terms.generation != known or awaited.link.is_over:
             return _refusal(HelloReply.STALE, f"the link of generation {awaited.terms.generation} is over here")
         return HelloReply(verdict=HelloReply.ACCEPTED), awaited
@@ -223,7 +229,7 @@ class CollectiveEndpoint:
             worker=terms.worker,
         )
         credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
-        options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        options = (*expecting(terms.peer_node), ("grpc.use_local_subchannel_pool", 1))
         async with grpc.aio.secure_channel(terms.peer_address, credentials, options=options) as channel:
             method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/headway.data.Link/{METHOD}")
             try:

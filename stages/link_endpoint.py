@@ -28,7 +28,7 @@ from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
 from headway.stages.server_limits import server_limits
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting, is_borne, names_of_client, other_node
 
 log = structlog.get_logger()
 
@@ -56,7 +56,6 @@ STREAMS_PER_CONNECTION = 8
 """A neighbour has one connection for each link, and another one for the Meet of a collective link."""
 _DIAL_OPTIONS = (
     *TRANSPORT_OPTIONS,
-    *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -74,6 +73,7 @@ class _Awaited:
     generation: Generation
     peer_stage: StageIndex
     peer_incarnation: str
+    peer_node: str
     resume_timeout: timedelta
     newest_attempt: int = 0
 
@@ -148,6 +148,7 @@ class LinkEndpoint:
         generation: Generation,
         *,
         stage: StageIndex,
+        peer_node: str,
         peer_incarnation: str,
         inbox: Inbox,
         contract: FrameContract,
@@ -161,9 +162,10 @@ class LinkEndpoint:
     ) -> GrpcLink:
         """The link to a neighbour that dials: one of the stage before, or a replica of this one.
 
-        stage: ours. address: for messages only. peer_stage: the stage before, if nothing is said. peer_worker: the
-        neighbour's position among all workers of its plan. peer: its name for people. is_last: no other `accept` of
-        this generation follows; until then whoever dials is told to come again.
+        stage: ours. address: for messages only. peer_node: whose certificate it has to present. peer_stage: the stage
+        before, if nothing is said. peer_worker: the neighbour's position among all workers of its plan. peer: its name
+        for people. is_last: no other `accept` of this generation follows; until then whoever dials is told to come
+        again.
 
         LinkLost arrives in the inbox if the neighbour has not dialled within `first_contact`, or not again within
         `resume_timeout` of a break.
@@ -178,7 +180,7 @@ class LinkEndpoint:
             contract=contract,
             receives=kinds_between(peer_stage, stage),
         )
-        awaited = _Awaited(link, generation, peer_stage, peer_incarnation, resume_timeout)
+        awaited = _Awaited(link, generation, peer_stage, peer_incarnation, peer_node, resume_timeout)
         self._loop.call_soon(self._await, job, peer_worker, awaited, first_contact, is_last)
         return link
 
@@ -189,6 +191,7 @@ class LinkEndpoint:
         generation: Generation,
         *,
         stage: StageIndex,
+        peer_node: str,
         peer_incarnation: str,
         inbox: Inbox,
         contract: FrameContract,
@@ -200,8 +203,8 @@ class LinkEndpoint:
     ) -> GrpcLink:
         """The link to a neighbour that accepts at `address`: one of the stage after, or a replica of this one.
 
-        stage, worker: our stage, and our position among all workers of the plan. peer_stage: the stage after, if
-        nothing is said. peer: the neighbour's name for people.
+        stage, worker: our stage, and our position among all workers of the plan. peer_node: as in `accept`.
+        peer_stage: the stage after, if nothing is said. peer: the neighbour's name for people.
 
         LinkLost arrives in the inbox if it has not accepted within `first_contact`, or not again within
         `resume_timeout` of a break, or at once if it refuses for good.
@@ -226,7 +229,9 @@ class LinkEndpoint:
             worker=worker,
         )
         self._loop.call_soon(self._meet, job, generation)
-        self._loop.spawn(self._dial(link, address, hello, first_contact, resume_timeout), name=f"dial {link.peer}")
+        self._loop.spawn(
+            self._dial(link, address, peer_node, hello, first_contact, resume_timeout), name=f"dial {link.peer}"
+        )
         return link
 
     def cut(self, duration: timedelta, *, dialled: bool = True, accepted: bool = True) -> None:
@@ -306,7 +311,7 @@ class LinkEndpoint:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         if self._loop.loop.time() < self._accepted_cut_until:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by a test")
-        reply, awaited, next_sequence = self._judge(first)
+        reply, awaited, next_sequence = self._judge(first, names_of_client(context.auth_context()))
         reply.incarnation = self._incarnation
         if awaited is None:
             self._num_stale += reply.verdict == HelloReply.STALE
@@ -338,8 +343,11 @@ class LinkEndpoint:
             self._num_resumed += link.was_connected
             await link.run(stream, turn, acknowledged=next_sequence)
 
-    def _judge(self, first: bytes | None) -> tuple[HelloReply, _Awaited | None, int]:
-        """The answer to a hello; the link it is for if it is accepted, and the number its sender expects next."""
+    def _judge(self, first: bytes | None, names: Sequence[str]) -> tuple[HelloReply, _Awaited | None, int]:
+        """The answer to a hello; the link it is for if it is accepted, and the number its sender expects next.
+
+        names: those of the certificate of the side that dials.
+        """
         try:
             hello = Hello.FromString(first or b"")
         except DecodeError:
@@ -360,6 +368,9 @@ class LinkEndpoint:
         if awaited is None or (hello.stage, hello.incarnation) != (awaited.peer_stage, awaited.peer_incarnation):
             reason = f"stage {hello.stage} of process {hello.incarnation} is not the one that is awaited"
             return _refusal(HelloReply.WRONG_PEER, reason)
+        if not is_borne(awaited.peer_node, names):
+            log.warning("hello_of_another_node", peer=awaited.link.peer, node=awaited.peer_node, names=names)
+            return _refusal(HelloReply.WRONG_PEER, other_node(awaited.peer_node, names))
         if awaited.link.is_over:
             return _refusal(HelloReply.STALE, f"generation {known} is over here")
         if hello.attempt < awaited.newest_attempt:
@@ -370,7 +381,13 @@ class LinkEndpoint:
     # --- the dialling side, in the loop's thread --------------------------------------------------------------------
 
     async def _dial(
-        self, link: GrpcLink, address: str, hello: Hello, first_contact: timedelta, resume_timeout: timedelta
+        self,
+        link: GrpcLink,
+        address: str,
+        node: str,
+        hello: Hello,
+        first_contact: timedelta,
+        resume_timeout: timedelta,
     ) -> None:
         """Until the link is over: attempt after attempt, each of which serves the link as long as its stream lives."""
         self._dialled = [*(other for other in self._dialled if not other.is_over), link]
@@ -386,7 +403,7 @@ class LinkEndpoint:
             hello.attempt += 1
             num_streams = link.num_streams
             try:
-                await self._attempt(link, address, hello, timeout_s=min(attempt_s, left_s))
+                await self._attempt(link, address, node, hello, timeout_s=min(attempt_s, left_s))
             except _RefusedError as error:
                 return link.lose(str(error))
             except ProtocolError as error:
@@ -406,7 +423,7 @@ class LinkEndpoint:
             attempt_s = min(ATTEMPT_GROWTH * attempt_s, HELLO_TIMEOUT.total_seconds())
         return None
 
-    async def _attempt(self, link: GrpcLink, address: str, hello: Hello, *, timeout_s: float) -> None:
+    async def _attempt(self, link: GrpcLink, address: str, node: str, hello: Hello, *, timeout_s: float) -> None:
         """One connection of its own: what is left of a broken one never delays the next.
 
         Raises ConnectionError, TimeoutError, ProtocolError, _RefusedError; returns when the link is over.
@@ -414,9 +431,10 @@ class LinkEndpoint:
         if self._loop.loop.time() < self._dialled_cut_until:
             raise ConnectionError("cut by a test")
         credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
+        options = (*_DIAL_OPTIONS, *expecting(node))
         async with (
             link.turn() as turn,
-            grpc.aio.secure_channel(address, credentials, options=_DIAL_OPTIONS) as channel,
+            grpc.aio.secure_channel(address, credentials, options=options) as channel,
         ):
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()

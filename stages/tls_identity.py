@@ -1,19 +1,13 @@
 """Who a process is to its peers: one certificate, its key and the authority that signed it, as PEM bytes.
 
-The rule for certificates: every one that Headway issues carries the DNS name `headway` (SERVER_NAME) beside whatever
-hosts and addresses its node has, and every client checks for that name instead of the address it dials, through
-CHANNEL_OPTIONS. So a node may change its address, and a certificate still proves that the authority knows its holder.
-Both sides of every connection present one: servers require and verify a client's.
+The rule for certificates: that of a node bears the node's name, and all its processes present it. A client that dials a
+node expects that name, wherever the node is dialled, so a node may change its address. A server requires a certificate
+of each client, and what only one node may say is checked against the names that the client's certificate bears.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-SERVER_NAME = "headway"
-"""A subject alternative name of every certificate; what a client expects a server to be."""
-
-CHANNEL_OPTIONS = (("grpc.ssl_target_name_override", SERVER_NAME),)
-"""To be among the options of every channel that is made with a TlsIdentity."""
 
 CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
@@ -36,3 +30,23 @@ class TlsIdentity:
             (directory / CERTIFICATE_FILE).read_bytes(),
             (directory / KEY_FILE).read_bytes(),
         )
+
+
+def expecting(name: str) -> tuple[tuple[str, str], ...]:
+    """Options of a channel to a server whose certificate has to bear a name; an empty one: the host that is dialled."""
+    return (("grpc.ssl_target_name_override", name),) if name else ()
+
+
+def names_of_client(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
+    """The names that a client's certificate bears, as gRPC tells them of a call."""
+    return tuple(name.decode(errors="replace") for name in auth_context.get("x509_subject_alternative_name", ()))
+
+
+def other_node(name: str, names: Iterable[str]) -> str:
+    """Why a client is refused that says what only the node of a name may say."""
+    return f"the certificate of {', '.join(names) or 'nobody'} is not that of node {name}"
+
+
+def is_borne(name: str, names: Iterable[str]) -> bool:
+    """Whether a node's name is among those of a certificate: case does not matter, as for names of hosts."""
+    return name.casefold() in (other.casefold() for other in names)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.job_report import JobReport, duration
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.peer_client import NodeClient
@@ -53,7 +54,7 @@ async def ask_daemons(
     try:
         for address in addresses:
             try:
-                reply = await client.status(address, job, timeout_s=timeout_s)
+                reply = await client.status(NodeEndpoint("", address), job, timeout_s=timeout_s)
                 return DaemonStatus(
                     node=reply.node,
                     etcd_reachable=reply.etcd_reachable,

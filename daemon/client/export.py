@@ -119,8 +119,8 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
     for node in nodes:
         try:
             with path.open("wb") as file:
-                pieces = client.fetch_state(node.address, key, forward=True, unhurried=True)
-                async for piece in in_time(node.address, pieces):
+                pieces = client.fetch_state(node.endpoint, key, forward=True, unhurried=True)
+                async for piece in in_time(node.endpoint, pieces):
                     file.write(piece)
             found = content_checksum(path)
         except (PeerError, RecoveryError, DamagedFileError) as error:

@@ -27,7 +27,7 @@ async def read_logs(
         for name in sorted(view.nodes, key=lambda name: name != node):
             has_begun = False
             try:
-                async for line in client.logs(view.nodes[name].address, request):
+                async for line in client.logs(view.nodes[name].endpoint, request):
                     has_begun = True
                     yield line
                 return

@@ -150,7 +150,7 @@ async def _collect(client: NodeClient, view: ClusterView, plan: PlanRecord, job:
     reasons: list[str] = []
     for node in sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name)):
         try:
-            return [trace async for trace in client.trace(node.address, job)]
+            return [trace async for trace in client.trace(node.endpoint, job)]
         except PeerError as error:
             reasons.append(str(error))
     raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could be asked")

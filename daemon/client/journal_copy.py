@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.coordination.boundaries import lineage_of, restorable
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
@@ -60,7 +61,7 @@ class JournalCopy:
                     view = await self._session.view()
                     for name in sorted(view.nodes):
                         try:
-                            await self._copy_from(view.nodes[name].address)
+                            await self._copy_from(view.nodes[name].endpoint)
                         except (PeerError, RecoveryError) as error:
                             reason = str(error)
                     if self.file.last_batch < num_batches - 1:
@@ -78,15 +79,15 @@ class JournalCopy:
         failure: PeerError | RecoveryError | None = None
         for name in sorted(view.nodes):
             try:
-                return await self._copy_from(view.nodes[name].address)
+                return await self._copy_from(view.nodes[name].endpoint)
             except (PeerError, RecoveryError) as error:
                 failure = error
         assert failure is not None
         raise failure
 
-    async def _copy_from(self, address: str) -> int:
+    async def _copy_from(self, endpoint: NodeEndpoint) -> int:
         before = self.file.last_batch
-        async for entry in self._client.journal(address, self._job, from_batch=before + 1):
+        async for entry in self._client.journal(endpoint, self._job, from_batch=before + 1):
             self.file.append(
                 batch=entry.batch,
                 loss=entry.loss,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import structlog
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import data_folder
@@ -19,8 +20,8 @@ log = structlog.get_logger()
 class DataLibrary:
     """Opens a job's data, and knows every verified folder so that other nodes can be served from it."""
 
-    def __init__(self, cache_dir: Path, client: NodeClient, peers: Callable[[], Iterable[str]]) -> None:
-        """peers: addresses of the other nodes' daemons, at the time of the call."""
+    def __init__(self, cache_dir: Path, client: NodeClient, peers: Callable[[], Iterable[NodeEndpoint]]) -> None:
+        """peers: the other nodes' daemons, at the time of the call."""
         self._cache_dir = cache_dir
         self._client = client
         self._peers = peers
@@ -59,35 +60,35 @@ class DataLibrary:
 
     async def _fetch(self, data: DataSpec, *, why_not_here: str) -> Path:
         reasons = [why_not_here]
-        for address in self._peers():
+        for endpoint in self._peers():
             try:
-                await self._fetch_from(address, data.sha256)
+                await self._fetch_from(endpoint, data.sha256)
                 folder = await asyncio.to_thread(self._open_here, data)
             except (PeerError, RecoveryError, DataError, OSError) as error:
                 reasons.append(str(error))
                 continue
-            log.info("data_fetched", sha256=data.sha256, peer=address)
+            log.info("data_fetched", sha256=data.sha256, peer=endpoint.address)
             return folder
         raise RecoveryError(f"data {data.sha256[:12]}…", "; ".join(reasons))
 
-    async def _fetch_from(self, address: str, sha256: str) -> None:
+    async def _fetch_from(self, endpoint: NodeEndpoint, sha256: str) -> None:
         """All files of a data set, the index last: without it a folder holds no shards."""
         folder = self._cache_dir / sha256
         folder.mkdir(parents=True, exist_ok=True)
         incoming = folder / "incoming"
         incoming.mkdir(exist_ok=True)
-        await self._download(address, sha256, incoming / INDEX_NAME)
+        await self._download(endpoint, sha256, incoming / INDEX_NAME)
         index = await asyncio.to_thread(read_index, incoming)
         if index.sha256 != sha256:
-            raise RecoveryError(f"node at {address}", f"sent the index of other data, {index.sha256[:12]}…")
+            raise RecoveryError(str(endpoint), f"sent the index of other data, {index.sha256[:12]}…")
         for shard in index.shards:
             if Path(shard.file).name != shard.file:
-                raise RecoveryError(f"node at {address}", f"sent an index with the path {shard.file!r}")
-            await self._download(address, shard.sha256, folder / shard.file)
+                raise RecoveryError(str(endpoint), f"sent an index with the path {shard.file!r}")
+            await self._download(endpoint, shard.sha256, folder / shard.file)
         (incoming / INDEX_NAME).replace(folder / INDEX_NAME)
         incoming.rmdir()
 
-    async def _download(self, address: str, sha256: str, target: Path) -> None:
+    async def _download(self, endpoint: NodeEndpoint, sha256: str, target: Path) -> None:
         with target.open("wb") as file:
-            async for piece in self._client.fetch_data(address, sha256):
+            async for piece in self._client.fetch_data(endpoint, sha256):
                 await asyncio.to_thread(file.write, piece)

@@ -10,13 +10,17 @@ from google.protobuf.message import Message
 
 from headway.daemon.errors import CompactedError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.proto import etcd_pb2, etcd_pb2_grpc
-from headway.stages.tls_identity import SERVER_NAME, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 
 ReplyT = TypeVar("ReplyT")
 Metadata = tuple[tuple[str, str], ...]
 
 PROBE_KEY = b"\0"
 RETRY_PAUSE_S = 0.1
+OLD_NAME = "headway"
+"""What every certificate of earlier releases bears: an etcd whose certificate lacks its host is asked for this name."""
+OTHER_NAME = "Hostname Verification Check failed"
+"""What gRPC says of a certificate that bears another name."""
 FIRST_ATTEMPT_S = 1.5
 """Time that one endpoint of several gets before the next is tried; it doubles, for answers that need longer."""
 
@@ -56,8 +60,8 @@ class EtcdAccess:
     """host:port of each member; tried in turn."""
     identity: TlsIdentity | None = None
     """None: no TLS. An identity without certificate and key only checks the server's."""
-    server_name: str = SERVER_NAME
-    """The name that the server's certificate must bear; empty: the host that was dialled."""
+    server_name: str = ""
+    """The name that the server's certificate must bear; empty: the host that is dialled, or `headway`."""
     user: str = ""
     password: str = field(default="", repr=False)
     timeout_s: float = 5.0
@@ -73,6 +77,8 @@ class EtcdConnection:
         self.access = access
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._expected: dict[str, str] = {}
+        """Endpoint to the name that its certificate has to bear, where its host has proved not to be one."""
         self._token: Metadata = ()
         self._login = asyncio.Lock()
 
@@ -189,8 +195,7 @@ class EtcdConnection:
         options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
         if identity is None:
             return grpc.aio.insecure_channel(endpoint, options=options)
-        if self.access.server_name:
-            options.append(("grpc.ssl_target_name_override", self.access.server_name))
+        options += expecting(self._expected.get(endpoint, self.access.server_name))
         credentials = grpc.ssl_channel_credentials(identity.ca, identity.key or None, identity.certificate or None)
         return grpc.aio.secure_channel(endpoint, credentials, options=options)
 
@@ -207,10 +212,20 @@ class EtcdConnection:
             except grpc.aio.AioRpcError as error:
                 if not is_silence(error):
                     return  # whatever it says, somebody answered
+                if OTHER_NAME in (error.details() or "") and await self._expects_old_name(endpoint):
+                    continue
                 self.leave(endpoint)
                 if loop.time() + RETRY_PAUSE_S >= deadline:
                     raise self._unreachable(error, timeout_s) from error
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _expects_old_name(self, endpoint: str) -> bool:
+        """Dial an endpoint anew, by the name of earlier releases; False when that is so already."""
+        if self.access.server_name or endpoint in self._expected:
+            return False
+        self._expected[endpoint] = OLD_NAME
+        await self._channels.pop(endpoint).close()
+        return True
 
     async def _authenticated(
         self,

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.errors import LeaseLostError, RecoveryError, in_one_line
 from headway.daemon.etcd.client import EtcdClient
@@ -106,7 +107,7 @@ class Companions:
 
     async def _follow(self, companion: Companion) -> None:
         """Stay with a daemon until the stream ends. Raises TimeoutError, PeerError and RecoveryError."""
-        stream = self._client.accompany(companion.address, self._node)
+        stream = self._client.accompany(NodeEndpoint(companion.node, companion.address), self._node)
         first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
         if first is not None and first.incarnation == companion.incarnation:
             self._met.add(companion)

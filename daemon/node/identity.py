@@ -4,9 +4,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from headway.daemon.certificates import LOCAL_HOSTS, names_in
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
 
 
 def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
@@ -31,7 +32,19 @@ def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise ConfigError(f"was not issued by the authority in {CA_FILE}", str(directory / CERTIFICATE_FILE)) from error
+    _check_name(config, certificate)
     return identity, _password(config)
+
+
+def _check_name(config: NodeConfig, certificate: x509.Certificate) -> None:
+    """Raises ConfigError unless the certificate is this node's: peers would take it for another's."""
+    if config.name in LOCAL_HOSTS:
+        raise ConfigError(f"{config.name!r} is every machine's name: give the node one of its own", "name")
+    names = names_in(certificate)
+    if not is_borne(config.name, names):
+        told = ", ".join(names) or "no name"
+        what = f"bears {told}, and not this node's name {config.name}: `headway certs` makes one that does"
+        raise ConfigError(what, str(config.certificates / CERTIFICATE_FILE))
 
 
 def _certificate(pem: bytes, where: str) -> x509.Certificate:

@@ -86,10 +86,10 @@ class JournalSource:
                 if name not in self._view.nodes or name == self._node:
                     continue
                 expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
-                address = self._view.nodes[name].address
+                endpoint = self._view.nodes[name].endpoint
                 incoming = IncomingFile(str(key), path, size_bytes=expected.size_bytes)
                 try:
-                    await download(self._client, address, key, incoming, expected)
+                    await download(self._client, endpoint, key, incoming, expected)
                 except (PeerError, RecoveryError) as error:
                     failure = RecoveryError(str(key), str(error))
                     continue

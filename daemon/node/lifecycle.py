@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from headway.daemon.addresses import join_address, split_address
+from headway.daemon.addresses import NodeEndpoint, join_address, split_address
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
@@ -130,7 +130,7 @@ class Daemon:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         client = NodeClient(identity)
         stack.push_async_callback(client.close)
-        library = DataLibrary(config.data_cache_dir, client, lambda: _other_addresses(cluster, config.name))
+        library = DataLibrary(config.data_cache_dir, client, lambda: _other_endpoints(cluster, config.name))
         host = advertised_host(config)
         record = NodeRecord(
             name=config.name,
@@ -276,8 +276,8 @@ async def _start_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
     await server.start()
 
 
-def _other_addresses(cluster: ClusterWatch, name: str) -> list[str]:
-    return [node.address for node in cluster.view.nodes.values() if node.name != name]
+def _other_endpoints(cluster: ClusterWatch, name: str) -> list[NodeEndpoint]:
+    return [node.endpoint for node in cluster.view.nodes.values() if node.name != name]
 
 
 async def _cancel(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.byte_streams import byte_stream
 from headway.daemon.node.keepalive import KEEPALIVE_S, client_keepalive
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 
 MessageT = TypeVar("MessageT")
 
@@ -26,7 +27,6 @@ MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
 """A connection without a call is closed after so long: its node may have left, and gRPC would dial it for ever."""
 _OPTIONS: tuple[tuple[str, Any], ...] = (
-    *CHANNEL_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -45,7 +45,7 @@ _GONE = frozenset(
 
 @dataclass(slots=True)
 class _Line:
-    """A channel to one address, and who uses it."""
+    """A channel to one endpoint, and who uses it."""
 
     channel: grpc.aio.Channel
     num_calls: int = 0
@@ -54,9 +54,9 @@ class _Line:
 
 
 class NodeClient:
-    """The Node service of any node, by address (host:port). For one event loop.
+    """The Node service of any node, by endpoint. For one event loop.
 
-    An address has one channel while it is used: it is closed when a call got no answer, or when none was made for
+    An endpoint has one channel while it is used: it is closed when a call got no answer, or when none was made for
     `IDLE_S`. So nobody dials a node that has left.
     """
 
@@ -64,12 +64,12 @@ class NodeClient:
         self._credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
         self._options = (*_OPTIONS, *client_keepalive(keepalive_s))
         self._idle_s = idle_s
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[NodeEndpoint, _Line] = {}
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Those that it has a channel to."""
-        return tuple(self._lines)
+        return tuple(endpoint.address for endpoint in self._lines)
 
     async def close(self) -> None:
         """Close every channel; calls in flight end."""
@@ -77,35 +77,35 @@ class NodeClient:
         for line in lines:
             await line.channel.close()
 
-    async def describe(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
+    async def describe(self, endpoint: NodeEndpoint, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
         """Who answers there. Raises PeerError."""
         request = control_pb2.DescribeRequest()
-        return await self._ask(address, lambda stub: stub.Describe(request, timeout=timeout_s))
+        return await self._ask(endpoint, lambda stub: stub.Describe(request, timeout=timeout_s))
 
     async def status(
-        self, address: str, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
+        self, endpoint: NodeEndpoint, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
     ) -> control_pb2.StatusReply:
         """What the daemon there knows of a job, or of all, also while etcd is away. Raises PeerError."""
         request = control_pb2.StatusRequest(job=job)
-        return await self._ask(address, lambda stub: stub.Status(request, timeout=timeout_s))
+        return await self._ask(endpoint, lambda stub: stub.Status(request, timeout=timeout_s))
 
     def probe(
-        self, address: str, num_bytes: int, *, timeout_s: float, counted: bool = False
+        self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False
     ) -> AsyncIterator[control_pb2.ProbeReply]:
         """So many bytes of nothing from there, to see how fast they come. Raises PeerError.
 
         counted: first of all comes a reply without them, with the segments that the connection has sent so far.
         """
         request = control_pb2.ProbeRequest(num_bytes=num_bytes, counted=counted)
-        return self._read(address, lambda stub: stub.Probe(request, timeout=timeout_s))
+        return self._read(endpoint, lambda stub: stub.Probe(request, timeout=timeout_s))
 
-    def accompany(self, address: str, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
+    def accompany(self, endpoint: NodeEndpoint, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
         """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
         request = control_pb2.AccompanyRequest(node=node)
-        return self._read(address, lambda stub: stub.Accompany(request))
+        return self._read(endpoint, lambda stub: stub.Accompany(request))
 
     def fetch_state(
-        self, address: str, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
+        self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
     ) -> AsyncIterator[bytes]:
         """One layer's file from an offset on, in pieces. RecoveryError: the node has it not; PeerError otherwise.
 
@@ -122,42 +122,46 @@ class NodeClient:
             unhurried=unhurried,
         )
         timeout_s = None if unhurried else TRANSFER_TIMEOUT_S
-        return self._stream(address, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
+        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
 
-    def fetch_data(self, address: str, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    def fetch_data(self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`."""
         request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
         timeout_s = TRANSFER_TIMEOUT_S
-        return self._stream(address, lambda channel: byte_stream(channel, "FetchData")(request, timeout=timeout_s))
+        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request, timeout=timeout_s))
 
-    def logs(self, address: str, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+    def logs(self, endpoint: NodeEndpoint, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         """Lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
         timeout_s = None if request.follow else TRANSFER_TIMEOUT_S
-        return self._read(address, lambda stub: stub.Logs(request, timeout=timeout_s))
+        return self._read(endpoint, lambda stub: stub.Logs(request, timeout=timeout_s))
 
-    def journal(self, address: str, job: str, *, from_batch: int = 0) -> AsyncIterator[control_pb2.JournalEntry]:
+    def journal(
+        self, endpoint: NodeEndpoint, job: str, *, from_batch: int = 0
+    ) -> AsyncIterator[control_pb2.JournalEntry]:
         """The newest written journal of a job."""
         request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
-        return self._read(address, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
+        return self._read(endpoint, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
 
-    def trace(self, address: str, job: str, *, forwarded: bool = False) -> AsyncIterator[control_pb2.WorkerTrace]:
+    def trace(
+        self, endpoint: NodeEndpoint, job: str, *, forwarded: bool = False
+    ) -> AsyncIterator[control_pb2.WorkerTrace]:
         """What a job's workers did last; forwarded: those of the node there alone. RecoveryError: it has no plan."""
         request = control_pb2.TraceRequest(job=job, forwarded=forwarded)
-        return self._read(address, lambda stub: stub.Trace(request, timeout=TRACE_TIMEOUT_S))
+        return self._read(endpoint, lambda stub: stub.Trace(request, timeout=TRACE_TIMEOUT_S))
 
-    async def _ask(self, address: str, call: Callable[[Any], Awaitable[MessageT]]) -> MessageT:
+    async def _ask(self, endpoint: NodeEndpoint, call: Callable[[Any], Awaitable[MessageT]]) -> MessageT:
         """One answer to one call. Raises PeerError."""
-        async with aclosing(self._read(address, lambda stub: _once(call(stub)))) as replies:
+        async with aclosing(self._read(endpoint, lambda stub: _once(call(stub)))) as replies:
             return await anext(replies)
 
-    def _read(self, address: str, call: Callable[[Any], AsyncIterator[MessageT]]) -> AsyncGenerator[MessageT]:
-        return self._stream(address, lambda channel: call(control_pb2_grpc.NodeStub(channel)))
+    def _read(self, endpoint: NodeEndpoint, call: Callable[[Any], AsyncIterator[MessageT]]) -> AsyncGenerator[MessageT]:
+        return self._stream(endpoint, lambda channel: call(control_pb2_grpc.NodeStub(channel)))
 
     async def _stream(
-        self, address: str, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
+        self, endpoint: NodeEndpoint, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
     ) -> AsyncGenerator[MessageT]:
         """What a call answers. The channel of a call that got no answer goes with it, unless others use it."""
-        line = await self._line(address)
+        line = await self._line(endpoint)
         line.num_calls += 1
         is_there = False
         try:
@@ -167,27 +171,28 @@ class NodeClient:
             is_there = True
         except grpc.aio.AioRpcError as error:
             is_there = error.code() not in _GONE
-            raise _translated(address, error) from error
+            raise _translated(endpoint, error) from error
         finally:
             line.num_calls -= 1
             line.used_at = asyncio.get_running_loop().time()
             if not is_there:
-                await self._drop(address, line)
+                await self._drop(endpoint, line)
 
-    async def _line(self, address: str) -> _Line:
+    async def _line(self, endpoint: NodeEndpoint) -> _Line:
         now = asyncio.get_running_loop().time()
         for other, idle in [(other, line) for other, line in self._lines.items() if now - line.used_at >= self._idle_s]:
-            if other != address:
+            if other != endpoint:
                 await self._drop(other, idle)
-        if address not in self._lines:
-            channel = grpc.aio.secure_channel(address, self._credentials, options=self._options)
-            self._lines[address] = _Line(channel, used_at=now)
-        return self._lines[address]
+        if endpoint not in self._lines:
+            options = (*self._options, *expecting(endpoint.name))
+            channel = grpc.aio.secure_channel(endpoint.address, self._credentials, options=options)
+            self._lines[endpoint] = _Line(channel, used_at=now)
+        return self._lines[endpoint]
 
-    async def _drop(self, address: str, line: _Line) -> None:
+    async def _drop(self, endpoint: NodeEndpoint, line: _Line) -> None:
         """Close a channel that no call uses."""
-        if not line.num_calls and self._lines.get(address) is line:
-            del self._lines[address]
+        if not line.num_calls and self._lines.get(endpoint) is line:
+            del self._lines[endpoint]
             await line.channel.close()
 
 
@@ -195,8 +200,8 @@ async def _once(answer: Awaitable[MessageT]) -> AsyncIterator[MessageT]:
     yield await answer
 
 
-def _translated(address: str, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:
-    peer, details = f"node at {address}", error.details() or error.code().name
+def _translated(endpoint: NodeEndpoint, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:
+    peer, details = str(endpoint), error.details() or error.code().name
     if error.code() in _GONE:
         return UnavailableError(peer, details)
     if error.code() is grpc.StatusCode.NOT_FOUND:

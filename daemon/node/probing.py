@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.errors import RecoveryError, StoreError
@@ -87,48 +88,48 @@ def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -
     )
 
 
-async def measure(client: NodeClient, address: str) -> LinkProbe:
+async def measure(client: NodeClient, endpoint: NodeEndpoint) -> LinkProbe:
     """Round trip, bytes a second from there, and what is lost of them. Raises PeerError and RecoveryError."""
     round_trips = []
     for _ in range(NUM_PINGS + 1):  # the first one connects
         began = time.perf_counter()
-        await client.describe(address, timeout_s=CALL_TIMEOUT_S)
+        await client.describe(endpoint, timeout_s=CALL_TIMEOUT_S)
         round_trips.append(time.perf_counter() - began)
     round_trip_s = min(round_trips[1:])
     is_far = round_trip_s >= FAR_S
-    transfers_s = [await _transfer_s(client, address, PROBE_BYTES)]
+    transfers_s = [await _transfer_s(client, endpoint, PROBE_BYTES)]
     while is_far and len(transfers_s) < NUM_TRANSFERS and transfers_s[-1] < SLOW_S:
-        transfers_s.append(await _transfer_s(client, address, PROBE_BYTES))
+        transfers_s.append(await _transfer_s(client, endpoint, PROBE_BYTES))
     return LinkProbe(
         round_trip_s=_rounded(round_trip_s),
         bytes_per_s=_rounded(PROBE_BYTES / max(min(transfers_s) - round_trip_s, 1e-6)),
-        loss=_rounded(await _loss(client, address)) if is_far else 0.0,
+        loss=_rounded(await _loss(client, endpoint)) if is_far else 0.0,
     )
 
 
-async def _loss(client: NodeClient, address: str) -> float:
+async def _loss(client: NodeClient, endpoint: NodeEndpoint) -> float:
     """Of the packets of some frames that are asked for one after the other, so that they fill no queue of the line."""
     until = time.perf_counter() + FRAMES_S
-    number, num_lost = await _counted(client, address)
+    number, num_lost = await _counted(client, endpoint)
     for _ in range(NUM_FRAMES):
-        await _transfer_s(client, address, FRAME_BYTES)
+        await _transfer_s(client, endpoint, FRAME_BYTES)
         if time.perf_counter() > until:
             break
-    number_after, num_lost_after = await _counted(client, address)
+    number_after, num_lost_after = await _counted(client, endpoint)
     sent, lost = number_after - number, num_lost_after - num_lost
     return lost / sent if lost >= LEAST_LOST and sent > 0 else 0.0
 
 
-async def _counted(client: NodeClient, address: str) -> tuple[int, int]:
+async def _counted(client: NodeClient, endpoint: NodeEndpoint) -> tuple[int, int]:
     """Segments that the other end has sent, and those of them that were lost."""
-    async for reply in client.probe(address, 0, timeout_s=CALL_TIMEOUT_S, counted=True):
+    async for reply in client.probe(endpoint, 0, timeout_s=CALL_TIMEOUT_S, counted=True):
         return reply.num_segments, reply.num_lost
     return 0, 0
 
 
-async def _transfer_s(client: NodeClient, address: str, num_bytes: int) -> float:
+async def _transfer_s(client: NodeClient, endpoint: NodeEndpoint, num_bytes: int) -> float:
     began = time.perf_counter()
-    async for _ in client.probe(address, num_bytes, timeout_s=TRANSFER_TIMEOUT_S):
+    async for _ in client.probe(endpoint, num_bytes, timeout_s=TRANSFER_TIMEOUT_S):
         pass
     return time.perf_counter() - began
 
@@ -171,7 +172,7 @@ class Probing:
     async def _probe(self, peer: NodeRecord) -> None:
         key = (peer.name, peer.incarnation)
         try:
-            self._found[peer.name] = peer.incarnation, await measure(self._client, peer.address)
+            self._found[peer.name] = peer.incarnation, await measure(self._client, peer.endpoint)
             self._due_at[key] = time.monotonic() + EVERY_S * random.uniform(0.8, 1.2)
         except (PeerError, RecoveryError) as error:
             self._due_at[key] = time.monotonic() + RETRY_S

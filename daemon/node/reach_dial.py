@@ -15,7 +15,7 @@ from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.link_endpoint import SERVICE
 from headway.stages.reach_answer import METHOD
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 
 CONNECT_S: Final = 3.0
 """For TCP. The kernel of the other machine answers, however busy its processes are."""
@@ -26,7 +26,6 @@ NUM_DIALS: Final = 3
 PAUSE_S: Final = 0.3
 """After a failed attempt, times its number."""
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
-    *CHANNEL_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
@@ -89,7 +88,8 @@ async def _connect(address: str) -> None:
 async def _greet(target: Target, identity: TlsIdentity) -> str:
     """TLS and the hello, over a connection of its own: one that is open already proves nothing."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    async with grpc.aio.secure_channel(target.address, credentials, options=_OPTIONS) as channel:
+    options = (*_OPTIONS, *expecting(target.node))
+    async with grpc.aio.secure_channel(target.address, credentials, options=options) as channel:
         try:
             if target.port is Port.DAEMON:
                 return await _ask_daemon(target, channel)

@@ -196,8 +196,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
             if holder not in desk.view.nodes or holder == desk.node:
                 continue
             try:
-                address, unhurried = desk.view.nodes[holder].address, request.unhurried
-                async for piece in desk.client.fetch_state(address, key, offset=offset, unhurried=unhurried):
+                endpoint, unhurried = desk.view.nodes[holder].endpoint, request.unhurried
+                async for piece in desk.client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried):
                     yield piece
                     offset += len(piece)
             except (PeerError, RecoveryError) as error:
@@ -251,7 +251,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             try:
                 is_ours = name == desk.node
                 source = (
-                    self._own_log(request) if is_ours else desk.client.logs(desk.view.nodes[name].address, forwarded)
+                    self._own_log(request) if is_ours else desk.client.logs(desk.view.nodes[name].endpoint, forwarded)
                 )
                 async for line in source:
                     await lines.put(line)

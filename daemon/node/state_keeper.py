@@ -153,12 +153,12 @@ class StateKeeper:
         unhurried: bool = False,
     ) -> None:
         job = self._job(key.job)
-        addresses = [self._view.nodes[name].address for name in holders if name in self._view.nodes]
+        endpoints = [self._view.nodes[name].endpoint for name in holders if name in self._view.nodes]
         await fetch_from_nodes(
             self._store,
             self._client,
             key,
-            addresses=addresses,
+            endpoints=endpoints,
             expected=expected,
             generation=generation,
             uid=_uid(job),

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.peer_client import NodeClient
@@ -64,9 +65,9 @@ class TraceSource:
         try:
             if node not in self._view.nodes:
                 raise UnavailableError(f"node {node}", "is gone")
-            address = self._view.nodes[node].address
-            ahead_s, error_s = await measure_clock(self._client, address, clock=self._clock)
-            traces = [trace async for trace in self._client.trace(address, job, forwarded=True)]
+            endpoint = self._view.nodes[node].endpoint
+            ahead_s, error_s = await measure_clock(self._client, endpoint, clock=self._clock)
+            traces = [trace async for trace in self._client.trace(endpoint, job, forwarded=True)]
         except (PeerError, RecoveryError) as error:
             mine = [position for position, worker in enumerate(plan.stages) if worker.node == node]
             return [WorkerTrace(node=node, worker=position, trouble=str(error)) for position in mine]
@@ -98,7 +99,9 @@ class TraceSource:
         return found.plan
 
 
-async def measure_clock(client: NodeClient, address: str, *, clock: Callable[[], float]) -> tuple[float, float]:
+async def measure_clock(
+    client: NodeClient, endpoint: NodeEndpoint, *, clock: Callable[[], float]
+) -> tuple[float, float]:
     """(seconds that the clock there is ahead of this one, most that this may be wrong by); (0, 0): the same clock.
 
     Raises PeerError and RecoveryError.
@@ -106,7 +109,7 @@ async def measure_clock(client: NodeClient, address: str, *, clock: Callable[[],
     best: tuple[float, float] | None = None
     for _ in range(NUM_PINGS):
         asked = clock()
-        reply = await client.describe(address, timeout_s=PING_TIMEOUT_S)
+        reply = await client.describe(endpoint, timeout_s=PING_TIMEOUT_S)
         answered = clock()
         half_s = (answered - asked) / 2
         if best is None or half_s < best[1]:

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import CheckpointFile
@@ -29,7 +30,7 @@ async def fetch_from_nodes(
     client: NodeClient,
     key: StateKey,
     *,
-    addresses: Iterable[str],
+    endpoints: Iterable[NodeEndpoint],
     expected: CheckpointFile,
     generation: int = 0,
     uid: str = "",
@@ -44,9 +45,9 @@ async def fetch_from_nodes(
     """
     incoming = store.receive(key, size_bytes=expected.size_bytes)
     reasons = []
-    for address in addresses:
+    for endpoint in endpoints:
         try:
-            await download(client, address, key, incoming, expected, unhurried=unhurried)
+            await download(client, endpoint, key, incoming, expected, unhurried=unhurried)
             store.adopt(
                 key,
                 incoming.path,
@@ -56,10 +57,10 @@ async def fetch_from_nodes(
                 uid=uid,
             )
         except (PeerError, RecoveryError) as error:
-            log.warning("state_fetch_failed", key=str(key), peer=address, error=str(error))
+            log.warning("state_fetch_failed", key=str(key), peer=endpoint.address, error=str(error))
             reasons.append(str(error))
             continue
-        log.info("state_fetched", key=str(key), peer=address, size_bytes=expected.size_bytes)
+        log.info("state_fetched", key=str(key), peer=endpoint.address, size_bytes=expected.size_bytes)
         return
     raise RecoveryError(str(key), "; ".join(reasons) or "nobody holds it")
 
@@ -77,7 +78,7 @@ async def fetch_checkpointed(
 
 async def download(
     client: NodeClient,
-    address: str,
+    endpoint: NodeEndpoint,
     key: StateKey,
     incoming: IncomingFile,
     expected: CheckpointFile,
@@ -86,33 +87,33 @@ async def download(
 ) -> None:
     """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
     offset = incoming.offset
-    async for piece in in_time(address, client.fetch_state(address, key, offset=offset, unhurried=unhurried)):
+    async for piece in in_time(endpoint, client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried)):
         incoming.append(piece, offset=offset)
         offset += len(piece)
     try:
         await asyncio.to_thread(incoming.verify, expected.checksum)
     except RecoveryError:
-        await _let_it_check(client, address, key, expected)
+        await _let_it_check(client, endpoint, key, expected)
         raise
     incoming.put_in_place()
 
 
-async def _let_it_check(client: NodeClient, address: str, key: StateKey, expected: CheckpointFile) -> None:
+async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKey, expected: CheckpointFile) -> None:
     try:
-        async for _ in in_time(address, client.fetch_state(address, key, offset=expected.size_bytes)):
+        async for _ in in_time(endpoint, client.fetch_state(endpoint, key, offset=expected.size_bytes)):
             pass
     except (PeerError, RecoveryError) as error:
-        log.warning("holder_checked_its_file", key=str(key), peer=address, error=str(error))
+        log.warning("holder_checked_its_file", key=str(key), peer=endpoint.address, error=str(error))
 
 
-async def in_time(address: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def in_time(endpoint: NodeEndpoint, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The pieces as they come. Raises UnavailableError when the next one does not."""
     while True:
         try:
             async with asyncio.timeout(SILENCE_S):
                 piece = await anext(pieces, None)
         except TimeoutError as error:
-            raise UnavailableError(f"node at {address}", f"sent nothing for {SILENCE_S:g} s") from error
+            raise UnavailableError(str(endpoint), f"sent nothing for {SILENCE_S:g} s") from error
         if piece is None:
             return
         yield piece

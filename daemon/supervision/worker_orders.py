@@ -131,6 +131,7 @@ def _peers(plan: PlanRecord, neighbours: Iterable[Neighbour]) -> list[control_pb
             worker=neighbour.position,
             groups=plan.stages[neighbour.position].groups,
             collective=neighbour.is_collective,
+            node=plan.stages[neighbour.position].node,
         )
         for neighbour in neighbours
     ]

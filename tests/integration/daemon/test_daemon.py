@@ -31,7 +31,7 @@ async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(pl
     folder = playground.folder / job.checkpoint.url
     assert {path.name for path in folder.iterdir()} == {f"{part}.safetensors" for part in PARTS} | {"manifest.json"}
 
-    address = (await playground.view()).nodes["a"].address
+    address = (await playground.view()).nodes["a"].endpoint
     client = NodeClient(playground.etcd.identity)
     described = await client.describe(address)
     assert (described.node, described.etcd_reachable, described.leader) == ("a", True, "a")
@@ -57,7 +57,7 @@ async def test_a_client_without_a_certificate_is_refused(playground: Any) -> Non
     await playground.started("a")
     address = (await playground.view()).nodes["a"].address
     identity = playground.etcd.identity
-    options = (("grpc.ssl_target_name_override", "headway"),)
+    options = (("grpc.ssl_target_name_override", "a"),)
     nameless = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(identity.ca), options=options)
     plain = grpc.aio.insecure_channel(address)
     for channel in (nameless, plain):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
@@ -72,6 +73,11 @@ class Node:
     library: DataLibrary
     folder: Path
 
+    @property
+    def endpoint(self) -> NodeEndpoint:
+        """Where it is dialled."""
+        return NodeEndpoint(self.name, self.address)
+
     def hold(self, data: bytes = DATA) -> None:
         """Put KEY's file into its store."""
         path = self.store.path_of(KEY)
@@ -95,7 +101,7 @@ class Network:
 
     async def read(self, node: Node, *, offset: int = 0, forward: bool = False) -> bytes:
         """KEY's file, as a node gives it."""
-        pieces = self.client.fetch_state(node.address, KEY, offset=offset, forward=forward)
+        pieces = self.client.fetch_state(node.endpoint, KEY, offset=offset, forward=forward)
         return b"".join([piece async for piece in pieces])
 
 
@@ -113,8 +119,8 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         store.open()
         server, port = bind_node_service(TlsIdentity.read(authority.issue(name)), "127.0.0.1", 0)
 
-        def others(name: str = name) -> list[str]:
-            return [record.address for record in view.nodes.values() if record.name != name]
+        def others(name: str = name) -> list[NodeEndpoint]:
+            return [record.endpoint for record in view.nodes.values() if record.name != name]
 
         library = DataLibrary(folder / "data", client, others)
         desks[name] = desk = NodeDesk(
@@ -177,11 +183,18 @@ async def test_the_checkpoint_is_the_last_resort(network: Network, tmp_path: Pat
         await network.read(network.a, forward=True)
 
 
+async def test_a_daemon_at_another_nodes_address_answers_for_nobody(network: Network) -> None:
+    """a is asked for at b's address, as after a change of addresses: b's certificate is not a's."""
+    with pytest.raises(UnavailableError, match="Hostname Verification Check failed") as caught:
+        await network.client.describe(NodeEndpoint("a", network.b.address))
+    assert caught.value.peer == f"node a at {network.b.address}"
+
+
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
     """The first holder is gone, the second gives it: the file is in the store, verified."""
     network.b.hold()
-    addresses = ["127.0.0.1:1", network.b.address]
-    await fetch_from_nodes(network.a.store, network.client, KEY, addresses=addresses, expected=FILE)
+    endpoints = [NodeEndpoint("b", "127.0.0.1:1"), network.b.endpoint]
+    await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
     assert b"".join(network.a.store.read(KEY)) == DATA
 
 
@@ -193,16 +206,18 @@ async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(netw
     class Breaking(NodeClient):
         """Loses the first answer after one chunk."""
 
-        async def fetch_state(self, address: str, key: StateKey, *, offset: int = 0, **_: Any) -> AsyncIterator[Any]:
+        async def fetch_state(
+            self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, **_: Any
+        ) -> AsyncIterator[Any]:
             asked.append(offset)
-            async for piece in network.client.fetch_state(network.b.address, key, offset=offset):
+            async for piece in network.client.fetch_state(network.b.endpoint, key, offset=offset):
                 yield piece
-                if address == "broken":
+                if endpoint.address == "broken":
                     raise UnavailableError("broken", "is gone")
 
     client = Breaking.__new__(Breaking)
-    addresses = ["broken", network.b.address]
-    await fetch_from_nodes(network.a.store, client, KEY, addresses=addresses, expected=FILE)
+    endpoints = [NodeEndpoint("b", "broken"), network.b.endpoint]
+    await fetch_from_nodes(network.a.store, client, KEY, endpoints=endpoints, expected=FILE)
     assert asked == [0, 1 << 20]
     assert b"".join(network.a.store.read(KEY)) == DATA
     assert network.a.store.awaited == frozenset()
@@ -213,8 +228,8 @@ async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkey
     monkeypatch.setattr(transfer, "SILENCE_S", 0.3)
     network.b.hold()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        addresses = [f"127.0.0.1:{silent.getsockname()[1]}", network.b.address]
-        await fetch_from_nodes(network.a.store, network.client, KEY, addresses=addresses, expected=FILE)
+        endpoints = [NodeEndpoint("b", f"127.0.0.1:{silent.getsockname()[1]}"), network.b.endpoint]
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
     assert network.a.store.get(KEY) is not None
 
 
@@ -222,7 +237,7 @@ async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Net
     """b's file was altered after it was registered: a does not take it, and b holds it no more."""
     network.b.hold(DATA[:-1] + b"!")
     with pytest.raises(RecoveryError, match="arrived damaged"):
-        await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=FILE)
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=FILE)
     assert network.a.store.get(KEY) is None
     assert network.b.store.get(KEY) is None
     assert not network.b.store.path_of(KEY).exists()
@@ -232,7 +247,7 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
     """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
     large = CheckpointFile(size_bytes=2 * len(DATA), checksum=FILE.checksum)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await fetch_from_nodes(network.a.store, network.client, KEY, addresses=[network.b.address], expected=large)
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=large)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
         await fetch_checkpointed(network.a.store, KEY, url=str(tmp_path), expected=large)
 
@@ -243,9 +258,9 @@ async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> 
     network.b.hold()
     began = time.monotonic()
     for unhurried in (True, False):
-        addresses = [network.b.address]
+        endpoints = [network.b.endpoint]
         await fetch_from_nodes(
-            network.a.store, network.client, KEY, addresses=addresses, expected=FILE, unhurried=unhurried
+            network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE, unhurried=unhurried
         )
         assert b"".join(network.a.store.read(KEY)) == DATA
         network.a.store.delete(KEY)
@@ -260,7 +275,7 @@ async def test_a_forwarded_copy_is_slowed_down_too(network: Network) -> None:
     outgoing = network.desks["b"].outgoing = OutgoingTransfers(1000.0)
     network.b.hold()
     network.job.state[1, 5] = {"b": HELD_BY_B}
-    pieces = network.client.fetch_state(network.a.address, KEY, forward=True, unhurried=True)
+    pieces = network.client.fetch_state(network.a.endpoint, KEY, forward=True, unhurried=True)
     assert b"".join([piece async for piece in pieces]) == DATA
     assert outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
     assert network.desks["a"].outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
@@ -287,7 +302,7 @@ async def test_logs_come_from_every_node_that_has_some(network: Network) -> None
     (network.b.folder / "j.log").write_text("b2\n")
 
     async def ask(**request: Any) -> list[tuple[str, str]]:
-        lines = network.client.logs(network.a.address, control_pb2.LogsRequest(job="j", **request))
+        lines = network.client.logs(network.a.endpoint, control_pb2.LogsRequest(job="j", **request))
         return sorted([(line.node, line.text) async for line in lines])
 
     assert await ask() == [("a", "a1"), ("a", "a2"), ("b", "b1"), ("b", "b2")]
@@ -300,7 +315,7 @@ async def test_a_followed_log_goes_on_with_what_is_written_later(network: Networ
     """The reader has the first line and waits; a line is written on the other node: it comes."""
     log = network.b.folder / "j.log"
     log.write_text("first\n")
-    lines = network.client.logs(network.a.address, control_pb2.LogsRequest(job="j", node="b", follow=True))
+    lines = network.client.logs(network.a.endpoint, control_pb2.LogsRequest(job="j", node="b", follow=True))
     assert (await anext(lines)).text == "first"
     with log.open("a") as file:
         file.write("second\n")
@@ -311,22 +326,22 @@ async def test_a_followed_log_goes_on_with_what_is_written_later(network: Networ
 async def test_a_name_that_is_a_path_is_refused(network: Network) -> None:
     """A job called ../x would read somebody else's file."""
     with pytest.raises(RecoveryError, match="is no name of a job"):
-        [line async for line in network.client.logs(network.a.address, control_pb2.LogsRequest(job="../authority"))]
+        [line async for line in network.client.logs(network.a.endpoint, control_pb2.LogsRequest(job="../authority"))]
 
 
 async def test_a_node_measures_the_way_to_another(network: Network) -> None:
     """Five pings and 4 MiB over mTLS: a round trip of less than a second, more than a MB/s; too much is refused."""
-    probe = await measure(network.client, network.b.address)
+    probe = await measure(network.client, network.b.endpoint)
     assert 0 < probe.round_trip_s < 1.0
     assert probe.bytes_per_s > 1e6
-    received = [chunk async for chunk in network.client.probe(network.b.address, 2_500_000, timeout_s=10.0)]
+    received = [chunk async for chunk in network.client.probe(network.b.endpoint, 2_500_000, timeout_s=10.0)]
     assert sum(len(chunk.data) for chunk in received) == 2_500_000
     assert probe.loss == 0.0
-    counted = [chunk async for chunk in network.client.probe(network.b.address, 10, timeout_s=10.0, counted=True)]
+    counted = [chunk async for chunk in network.client.probe(network.b.endpoint, 10, timeout_s=10.0, counted=True)]
     assert [len(chunk.data) for chunk in counted] == [0, 10]
     assert counted[0].num_segments > 1  # what came before went over the same connection
     with pytest.raises(ProtocolError, match="at most"):
-        _ = [chunk async for chunk in network.client.probe(network.b.address, 1 << 30, timeout_s=10.0)]
+        _ = [chunk async for chunk in network.client.probe(network.b.endpoint, 1 << 30, timeout_s=10.0)]
 
 
 def plan_on(*nodes: str) -> PlanRecord:
@@ -366,7 +381,7 @@ async def test_a_trace_tells_how_far_the_clocks_are_apart(network: Network) -> N
 
         desk.recent_operations = told
     for asked in (network.a, network.b):
-        traces = {trace.node: trace async for trace in network.client.trace(asked.address, "j")}
+        traces = {trace.node: trace async for trace in network.client.trace(asked.endpoint, "j")}
         assert [traces[name].worker for name in "ab"] == [0, 1]
         own, other = (traces[name] for name in (asked.name, "b" if asked is network.a else "a"))
         assert (own.clock_ahead_s, own.clock_error_s) == (0.0, 0.0)
@@ -377,7 +392,7 @@ async def test_a_trace_tells_how_far_the_clocks_are_apart(network: Network) -> N
 
 async def test_two_daemons_of_one_machine_have_one_clock(network: Network) -> None:
     """No offset that could be told from none: none is applied."""
-    assert await measure_clock(network.client, network.b.address, clock=time.perf_counter) == (0.0, 0.0)
+    assert await measure_clock(network.client, network.b.endpoint, clock=time.perf_counter) == (0.0, 0.0)
 
 
 async def test_a_trace_says_who_is_missing_from_it(network: Network) -> None:
@@ -388,7 +403,7 @@ async def test_a_trace_says_who_is_missing_from_it(network: Network) -> None:
         return operations_at(1.0, worker=device_index, generation=2)
 
     network.desks["a"].recent_operations = of_before
-    traces = {trace.node: trace.trouble async for trace in network.client.trace(network.a.address, "j")}
+    traces = {trace.node: trace.trouble async for trace in network.client.trace(network.a.endpoint, "j")}
     assert traces == {
         "a": "the worker on node a has not begun generation 3",
         "b": "worker 0: is not up yet",
@@ -396,6 +411,6 @@ async def test_a_trace_says_who_is_missing_from_it(network: Network) -> None:
     }
     network.job.plan = None
     with pytest.raises(RecoveryError, match="job j: is queued: nothing runs that could be traced"):
-        _ = [trace async for trace in network.client.trace(network.a.address, "j")]
+        _ = [trace async for trace in network.client.trace(network.a.endpoint, "j")]
     with pytest.raises(RecoveryError, match="job k: there is no such job"):
-        _ = [trace async for trace in network.client.trace(network.a.address, "k")]
+        _ = [trace async for trace in network.client.trace(network.a.endpoint, "k")]

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
@@ -22,7 +23,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
 from headway.stages.server_limits import server_limits
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 
 NUM_CONNECTIONS = 50
 HANDSHAKE_S = 1.0
@@ -41,10 +42,14 @@ class Guarded:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def endpoint(self) -> NodeEndpoint:
+        return NodeEndpoint("test", self.address)
+
     def channel(self) -> grpc.aio.Channel:
         """A connection of its own."""
         credentials = grpc.ssl_channel_credentials(self.identity.ca, self.identity.key, self.identity.certificate)
-        options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        options = (*expecting("test"), ("grpc.use_local_subchannel_pool", 1))
         return grpc.aio.secure_channel(self.address, credentials, options=options)
 
 
@@ -102,7 +107,7 @@ async def until(claim: object, *, limit_s: float = 20.0) -> None:
 
 async def test_idle_connections_are_limited_by_number_and_time(guarded: Guarded) -> None:
     """A hundred connections say nothing: half are closed at once, half in time; who was there stays, others come."""
-    before = await guarded.client.describe(guarded.address)
+    before = await guarded.client.describe(guarded.endpoint)
     num_files = num_open_files()
     async with guarded.channel() as late:
         with contextlib.ExitStack() as stack:
@@ -111,7 +116,7 @@ async def test_idle_connections_are_limited_by_number_and_time(guarded: Guarded)
                 one.setblocking(False)
             await until(lambda: sum(map(is_closed, idle)) >= 50)
             assert num_open_files() <= num_files + 100 + NUM_CONNECTIONS
-            assert (await guarded.client.describe(guarded.address)).incarnation == before.incarnation
+            assert (await guarded.client.describe(guarded.endpoint)).incarnation == before.incarnation
             await until(lambda: all(map(is_closed, idle)))
         stub = control_pb2_grpc.NodeStub(late)
         reply = await stub.Describe(control_pb2.DescribeRequest(), timeout=20, wait_for_ready=True)
@@ -127,10 +132,10 @@ async def test_probes_beyond_the_limit_are_busy(guarded: Guarded) -> None:
         codes = [error.code() for error in found if isinstance(error, grpc.aio.AioRpcError)]
         assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 8
         with pytest.raises(UnavailableError, match="busy: 4 calls of Probe"):
-            async for _ in guarded.client.probe(guarded.address, 1000, timeout_s=10):
+            async for _ in guarded.client.probe(guarded.endpoint, 1000, timeout_s=10):
                 pass
         # Other methods do not suffer from it.
-        assert (await guarded.client.describe(guarded.address)).node == "a"
+        assert (await guarded.client.describe(guarded.endpoint)).node == "a"
 
 
 async def test_who_does_not_read_loses_the_connection(guarded: Guarded) -> None:
@@ -145,5 +150,5 @@ async def test_who_does_not_read_loses_the_connection(guarded: Guarded) -> None:
         while sum(sizes) < 1000:
             assert time.monotonic() < deadline
             with contextlib.suppress(UnavailableError):
-                sizes = [len(reply.data) async for reply in guarded.client.probe(guarded.address, 1000, timeout_s=10)]
+                sizes = [len(reply.data) async for reply in guarded.client.probe(guarded.endpoint, 1000, timeout_s=10)]
             await asyncio.sleep(0.05)

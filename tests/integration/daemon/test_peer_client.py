@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import bind_node_service
@@ -65,7 +66,7 @@ async def node_client(authority: CertificateAuthority, **options: float) -> Asyn
 async def test_a_stream_without_a_word_outlives_many_pings(authority: CertificateAuthority) -> None:
     """More pings go by than a server that was told nothing forgives: the stream is still there."""
     async with quiet_server(authority) as (_, address), node_client(authority, keepalive_s=KEEPALIVE_S) as client:
-        stream = client.accompany(address, "me")
+        stream = client.accompany(NodeEndpoint("", address), "me")
         assert (await asyncio.wait_for(anext(stream), DEADLINE_S)).incarnation == "one"
         waiting = asyncio.ensure_future(anext(stream))
         done, _ = await asyncio.wait({waiting}, timeout=(PINGS + 0.5) * KEEPALIVE_S)
@@ -90,7 +91,7 @@ async def test_an_address_that_does_not_answer_is_dialled_by_calls_alone(authori
     async with listener, node_client(authority) as client:
         for _ in range(2):
             with pytest.raises(UnavailableError):
-                await client.describe(address)
+                await client.describe(NodeEndpoint("", address))
         assert client.addresses == ()
         await asyncio.sleep(0)
         dialled.clear()
@@ -106,11 +107,11 @@ async def test_a_channel_that_nobody_uses_goes_and_one_in_use_stays(authority: C
         quiet_server(authority) as (_, asked),
         node_client(authority, idle_s=0.0) as client,
     ):
-        stream = client.accompany(followed, "me")
+        stream = client.accompany(NodeEndpoint("", followed), "me")
         await asyncio.wait_for(anext(stream), DEADLINE_S)
-        await client.describe(left)
+        await client.describe(NodeEndpoint("", left))
         assert client.addresses == (followed, left)
-        await client.describe(asked)
+        await client.describe(NodeEndpoint("", asked))
         assert client.addresses == (followed, asked)
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
@@ -125,5 +126,5 @@ async def test_a_cancelled_call_that_was_never_answered_leaves_no_channel(author
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         async with node_client(authority) as client:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(client.accompany(address, "me")), 0.2)
+                await asyncio.wait_for(anext(client.accompany(NodeEndpoint("", address), "me")), 0.2)
             assert client.addresses == ()

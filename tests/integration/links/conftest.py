@@ -16,9 +16,15 @@ CollectiveEnds = tuple[CollectiveEndpoint, CollectiveEndpoint]
 
 
 @pytest.fixture(scope="session")
-def identity(tmp_path_factory: pytest.TempPathFactory) -> TlsIdentity:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    """The cluster's."""
+    return CertificateAuthority.create(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def identity(authority: CertificateAuthority) -> TlsIdentity:
     """What all nodes of this test run present."""
-    return TlsIdentity.read(CertificateAuthority.create(tmp_path_factory.mktemp("authority")).issue("node"))
+    return TlsIdentity.read(authority.issue("node"))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import CHANNEL_OPTIONS, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 from tests.integration.links.conftest import Endpoints
 
 DEADLINE_S = 20.0
@@ -49,7 +49,7 @@ def total(generation: Generation = GENERATION) -> Frame:
 
 def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any) -> GrpcLink:
     """Await stage 0 on stage 1's endpoint."""
-    fields: dict[str, Any] = {"stage": StageIndex(1), "peer_incarnation": "above", **changes}
+    fields: dict[str, Any] = {"stage": StageIndex(1), "peer_incarnation": "above", "peer_node": "node", **changes}
     fields = {"first_contact": timeout, "resume_timeout": timeout, "contract": CONTRACT, **fields}
     generation = fields.pop("generation", GENERATION)
     return endpoint.accept(job, generation, inbox=inbox, **fields)
@@ -59,7 +59,7 @@ def dial(
     endpoint: LinkEndpoint, port: int, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any
 ) -> GrpcLink:
     """Dial stage 1 from stage 0's endpoint."""
-    fields: dict[str, Any] = {"stage": StageIndex(0), "peer_incarnation": "below", **changes}
+    fields: dict[str, Any] = {"stage": StageIndex(0), "peer_incarnation": "below", "peer_node": "node", **changes}
     fields = {"first_contact": timeout, "resume_timeout": timeout, "contract": CONTRACT, **fields}
     generation = fields.pop("generation", GENERATION)
     return endpoint.dial(f"127.0.0.1:{port}", job, generation, inbox=inbox, **fields)
@@ -189,7 +189,7 @@ def test_memory_is_bounded(endpoints: Endpoints) -> None:
 async def speak(port: int, identity: TlsIdentity, first: bytes, *rest: bytes) -> tuple[HelloReply, str]:
     """A peer that writes what it likes: the answer to its hello, and how its call ended."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=CHANNEL_OPTIONS) as channel:
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=expecting("node")) as channel:
         method: Any = channel.stream_stream("/headway.data.Link/Stream")
         call = method(timeout=DEADLINE_S)
         await call.write(first)

@@ -52,7 +52,13 @@ class Job:
 
     def _keep(self, make: Any, *names: object, **fields: Any) -> GrpcLink:
         incarnation = "above" if make.__func__ is LinkEndpoint.accept else "below"
-        terms = {"peer_incarnation": incarnation, "first_contact": SOON, "resume_timeout": SOON, "contract": CONTRACT}
+        terms = {
+            "peer_incarnation": incarnation,
+            "peer_node": "node",
+            "first_contact": SOON,
+            "resume_timeout": SOON,
+            "contract": CONTRACT,
+        }
         link: GrpcLink = make(*names, **{**terms, **fields})
         self.links.append(link)
         return link

@@ -270,6 +270,7 @@ class Case:
                         incarnation=incarnation,
                         worker=position,
                         groups=groups,
+                        node="node",
                     )
         return start
 

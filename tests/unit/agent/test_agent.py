@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
@@ -306,10 +307,11 @@ def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
 
 async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """b is asked first and says nothing; when its record goes, c is asked: no silence is waited for."""
-    asked: list[list[str]] = []
+    asked: list[list[NodeEndpoint]] = []
+    holders = {name: NodeEndpoint(name, f"{name}:1") for name in "bc"}
 
-    async def fetch(*_: object, addresses: list[str], **__: object) -> None:
-        asked.append(addresses)
+    async def fetch(*_: object, endpoints: list[NodeEndpoint], **__: object) -> None:
+        asked.append(endpoints)
         await asyncio.Event().wait()
 
     monkeypatch.setattr("headway.daemon.node.state_keeper.fetch_from_nodes", fetch)
@@ -324,10 +326,10 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
     supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
     working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
     try:
-        await scene.until(lambda: ["b:1", "c:1"] in asked)
+        await scene.until(lambda: [holders["b"], holders["c"]] in asked)
         del scene.view.nodes["b"]
         scene.agent.cluster_changed()
-        await scene.until(lambda: ["c:1"] in asked)
+        await scene.until(lambda: [holders["c"]] in asked)
     finally:
         working.cancel()
         await asyncio.wait({working})

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.coordination.cluster_view import ClusterView
@@ -31,13 +32,13 @@ class Daemons:
     def __init__(self, **known: list[int]) -> None:
         self._known = known
 
-    async def journal(self, address: str, job: str, *, from_batch: int) -> AsyncIterator[JournalEntry]:
+    async def journal(self, endpoint: NodeEndpoint, job: str, *, from_batch: int) -> AsyncIterator[JournalEntry]:
         """Rows below what the daemon knows of."""
         assert job == "demo"
-        answers = self._known[address[0]]
+        answers = self._known[endpoint.address[0]]
         below = answers.pop(0) if len(answers) > 1 else answers[0]
         if below < 0:
-            raise UnavailableError(f"node at {address}", "refused")
+            raise UnavailableError(str(endpoint), "refused")
         for batch in range(from_batch, below):
             yield JournalEntry(batch=batch, loss=1.0, tokens=1, seconds=0.1, generation=1)
 
