@@ -185,7 +185,7 @@ def certs(
 ) -> None:
     """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
 
-    Give each node and each etcd member its folder: every certificate bears the name `headway`, which clients look for.
+    Give each node and each etcd member its folder: a certificate bears the name, which is the --name of the daemon.
     Called again, it adds names to the same authority.
 
     \b
