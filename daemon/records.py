@@ -103,6 +103,8 @@ class LeaderRecord:
 
     node: str
     incarnation: str
+    quarantine_after: int = 3
+    """Failures of a node after which its plans leave the node out; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +170,7 @@ class FailureCount:
     timeline: int = 0
     """Of the plan that failed last; 0: none has."""
     num_deaths: int = 0
-    """Workers that died by themselves since that boundary was new."""
+    """Incidents since that boundary was new, in which workers died by themselves or did not answer."""
     batch: int = -1
     """The batch of the last failure."""
     num_same_batch: int = 0
@@ -423,6 +425,12 @@ class NodeFailureRecord:
 
     at: float
     text: str
+    job: str = ""
+    """The job in which it failed; empty: a record of before jobs were named."""
+    is_jobs_error: bool = False
+    """A worker told of an error that may be the job's: for other jobs, all such of one job count once."""
+    incarnation: str = ""
+    """Of the daemon that was lost; empty: it lives on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

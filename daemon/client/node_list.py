@@ -5,7 +5,7 @@ from typing import Any
 
 from headway.daemon.client.watch_view import node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER
+from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, num_counted
 from headway.daemon.records import to_builtins
 
 
@@ -35,8 +35,10 @@ def node_lines(view: ClusterView) -> list[str]:
         for _, failure in sorted(failures.items()):
             moment = time.strftime("%H:%M:%S", time.localtime(failure.at))
             lines.append(f"    {moment}  {failure.text}")
-        if len(failures) >= QUARANTINE_AFTER:
-            lines.append(f"    quarantined: plans leave it out while {QUARANTINE_AFTER} failures count")
+        limit = view.leader.quarantine_after if view.leader else QUARANTINE_AFTER
+        if 0 < limit <= num_counted(failures.values()):
+            by = charged_by(failures.values())
+            lines.append(f"    quarantined: plans leave it out while {limit} failures count; it has {by}")
         if failures:
             lines.append(f"    counted for 10 minutes each; `headway nodes release {name}` forgets them")
     return lines

@@ -83,7 +83,7 @@ def offer_change(case: Case, to: Phase) -> Command:
 def recover(case: Case, to: Phase) -> Command:
     """delete `stop`; `next` on what lives if there can be one, else delete it; what failed is counted"""
     cause, plan = why_recovering(case), case.recovery_plan
-    error = next((loss.worker.error for loss in case.losses if loss.worker is not None), case.job.phase.error)
+    error = case.first_error or case.job.phase.error
     leased = held_against_nodes(case, case.losses)
     if isinstance(plan, ClusterPlan) and recovery_is_possible(case):
         reason = f"{cause}; {where_it_goes(case, plan)}"

@@ -1,6 +1,5 @@
 """One job as the coordinator sees it at one moment: the facts that conditions and actions share. Pure."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,22 +7,23 @@ from typing import Final
 
 from headway.daemon.coordination.boundaries import fewest_holders, lead_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER, Death, broken_rule, counted
+from headway.daemon.coordination.deadlines import LEASE_TTL_S, Deadlines
+from headway.daemon.coordination.failure_budget import Death, broken_rule, counted
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.coordination.plan_book import Inquiry, Plans, PlansAtOnce, Purpose
 from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
+from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, left_out
 from headway.daemon.coordination.settling import SETTLE_S
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.blocked_ways import BlockedWays
-from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records import (
     FailureCount,
+    NodeFailureRecord,
     NodeRecord,
     Phase,
     PlanRecord,
@@ -34,22 +34,14 @@ from headway.daemon.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL
 
-LEASE_TTL_S: Final = 5.0
-"""How long a daemon that lives may be gone from etcd after an outage of it: then it has registered again."""
 PATIENCE_SNAPSHOTS: Final = 2
 """Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""
 LONGEST_PATIENCE_S: Final = 6 * LEASE_TTL_S
 """For that wait as a whole: a node that comes and goes for ever must not hold a job up."""
-START_DEADLINE_S: Final = 120.0
-"""For every worker of a plan that came into force to load its layers and run, beside the time that loading takes."""
-STOP_DEADLINE_S: Final = 60.0
-"""For every worker to reach the stop boundary and write, beside the batches and the bytes that this takes."""
-STOP_BATCHES: Final = 4
-"""Batches' worth of time that a stop may take: the rest of one, the next, and as much again for a slow machine."""
-TRANSFER_BYTES_PER_S: Final = 20e6
-"""What deadlines expect at least of disks and links."""
 TELL_AFTER_S: Final = 1.0
 """Who waits longer for a plan to be computed says so."""
+CAUSE_GRACE_S: Final = 1.5
+"""After a worker complained of a neighbour: so long the neighbour's own error may take to be known."""
 CHANGE_RETRY_S: Final = 10.0
 """After a change that was given up, before the next is tried."""
 
@@ -118,11 +110,31 @@ class Case:
         return job.checkpoint is not None and job.checkpoint.was_rounded
 
     @cached_property
+    def why_quarantined(self) -> str:
+        """Who charges the nodes that the job's plans leave out; empty: none is left out."""
+        found = {name: self.view.failures.get(name, {}).values() for name in sorted(self.quarantined & set(self.nodes))}
+        return "; ".join(f"{name} has {charged_by(failures)}" for name, failures in found.items() if failures)
+
+    @cached_property
     def quarantined(self) -> frozenset[str]:
         """Nodes that failed too often of late, the present failure counted."""
-        counts = Counter({name: len(found) for name, found in self.view.failures.items()})
-        counts.update({loss.stage.node for loss in self.losses if loss.is_held_against_node})
-        return frozenset(name for name, number in counts.items() if 0 < self.quarantine_after <= number)
+        charged = {name: [*found.values()] for name, found in self.view.failures.items()}
+        for name, charge in self.charges(self.losses).items():
+            charged.setdefault(name, []).append(charge)
+        left = left_out(charged, limit=self.quarantine_after, for_job=self.job.name)
+        if len(self.view.nodes.keys() - left) >= max(self.spec.placement.min_nodes, 1):
+            return left
+        return left_out(charged, limit=self.quarantine_after)  # its errors are everywhere: its own budget ends that
+
+    def charges(self, losses: Iterable[Loss]) -> dict[str, NodeFailureRecord]:
+        """What losses charge nodes with: each node with one failure, and with the loss of one daemon only once."""
+        found: dict[str, NodeFailureRecord] = {}
+        for loss in losses:
+            charge, name = loss.charge(self.job.name, at=self.written_at), loss.stage.node
+            known = {record.incarnation for record in self.view.failures.get(name, {}).values()} - {""}
+            if loss.is_held_against_node and charge.incarnation not in known:
+                found.setdefault(name, charge)
+        return found
 
     @cached_property
     def origin(self) -> Origin:
@@ -262,52 +274,9 @@ class Case:
         return max((node.generation_seen(self.job.name, self.job.uid) for node in nodes), default=0)
 
     @cached_property
-    def batch_seconds(self) -> float:
-        """The longer of what was predicted and what is measured."""
-        predicted = self.job.plan.predicted_batch_seconds if self.job.plan is not None else 0.0
-        progress = self.job.progress
-        if progress is None or progress.tokens_per_second <= 0:
-            return predicted
-        return max(predicted, self.spec.train.tokens_per_batch / progress.tokens_per_second)
-
-    @cached_property
-    def transfer_seconds(self) -> float:
-        """To write or fetch the whole state, at the least that is expected of disks and links."""
-        return sum(cost.state_bytes for cost in layer_costs(self.spec)) / TRANSFER_BYTES_PER_S
-
-    def _seen(self, at: float) -> float:
-        """From when nodes were able to say something about what happened at a moment: etcd may have been away."""
-        return max(at, self.view.steady_since or 0.0)
-
-    @property
-    def heard_at(self) -> float:
-        """When nodes have had the time to say again what etcd lost with their leases while it was away."""
-        return self._seen(0.0) + LEASE_TTL_S
-
-    @property
-    def stop_deadline(self) -> float:
-        """When the present step of a stop is late."""
-        return (
-            self._seen(self.job.stop_changed_at)
-            + STOP_DEADLINE_S
-            + STOP_BATCHES * self.batch_seconds
-            + self.transfer_seconds
-        )
-
-    @property
-    def prepare_deadline(self) -> float:
-        """When the workers of `next` are late."""
-        return self._seen(self.job.entered_at) + preparation_s(self.spec.train)
-
-    @property
-    def start_deadline(self) -> float:
-        """When the workers of a new plan in force are late."""
-        return self._seen(self.job.entered_at) + START_DEADLINE_S + self.transfer_seconds
-
-    @property
-    def end_deadline(self) -> float:
-        """When the last workers are late at the end of the job, after the first have reached it."""
-        return self._seen(self.job.workers_changed_at) + STOP_DEADLINE_S + STOP_BATCHES * self.batch_seconds
+    def deadlines(self) -> Deadlines:
+        """When what it waits for is late."""
+        return Deadlines(self.job, self.view, self.spec)
 
     @property
     def recovery_allowed_at(self) -> float:
@@ -321,7 +290,7 @@ class Case:
         is_in_it = self.job.phase.phase is Phase.RECOVERING
         if not is_in_it:
             return self.now + LEASE_TTL_S
-        began = self._seen(self.job.entered_at)
+        began = self.deadlines.seen(self.job.entered_at)
         return min(max(began, self.view.nodes_changed_at) + LEASE_TTL_S, began + LONGEST_PATIENCE_S)
 
     @property
@@ -383,7 +352,29 @@ class Case:
                 found.append(Loss(position=position, plan=plan))
             elif position in late:
                 found.append(Loss(position=position, plan=plan, is_late=True))
-        return tuple(found)
+        is_explained = any(loss.is_held_against_node for loss in found)
+        return tuple(found) if is_next or is_explained or self.now >= self.cause_known_at else ()
+
+    @property
+    def cause_known_at(self) -> float:
+        """When what made a worker of the plan in force fail is known, if ever it will be; 0: none failed.
+
+        A worker that lost a neighbour often tells before the neighbour's daemon does.
+        """
+        plan = self.job.plan
+        failed_at = self.job.failed_at.get(plan.generation) if plan is not None else None
+        return failed_at + CAUSE_GRACE_S if failed_at is not None else 0.0
+
+    @property
+    def causes(self) -> tuple[Loss, ...]:
+        """The losses that explain the others: who is to blame; or, if that is nobody, the first that complains."""
+        return tuple(loss for loss in self.losses if loss.is_held_against_node) or self.losses[:1]
+
+    @property
+    def first_error(self) -> str:
+        """What a worker that is a cause said, or else any worker; empty: none said anything."""
+        told = [loss.worker.error for loss in (*self.causes, *self.losses) if loss.worker is not None]
+        return next((error for error in told if error), "")
 
     @cached_property
     def deaths(self) -> tuple[Death, ...]:
@@ -411,13 +402,13 @@ class Case:
         job, now = self.job, self.now
         plan, stop = job.plan, job.stop
         match job.phase.phase:
-            case Phase.PREPARING | Phase.RECOVERING if job.next is not None and now >= self.prepare_deadline:
+            case Phase.PREPARING | Phase.RECOVERING if job.next is not None and now >= self.deadlines.prepare:
                 return self.unready_workers(job.next, WorkerState.READY)
             case Phase.RUNNING if plan is not None:
                 started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-                late = self.unready_workers(plan, *started) if now >= self.start_deadline else ()
-                return late or (self._late_at_the_end(plan) if now >= self.end_deadline else ())
-            case Phase.STOPPING if plan is not None and stop is not None and now >= self.stop_deadline:
+                late = self.unready_workers(plan, *started) if now >= self.deadlines.start else ()
+                return late or (self._late_at_the_end(plan) if now >= self.deadlines.end else ())
+            case Phase.STOPPING if plan is not None and stop is not None and now >= self.deadlines.stop:
                 if stop.boundary is None:
                     return (0,)
                 if late := self.unready_workers(plan, WorkerState.STOPPED):
@@ -446,7 +437,7 @@ class Case:
             return True
         if fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0:
             return True
-        return self.now < self.heard_at
+        return self.now < self.deadlines.heard
 
     def unusable(self, plan: PlanRecord | None) -> StagePlan | None:
         """A worker's part whose node is absent, replaced or draining just now."""

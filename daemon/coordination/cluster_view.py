@@ -36,6 +36,7 @@ from headway.daemon.records import (
     StopRecord,
     UsageRecord,
     WorkerRecord,
+    WorkerState,
     decode,
 )
 
@@ -93,6 +94,8 @@ class JobView:
     """When `stop` was last seen to change; a stop's deadline counts from here."""
     workers_changed_at: float = 0.0
     """When a worker's record was last seen to change."""
+    failed_at: dict[int, float] = field(default_factory=dict, compare=False)
+    """When the first worker of a generation was seen to have failed."""
 
     @property
     def spec(self) -> JobSpec | None:
@@ -336,6 +339,7 @@ class ClusterView:
             _NESTED[head](job, rest, value)
             if head == "workers":
                 job.workers_changed_at = now
+                _note_failures(job, now)
         elif head in _SINGLE and not rest:
             name_of_field, kind, absent = _SINGLE[head]
             setattr(job, name_of_field, decode(value, kind) if value is not None else absent())
@@ -388,6 +392,11 @@ def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
         job.workers.pop((generation, position), None)
     else:
         job.workers[generation, position] = decode(value, WorkerRecord)
+
+
+def _note_failures(job: JobView, now: float) -> None:
+    failed = {generation for (generation, _), worker in job.workers.items() if worker.state is WorkerState.FAILED}
+    job.failed_at = {generation: job.failed_at.get(generation, now) for generation in failed}
 
 
 def _fold_state(job: JobView, rest: str, value: bytes | None) -> None:

@@ -70,7 +70,7 @@ def a_worker_of_next_told_an_error(case: Case) -> bool:
 
 
 def workers_of_next_are_late(case: Case) -> bool:
-    return case.now >= case.prepare_deadline
+    return case.now >= case.deadlines.prepare
 
 
 def a_node_of_next_is_gone_replaced_or_draining(case: Case) -> bool:
@@ -85,7 +85,8 @@ def all_workers_of_next_are_ready(case: Case) -> bool:
 
 
 def a_worker_failed(case: Case) -> bool:
-    return case.failed_worker(case.job.plan) is not None
+    """And it is known why, or it has been waited for that (`CAUSE_GRACE_S`)."""
+    return case.failed_worker(case.job.plan) is not None and bool(case.losses)
 
 
 def a_node_is_lost(case: Case) -> bool:
@@ -162,7 +163,7 @@ def workers_are_late_to_stop(case: Case) -> bool:
 
 def the_checkpoint_is_late(case: Case) -> bool:
     """All have stopped, and durable storage does not take everything in time."""
-    return _saves(case, Save.CHECKPOINT) and case.now >= case.stop_deadline and not case.late_workers
+    return _saves(case, Save.CHECKPOINT) and case.now >= case.deadlines.stop and not case.late_workers
 
 
 def it_moves_and_next_is_no_longer_possible(case: Case) -> bool:
@@ -296,4 +297,4 @@ def waits_for(case: Case) -> str:
             if other is not case.job and (other.plan is not None or other.next is not None)
         )
         return f"waits for devices of job {' and '.join(owners) or 'another'}"
-    return best.reason
+    return f"{best.reason}; {case.why_quarantined}" if case.why_quarantined else best.reason

@@ -26,7 +26,7 @@ from headway.daemon.coordination.actions import (
     stop_for_moves,
 )
 from headway.daemon.coordination.broken_jobs import broken, give_up
-from headway.daemon.coordination.case import LEASE_TTL_S, TELL_AFTER_S, Case, DeviceKey, devices
+from headway.daemon.coordination.case import TELL_AFTER_S, Case, DeviceKey, devices
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
     write_checkpoint,
@@ -79,8 +79,9 @@ from headway.daemon.coordination.conditions import (
     workers_are_late_to_stop,
     workers_of_next_are_late,
 )
-from headway.daemon.coordination.failure_budget import QUARANTINE_AFTER
+from headway.daemon.coordination.deadlines import LEASE_TTL_S
 from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
+from headway.daemon.coordination.quarantine import QUARANTINE_AFTER
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import Phase
 
@@ -364,16 +365,16 @@ def waits(case: Case) -> tuple[float, ...]:
         case Phase.QUEUED:
             return (case.settled_at, _reconsidered_at(case))
         case Phase.PREPARING:
-            return (case.heard_at, case.prepare_deadline)
+            return (case.deadlines.heard, case.deadlines.prepare)
         case Phase.RUNNING:
-            begun = (case.heard_at, case.start_deadline, case.end_deadline)
+            begun = (case.deadlines.heard, case.cause_known_at, case.deadlines.start, case.deadlines.end)
             return (*losses, *begun, case.settled_at, case.change_allowed_at, _reconsidered_at(case))
         case Phase.CHANGING:
-            return (*losses, case.prepare_deadline)
+            return (*losses, case.cause_known_at, case.deadlines.prepare)
         case Phase.STOPPING:
-            return (*losses, case.stop_deadline)
+            return (*losses, case.cause_known_at, case.deadlines.stop)
         case Phase.RECOVERING if case.job.next is not None:
-            return (*losses, case.heard_at, case.prepare_deadline)
+            return (*losses, case.deadlines.heard, case.deadlines.prepare)
         case Phase.RECOVERING:
             return (case.recovery_allowed_at,)
         case _:

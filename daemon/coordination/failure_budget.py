@@ -12,11 +12,7 @@ from headway.daemon.records import FailureCount, PlanRecord, WorkerRecord
 MAX_SAME_BATCH: Final = 3
 """Failures in a row at one batch."""
 MAX_DEATHS: Final = 10
-"""Workers that die without a new boundary to go back to."""
-QUARANTINE_S: Final = 600
-"""How long a node's failure counts against the node."""
-QUARANTINE_AFTER: Final = 3
-"""Failures of a node within that time, after which plans leave it out."""
+"""Incidents without a new boundary to go back to. Workers that fail together are one: a switch may take ten of them."""
 DEATH_SIGNS: Final = ("ended by signal", "it was killed")
 """What the first lines of a worker's error say when its process was ended from outside."""
 
@@ -60,7 +56,7 @@ def counted(
     return FailureCount(
         boundary=before.boundary,
         timeline=before.timeline,
-        num_deaths=before.num_deaths + len(deaths),
+        num_deaths=before.num_deaths + 1,
         batch=batch,
         num_same_batch=before.num_same_batch + 1 if is_same else int(batch >= 0),
         faults=tuple(sorted(faults)),
@@ -78,5 +74,5 @@ def broken_rule(count: FailureCount, deaths: Sequence[Death]) -> str:
     if count.num_same_batch >= MAX_SAME_BATCH:
         return f"batch {count.batch} failed {count.num_same_batch} times without a new boundary to go back to"
     if count.num_deaths >= MAX_DEATHS:
-        return f"{count.num_deaths} workers failed without a new boundary to go back to"
+        return f"it failed {count.num_deaths} times without a new boundary to go back to"
     return ""

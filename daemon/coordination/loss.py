@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headway.daemon.coordination.failure_budget import Death, was_killed
-from headway.daemon.records import PlanRecord, StagePlan, WorkerRecord
+from headway.daemon.records import NodeFailureRecord, PlanRecord, StagePlan, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,21 @@ class Loss:
     def is_held_against_node(self) -> bool:
         """A node that was lost, or whose worker died or did not answer; not one whose neighbour is out of reach."""
         return self.worker is None or self.is_death
+
+    @property
+    def is_jobs_error(self) -> bool:
+        """Whether the worker told of an error of its own, which may be the job's."""
+        return self.worker is not None and (bool(self.worker.fault) or self.worker.is_hopeless)
+
+    def charge(self, job: str, *, at: float) -> NodeFailureRecord:
+        """What its node is charged with. at: seconds since the epoch."""
+        if self.worker is None and not self.is_late:
+            incarnation = self.stage.node_incarnation
+            return NodeFailureRecord(at=at, text=f"it was lost in job {job}", job=job, incarnation=incarnation)
+        how = "did not answer" if self.is_late else "failed"
+        why = f": {self.worker.fault}" if self.worker is not None and self.worker.fault else ""
+        text = f"its worker {how} in job {job}{why}"
+        return NodeFailureRecord(at=at, text=text, job=job, is_jobs_error=self.is_jobs_error)
 
     @property
     def death(self) -> Death:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.listing import listed
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
@@ -80,8 +81,7 @@ def why_recovering(case: Case) -> str:
     """What was lost, as one sentence without its full stop."""
     job = case.job
     if case.losses:
-        causes = [loss for loss in case.losses if loss.is_held_against_node] or case.losses[:1]
-        return listed(list(dict.fromkeys(_what_was_lost(case, loss) for loss in causes)))
+        return listed(list(dict.fromkeys(_what_was_lost(case, loss) for loss in case.causes)))
     if case.known_generation > job.phase.generation:
         return f"nodes know plan {case.known_generation}, which etcd has forgotten"
     plan = job.next if job.phase.phase is Phase.RECOVERING else job.plan
@@ -108,7 +108,7 @@ def why_failed(case: Case) -> tuple[str, str]:
         return f"what was submitted breaks a rule: {job.refusal}", ""
     if phase is Phase.QUEUED and isinstance(case.best_plan, PlanRefused):
         return case.best_plan.reason, ""
-    error = next((loss.worker.error for loss in case.losses if loss.worker is not None), "")
+    error = case.first_error
     plan, stop = job.plan, job.stop
     if case.losses:
         rule = f"; {case.broken_rule}" if case.broken_rule else ""
@@ -137,11 +137,6 @@ def shape_and_nodes(workers: Sequence[StagePlan]) -> str:
     return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
 
 
-def listed(names: list[str] | tuple[str, ...]) -> str:
-    """`a, b and c`"""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def _leaving(draining: tuple[str, ...]) -> str:
     return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {listed(draining)} leave"
 
@@ -164,7 +159,7 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
             return f"{who} did not stop at boundary {boundary} in time"
         case Phase.STOPPING:
             return f"{who} did not write boundary {boundary} in time"
-    if case.job.plan is not None and case.now >= case.start_deadline:
+    if case.job.plan is not None and case.now >= case.deadlines.start:
         started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
         if position in case.unready_workers(case.job.plan, *started):
             return f"{who} did not start in time"

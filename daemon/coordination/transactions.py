@@ -6,15 +6,14 @@ from typing import Final
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.coordination.failure_budget import QUARANTINE_S
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin
+from headway.daemon.coordination.quarantine import QUARANTINE_S
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import (
     EventRecord,
     FailureCount,
     Keys,
-    NodeFailureRecord,
     Phase,
     PhaseRecord,
     PlacementRecord,
@@ -164,16 +163,14 @@ def offer(
 
 
 def held_against_nodes(case: Case, losses: tuple[Loss, ...]) -> dict[str, tuple[bytes, int]]:
-    """A failure for every node that was lost, or whose worker died or did not answer; not for a broken link."""
+    """One failure for every node that was lost, or whose worker died or did not answer; not for a broken link.
+
+    A node that two jobs have lost failed once.
+    """
     leased = {}
-    for loss in losses:
-        if loss.is_held_against_node:
-            name = loss.stage.node
-            number = max(case.view.failures.get(name, {}), default=-1) + 1
-            what = "its worker" if loss.worker is not None or loss.is_late else "it"
-            how = "did not answer" if loss.is_late else "failed" if loss.worker is not None else "was lost"
-            text = f"{what} {how} in job {case.job.name}"
-            leased[Keys.failure(name, number)] = encode(NodeFailureRecord(at=case.written_at, text=text)), QUARANTINE_S
+    for name, charge in case.charges(losses).items():
+        number = max(case.view.failures.get(name, {}), default=-1) + 1
+        leased[Keys.failure(name, number)] = encode(charge), QUARANTINE_S
     return leased
 
 

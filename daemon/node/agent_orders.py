@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.coordination.boundaries import pinned
-from headway.daemon.coordination.case import LEASE_TTL_S, is_moving, place
+from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.deadlines import LEASE_TTL_S
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,

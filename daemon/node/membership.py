@@ -93,7 +93,9 @@ class Membership:
         self._leadership = Leadership(
             house.etcd,
             house.cluster,
-            record=LeaderRecord(node=config.name, incarnation=record.incarnation),
+            record=LeaderRecord(
+                node=config.name, incarnation=record.incarnation, quarantine_after=config.quarantine_after
+            ),
             ttl_s=config.lease_ttl_s,
             decide=lambda view, *, now: decide(
                 view, now=now, written_at=time.time(), quarantine_after=config.quarantine_after, plans=plans

@@ -11,7 +11,7 @@ from headway.daemon.client.daemon_status import DaemonStatus
 from headway.daemon.client.node_list import node_lines
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.status_report import status_reply
-from headway.daemon.records import Keys, NodeFailureRecord, Phase, PhaseRecord, encode
+from headway.daemon.records import Keys, LeaderRecord, NodeFailureRecord, Phase, PhaseRecord, encode
 from tests.unit.cli.fake_cluster import cluster_view
 
 
@@ -79,6 +79,22 @@ def test_a_quarantined_node_says_so() -> None:
     assert not any("quarantined" in line for line in node_lines(view))
     view.apply(Keys.failure("b", 3), record, mod_revision=1003, create_revision=1003)
     assert sum("quarantined: plans leave it out" in line for line in node_lines(view)) == 1
+
+
+def test_errors_of_one_job_are_listed_and_leave_no_node_out() -> None:
+    """Three times the same job: listed. The leader's own limit counts, and who charges the node is said."""
+    view = cluster_view()
+    for number, job in enumerate(("a", "a", "a", "b")):
+        record = NodeFailureRecord(at=1.0, text=f"its worker failed in job {job}", job=job, is_jobs_error=True)
+        view.apply(Keys.failure("b", number), encode(record), mod_revision=1000 + number, create_revision=1000)
+    assert sum("its worker failed in job" in line for line in node_lines(view)) == 4
+    assert not any("quarantined" in line for line in node_lines(view))
+    strict = LeaderRecord(node="b", incarnation="b-1", quarantine_after=2)
+    view.apply(Keys.LEADER, encode(strict), mod_revision=2000, create_revision=1)
+    [told] = [line for line in node_lines(view) if "quarantined" in line]
+    assert told == "    quarantined: plans leave it out while 2 failures count; it has errors of jobs a and b"
+    view.apply(Keys.LEADER, encode(replace(strict, quarantine_after=0)), mod_revision=2001, create_revision=1)
+    assert not any("quarantined" in line for line in node_lines(view))
 
 
 def test_nodes_as_json_have_their_failures(headway: Any, fake_cluster: Any) -> None:

@@ -8,7 +8,8 @@ from headway.daemon.coordination.failure_budget import (
     counted,
     was_killed,
 )
-from headway.daemon.records import FailureCount, PlanRecord, WorkerRecord, WorkerState
+from headway.daemon.records import FailureCount, Phase, PlanRecord, WorkerRecord, WorkerState
+from tests.unit.coordinator.test_transaction_parts import running_on
 
 
 def rule_after(*deaths: Death, boundary: int = 0) -> str:
@@ -28,9 +29,18 @@ def test_the_same_batch_three_times() -> None:
 
 
 def test_ten_deaths() -> None:
-    """At different batches, of different nodes."""
+    """At different batches, of different nodes, one after another."""
     deaths = [Death(node=f"n{batch}", batch=batch) for batch in range(MAX_DEATHS)]
-    assert rule_after(*deaths) == "10 workers failed without a new boundary to go back to"
+    assert rule_after(*deaths) == "it failed 10 times without a new boundary to go back to"
+
+
+def test_workers_that_fail_together_are_one_incident() -> None:
+    """A switch takes forty workers: that is one failure, and the tenth such one is the last."""
+    together = [Death(node=f"n{number}") for number in range(40)]
+    count = FailureCount()
+    for incident in range(1, MAX_DEATHS + 1):
+        count = counted(count, together, boundary=0)
+        assert bool(broken_rule(count, together)) == (incident == MAX_DEATHS)
 
 
 def test_the_same_error_on_two_nodes() -> None:
@@ -93,3 +103,15 @@ def test_killed_or_failed() -> None:
     assert was_killed(worker("node a: worker-0 stood still for 9 s; it was killed\nworker-0 (pid 7) ended by signal 9"))
     assert not was_killed(worker("worker-0: the link to stage 1 is lost"))
     assert not was_killed(worker("node a: worker-0 (pid 7) ended with exit status 1\nTraceback", fault="ValueError"))
+
+
+def test_twelve_late_workers_are_one_incident_of_the_job() -> None:
+    """They were all told to start, and none of them ever runs: one failure of the budget's ten, and the job goes on."""
+    cluster = running_on(12)
+    for node in cluster.nodes.values():
+        node.is_frozen = node.name != "survivor"
+    cluster.elect()
+    cluster.calm(until=lambda: cluster.phase("first").phase is not Phase.RUNNING)
+    assert cluster.phase("first").phase is Phase.RECOVERING
+    assert cluster.phase("first").failures.num_deaths == 1
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FINISHED)

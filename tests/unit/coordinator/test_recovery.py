@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.case import LEASE_TTL_S, LONGEST_PATIENCE_S, START_DEADLINE_S
+from headway.daemon.coordination.case import CAUSE_GRACE_S, LONGEST_PATIENCE_S
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.deadlines import LEASE_TTL_S, START_DEADLINE_S
 from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.jobs.preparation import COMPILING_S, PLAIN_S
@@ -264,6 +265,45 @@ def test_device_without_a_worker_is_left_out() -> None:
     assert {stage.node for stage in after.stages} == {"a"}
     cluster.replace_worker("b")
     cluster.calm(until=lambda: len(plan(cluster).stages) == 2)
+
+
+def complaint(cluster: SimulatedCluster, name: str) -> None:
+    """A worker tells that a neighbour is gone; its process lives."""
+    worker = cluster.nodes[name].workers[0]
+    worker.failure = (worker.started, "the link to stage 1 is lost")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_first_cause_is_told_whoever_reports_first(is_first: bool) -> None:
+    """Stage 1 raises, and its neighbour's complaint comes before or after that: the RuntimeError is the reason."""
+    cluster = trained("a", "b", batches=6)
+    raising, other = plan(cluster).stages[1].node, plan(cluster).stages[0].node
+
+    if is_first:
+        complaint(cluster, other)
+        cluster.calm(until=lambda: bool(cluster.facts().jobs["first"].failed_at))
+        assert cluster.phase("first").phase is Phase.RUNNING, "it waits a moment for the cause"
+    cluster.fail_worker(raising, "Traceback …\nRuntimeError: no", fault="RuntimeError: no")
+    cluster.calm(max_rounds=1)
+    if not is_first:
+        complaint(cluster, other)
+    run_until(cluster, Phase.RECOVERING)
+    phase = cluster.phase("first")
+    assert phase.reason.startswith(f"the worker of stage 1 on node {raising} failed (RuntimeError: no); goes back")
+    assert phase.error.startswith("Traceback")
+    assert [name for name, _ in phase.failures.faults] == ["RuntimeError: no"]
+    run_until(cluster, Phase.FINISHED)
+
+
+def test_a_complaint_without_a_cause_is_a_cause_after_a_moment() -> None:
+    """A link is lost and nobody is to blame: the job goes back after `CAUSE_GRACE_S`, and no node is charged."""
+    cluster = trained("a", "b", batches=6)
+    complaint(cluster, plan(cluster).stages[0].node)
+    began = cluster.now
+    run_until(cluster, Phase.RECOVERING)
+    assert CAUSE_GRACE_S <= cluster.now - began <= CAUSE_GRACE_S + 2.0
+    assert not any(key.startswith(Keys.FAILURES) for key in cluster.store.values)
+    assert cluster.phase("first").failures.num_deaths == 1
 
 
 def test_node_in_quarantine_is_left_out() -> None:

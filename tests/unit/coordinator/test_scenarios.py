@@ -6,14 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.daemon.coordination.case import (
-    CHANGE_RETRY_S,
-    START_DEADLINE_S,
-    Case,
-)
+from headway.daemon.coordination.case import CHANGE_RETRY_S, Case
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.conditions import a_node_knows_a_later_plan
 from headway.daemon.coordination.coordinator import TABLE, decide
+from headway.daemon.coordination.deadlines import START_DEADLINE_S
 from headway.daemon.coordination.diagram import SENTENCES, page
 from headway.daemon.coordination.settling import SETTLE_S
 from headway.daemon.records import (
