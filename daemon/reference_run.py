@@ -6,7 +6,7 @@ from typing import IO, Literal
 
 import torch
 
-from headway.daemon.data.byte_tokenizer import tokenizer_json
+from headway.daemon.data.data_tokenizer import tokenizer_of
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
@@ -17,6 +17,7 @@ from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.reference import BatchResult, reference
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
+from headway.daemon.results.model_place import check_place
 from headway.stages.codec import is_rounding
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.tokens import TokenShards
@@ -44,13 +45,15 @@ def run_reference(
     spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
-    tokens = TokenShards.open(data_folder(spec.data.source, cache_dir), expected_sha256=spec.data.sha256)
+    shards = data_folder(spec.data.source, cache_dir)
+    tokens = TokenShards.open(shards, expected_sha256=spec.data.sha256)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
+    check_place(out / "model")
     with MetricsFile(out / "metrics.jsonl") as metrics:
 
         def on_batch(result: BatchResult) -> None:
@@ -76,7 +79,7 @@ def run_reference(
         spec.model,
         weights=weights,
         sequence_length=spec.train.sequence_length,
-        tokenizer_json=tokenizer_json() if tokens.index.tokenizer == "bytes" else None,
+        tokenizer=tokenizer_of(shards, tokens.index),
     )
     return _comparable(spec, coded_cuts)
 

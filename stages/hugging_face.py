@@ -1,7 +1,7 @@
 """The model under Hugging Face's names: where each layer's parameter lies in a checkpoint, and its config.json."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from headway.stages.spec import ModelSpec
 
@@ -49,18 +49,65 @@ def llama_config(spec: ModelSpec, *, dtype: Literal["float32", "bfloat16"], sequ
     }
 
 
+_COMPUTED: Final[dict[str, tuple[Any, ...]]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "tie_word_embeddings": (False,),
+    "hidden_act": ("silu",),
+    "attention_dropout": (0, 0.0),
+    "partial_rotary_factor": (1, 1.0),
+    "sliding_window": (None,),
+    "use_sliding_window": (False,),
+    "rope_scaling": (None,),
+    "quantization_config": (None,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+}
+"""Keys of Hugging Face configs that change what a model computes, and the values that are computed here."""
+_ROPE_TYPES: Final = ("rope_type", "type")
+
+
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The inverse of `llama_config`. Raises ValueError, naming the key, for a model that is not of this kind."""
+    """The inverse of `llama_config`. Raises ValueError, naming key and value, for a model that is not of this kind.
+
+    Another rotation of the positions, or heads of another width, would give other logits without a word.
+    """
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type is {config.get('model_type')!r}, not 'llama'")
-    unsupported = {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "hidden_act": "silu"}
-    for key, value in unsupported.items():
-        if config.get(key, value) != value:
+    if isinstance(scaling := config.get("rope_scaling"), dict):  # as transformers before 5 wrote it
+        _check_rope(scaling, "rope_scaling")
+        config = config | {"rope_scaling": None}
+    rope = config.get("rope_parameters") or {}
+    _check_rope(rope, "rope_parameters")
+    for key, values in _COMPUTED.items():
+        if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
     elsewhere = {"rope_theta", "tie_word_embeddings"}
     fields = [field.name for field in dataclasses.fields(ModelSpec) if field.name not in elsewhere]
-    missing = [name for name in fields if name not in config]
-    if missing:
-        raise ValueError(f"{missing[0]} is missing")
-    theta = config.get("rope_parameters", config).get("rope_theta", ModelSpec().rope_theta)
-    return ModelSpec(**{name: config[name] for name in fields}, rope_theta=theta)
+    numbers = {name: _number(config, name) for name in fields}
+    theta = _number({"rope_theta": config.get("rope_theta", ModelSpec().rope_theta)} | rope, "rope_theta")
+    heads, width = numbers["num_attention_heads"], numbers["hidden_size"]
+    head_dim = config.get("head_dim")
+    if heads < 1 or width % heads or head_dim not in (None, width // heads):
+        raise ValueError(f"head_dim = {head_dim!r} is not supported: {heads} heads share hidden_size {width}")
+    return ModelSpec(**numbers, rope_theta=theta)
+
+
+def _check_rope(rope: Any, key: str) -> None:
+    """Positions rotate by plain powers of theta here, and in no other way."""
+    if not isinstance(rope, dict):
+        raise ValueError(f"{key} = {rope!r} is not supported")
+    for name, value in rope.items():
+        is_plain = value == "default" if name in _ROPE_TYPES else name == "rope_theta"
+        if not is_plain and (name, value) != ("partial_rotary_factor", 1.0):
+            raise ValueError(f"{key}.{name} = {value!r} is not supported")
+
+
+def _number(config: dict[str, Any], key: str) -> Any:
+    if key not in config:
+        raise ValueError(f"{key} is missing")
+    value = config[key]
+    is_whole = isinstance(getattr(ModelSpec(), key), int)
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+        raise ValueError(f"{key} = {value!r} is no {'whole ' * is_whole}number")
+    return value

@@ -11,6 +11,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.coordination.boundaries import holders, newest_complete
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.byte_tokenizer import tokenizer_json
+from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_of
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
@@ -66,10 +67,16 @@ def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
 
 
 async def export(
-    session: ClusterSession, job: str, out: Path, *, on_layer: Callable[[int, int], None] | None = None
+    session: ClusterSession,
+    job: str,
+    out: Path,
+    *,
+    force: bool = False,
+    on_layer: Callable[[int, int], None] | None = None,
 ) -> Boundary:
     """Write a job's model into the folder `out`; returns the boundary it is of.
 
+    What is in the folder stays until the model is whole. force: a model that was not exported may be replaced.
     on_layer(done, total) is told of progress. Raises ConfigError, RecoveryError (a file that cannot be had, or is not
     what was registered), UnavailableError (no node).
     """
@@ -84,15 +91,11 @@ async def export(
         raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
     client = NodeClient(session.identity)
     try:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot be written to: {error.strerror}", str(out)) from error
         with (
-            tempfile.TemporaryDirectory(prefix=".export-", dir=out) as folder,
             ModelFolderWriter(
-                out, spec.model, sequence_length=spec.train.sequence_length, tokenizer_json=_tokenizer(spec)
+                out, spec.model, sequence_length=spec.train.sequence_length, tokenizer=_tokenizer(spec), force=force
             ) as writer,
+            tempfile.TemporaryDirectory(prefix=".export-", dir=out) as folder,
         ):
             for done, layer in enumerate(spec.layers):
                 if on_layer is not None:
@@ -143,14 +146,12 @@ def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:
     return {name.removeprefix(newest): tensor for name, tensor in tensors.items() if name.startswith(newest)}
 
 
-def _tokenizer(spec: JobSpec) -> str | None:
+def _tokenizer(spec: JobSpec) -> DataTokenizer | None:
     """The data's tokenizer, where this machine has the data."""
     if spec.data.source == BUILT_IN_SOURCE:
-        return tokenizer_json()
+        return DataTokenizer(text=tokenizer_json())
+    folder = Path(spec.data.source)
     try:
-        index = read_index(Path(spec.data.source))
-        if index.tokenizer == "bytes":
-            return tokenizer_json()
-        return (Path(spec.data.source) / index.tokenizer).read_text(encoding="utf-8")
+        return tokenizer_of(folder, read_index(folder))
     except (DataError, OSError):
         return None  # the folder without its tokenizer is still a model

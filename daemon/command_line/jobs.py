@@ -227,9 +227,17 @@ def cancel(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = N
 
 
 def export(
-    job: JobName, out: OutDir, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+    job: JobName,
+    out: OutDir,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that was not exported by this.")] = False,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
+
+    An earlier export in the folder stays until the new one is whole. Files that are no model's are left alone.
 
     \b
     headway export my-job --out exported
@@ -244,7 +252,7 @@ def export(
                 drawn.write(f"\rlayer {done}/{total} " + ("\n" if done == total else ""))
                 drawn.flush()
 
-        boundary = await export_job(session, job, out, on_layer=show)
+        boundary = await export_job(session, job, out, force=force, on_layer=show)
         if as_json:
             say_json({"job": job, "boundary": boundary.number, "out": str(out)})
         else:

@@ -19,6 +19,7 @@ from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.results.model_place import check_place
 from headway.stages.errors import PeerError
 
 METRICS_NAME = "metrics.jsonl"
@@ -85,6 +86,7 @@ async def run_job(
         raise ConfigError(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
+    check_place(folder.model)
     state_dir = state_dir or out / "state"
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
     async with (

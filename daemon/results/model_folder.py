@@ -13,59 +13,73 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headway.daemon.data.data_tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, DataTokenizer
 from headway.daemon.errors import ConfigError
+from headway.daemon.results.model_place import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    PRODUCER,
+    check_place,
+    draft_folder,
+    drop_draft,
+    put_in_place,
+    share_mode,
+)
 from headway.stages.hugging_face import checkpoint_name, llama_config, model_spec
 from headway.stages.model import parameter_shapes
 from headway.stages.spec import ModelSpec, layer_names
 
-CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
-TOKENIZER_NAME = "tokenizer.json"
-TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-
 
 class ModelFolderWriter:
-    """One safetensors file per layer, the index last: without it the folder is no model.
+    """One safetensors file per layer, written beside what is in the folder; it replaces that when it is whole.
 
-    A context manager: leaving it writes the index, unless an exception does. Memory of one layer is enough.
+    A context manager: leaving it puts the model in its place, unless an exception leaves it. Memory of one layer is
+    enough.
     """
 
     def __init__(
-        self, folder: Path, spec: ModelSpec, *, sequence_length: int, tokenizer_json: str | None = None
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        *,
+        sequence_length: int,
+        tokenizer: DataTokenizer | None = None,
+        force: bool = False,
     ) -> None:
-        """sequence_length: the longest the model was trained on. tokenizer_json: a `tokenizers` file to put beside.
+        """sequence_length: the longest the model was trained on. tokenizer: to put beside it.
 
-        Files of an earlier model in the folder are removed.
+        Raises ConfigError for a folder that `check_place` refuses; force: another model in it may be replaced.
         """
+        check_place(folder, force=force)
         self.folder = folder
+        self._draft = draft_folder(folder)
         self._spec = spec
         self._layers = layer_names(spec)
         self._written: dict[str, str] = {}  # checkpoint name → file
         self._num_bytes = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in (INDEX_NAME, CONFIG_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME):
-            (folder / old).unlink(missing_ok=True)
-        for old_shard in folder.glob("model-*.safetensors"):
-            old_shard.unlink()
-        config = llama_config(spec, dtype="float32", sequence_length=sequence_length)
-        _write_text(folder / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
-        if tokenizer_json is not None:
-            _write_text(folder / TOKENIZER_NAME, tokenizer_json)
-            _write_text(folder / TOKENIZER_CONFIG_NAME, '{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+        config = llama_config(spec, dtype="float32", sequence_length=sequence_length) | {"producer": PRODUCER}
+        if tokenizer is not None:
+            config |= tokenizer.special.ids
+            told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
+            _write_text(self._draft / TOKENIZER_NAME, tokenizer.text)
+            _write_text(self._draft / TOKENIZER_CONFIG_NAME, json.dumps(told) + "\n")
+        _write_text(self._draft / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
 
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
         """Write a layer's weights, by parameter name, as they are. Layers may come in any order, each once."""
         file = f"model-{self._layers.index(layer) + 1:05d}-of-{len(self._layers):05d}.safetensors"
         tensors = {checkpoint_name(layer, name): tensor.contiguous().cpu() for name, tensor in parameters.items()}
-        save_file(tensors, self.folder / file, metadata={"format": "pt"})
+        save_file(tensors, self._draft / file, metadata={"format": "pt"})
         self._written.update(dict.fromkeys(tensors, file))
         self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
 
     def close(self) -> None:
-        """Write the index. Asserts that every layer was added."""
+        """Write the index, and put the model in its place. Asserts that every layer was added."""
         assert len(set(self._written.values())) == len(self._layers), "a layer of the model was not written"
         index = {"metadata": {"total_size": self._num_bytes}, "weight_map": dict(sorted(self._written.items()))}
-        _write_text(self.folder / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+        _write_text(self._draft / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+        share_mode((self._draft / file for file in set(self._written.values())), like=self._draft / INDEX_NAME)
+        put_in_place(self._draft, self.folder)
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +87,11 @@ class ModelFolderWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            drop_draft(self._draft)
 
 
 def write_model(
@@ -83,10 +100,10 @@ def write_model(
     *,
     weights: Mapping[str, Mapping[str, Tensor]],
     sequence_length: int,
-    tokenizer_json: str | None = None,
+    tokenizer: DataTokenizer | None = None,
 ) -> None:
     """Write a whole model that is in memory: layer to parameter name to tensor."""
-    with ModelFolderWriter(folder, spec, sequence_length=sequence_length, tokenizer_json=tokenizer_json) as writer:
+    with ModelFolderWriter(folder, spec, sequence_length=sequence_length, tokenizer=tokenizer) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
 
@@ -120,7 +137,7 @@ def read_model(folder: Path) -> LoadedModel:
         raise ConfigError(f"{Path(error.filename).name} is missing: not a whole model", str(folder)) from error
     except KeyError as error:
         raise ConfigError(f"{error.args[0]} is missing from the model", str(folder)) from error
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise ConfigError(f"not a model that can be read: {error}", str(folder)) from error
     return LoadedModel(spec=spec, sequence_length=int(config["max_position_embeddings"]), weights=weights)
 

@@ -8,6 +8,7 @@ import torch
 from torch.func import functional_call
 
 from headway.daemon.data.byte_tokenizer import tokenizer_json
+from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.results.model_folder import read_model, write_model
 from headway.daemon.results.sample import sample
 from headway.stages.initial_weights import initial_parameters
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     weights = {name: initial_parameters(name, SPEC, seed=11) for name in layer_names(SPEC)}
     weights["head"]["norm.weight"].mul_(1.5)
-    write_model(path, SPEC, weights=weights, sequence_length=48, tokenizer_json=tokenizer_json())
+    write_model(path, SPEC, weights=weights, sequence_length=48, tokenizer=DataTokenizer(text=tokenizer_json()))
     return path
 
 

@@ -1,12 +1,16 @@
 """A model folder is whole or is no model, and reads back as the same bits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from headway.daemon.data.data_tokenizer import DataTokenizer
+from headway.daemon.data.special_tokens import SpecialTokens
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
 from headway.daemon.results.sample import sample
@@ -57,7 +61,7 @@ def test_layers_may_come_in_any_order(tmp_path: Path, folder: Path) -> None:
 
 def test_a_model_does_not_inherit_an_older_ones_tokenizer(folder: Path) -> None:
     """Written with a tokenizer, then again without: none is left that does not belong."""
-    write_model(folder, SPEC, weights=make_weights(), sequence_length=24, tokenizer_json="{}")
+    write_model(folder, SPEC, weights=make_weights(), sequence_length=24, tokenizer=DataTokenizer(text="{}"))
     assert (folder / "tokenizer.json").read_text() == "{}"
     write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
     assert list(folder.glob("tokenizer*")) == []
@@ -65,17 +69,111 @@ def test_a_model_does_not_inherit_an_older_ones_tokenizer(folder: Path) -> None:
 
 def write_half(folder: Path) -> None:
     with ModelFolderWriter(folder, SPEC, sequence_length=24) as writer:
-        writer.add("embed", make_weights()["embed"])
+        writer.add("embed", make_weights(seed=2)["embed"])
         raise InterruptedError
 
 
-def test_an_interrupted_export_is_no_model(folder: Path) -> None:
-    """Half written over an older model: neither the old one nor a mixture can be opened."""
+def test_an_interrupted_export_leaves_the_model_that_was_there(folder: Path) -> None:
+    """Half written over an older model: the old one is whole, to the byte, and nothing is left of the new one."""
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(InterruptedError):
         write_half(folder)
-    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json is missing"):
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    read_model(folder)
+
+
+def test_an_interrupted_export_into_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    """Nothing is there that could be opened."""
+    with pytest.raises(InterruptedError):
+        write_half(tmp_path / "model")
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_an_export_of_fewer_layers_leaves_nothing_of_the_larger_one(folder: Path) -> None:
+    """The old shards go when the new model is whole; a file that is no model's stays."""
+    (folder / "notes.md").write_text("mine")
+    spec = replace(SPEC, num_hidden_layers=1)
+    write_model(
+        folder,
+        spec,
+        weights={name: initial_parameters(name, spec, seed=1) for name in layer_names(spec)},
+        sequence_length=24,
+    )
+    assert read_model(folder).spec == spec
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    assert (folder / "notes.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "adapter_config.json", "config.json"])
+def test_a_foreign_model_is_not_replaced_without_force(tmp_path: Path, name: str) -> None:
+    """AutoModel would open the other file: refused before anything is written; with force it is gone afterwards."""
+    (tmp_path / name).write_text("{}")
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match=rf"holds {name} of a model that was not exported here; name another folder"):
+        write_model(tmp_path, SPEC, weights=make_weights(), sequence_length=24)
+    assert {file.name for file in tmp_path.iterdir()} == {name, "thesis.tex"}
+    with ModelFolderWriter(tmp_path, SPEC, sequence_length=24, force=True) as writer:
+        for layer, parameters in make_weights().items():
+            writer.add(layer, parameters)
+    assert read_model(tmp_path).spec == SPEC
+    assert (tmp_path / "thesis.tex").exists()
+    assert name == "config.json" or not (tmp_path / name).exists()
+
+
+def test_a_foreign_file_beside_an_export_is_noticed(folder: Path) -> None:
+    """A `model.safetensors` that came later is what AutoModel would load: refused."""
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"holds model\.safetensors of a model"):
+        write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
+
+
+def test_all_files_have_the_mode_of_new_files(folder: Path) -> None:
+    """Whoever may read config.json may read the weights."""
+    (folder / "new").write_text("")
+    modes = {file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert len(modes) == 1
+
+
+def test_special_tokens_go_along(tmp_path: Path) -> None:
+    """End, beginning and padding are in config.json by id, and in tokenizer_config.json by name."""
+    special = SpecialTokens(eos_token_id=3, eos_token="<end>", pad_token_id=3, pad_token="<end>")
+    told = DataTokenizer(text="{}", special=special)
+    write_model(tmp_path, SPEC, weights=make_weights(), sequence_length=24, tokenizer=told)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["eos_token_id"], config["bos_token_id"], config["pad_token_id"]) == (3, None, 3)
+    names = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert names == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "pad_token": "<end>"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+            "rope_parameters.rope_type = 'llama3'",
+        ),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.rope_type = 'linear'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters.full_attention = "),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.type = 'yarn'"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 4.0}}, "rope_scaling.factor = 4.0"),
+        ({"rope_scaling": "linear"}, "rope_scaling = 'linear'"),
+        ({"head_dim": 16}, "head_dim = 16 is not supported: 4 heads share hidden_size 32"),
+        ({"sliding_window": 4096}, "sliding_window = 4096"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = "),
+        ({"hidden_size": "32"}, "hidden_size = '32' is no whole number"),
+        ({"num_attention_heads": 0}, "head_dim = 8 is not supported: 0 heads"),
+        ({"rope_theta": "big", "rope_parameters": None}, "rope_theta = 'big' is no number"),
+    ],
+)
+def test_a_model_that_computes_something_else_is_refused(folder: Path, change: dict[str, Any], line: str) -> None:
+    """Scaled positions, heads of another width and what else this model has not: refused by key and value."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ConfigError) as refused:
         read_model(folder)
-    assert sorted(file.name for file in folder.glob("*.safetensors")) == ["model-00001-of-00004.safetensors"]
+    assert line in str(refused.value)
 
 
 def test_a_damaged_model_is_refused(folder: Path) -> None:

@@ -1,0 +1,69 @@
+"""Which tokens a tokenizer itself calls the beginning, the end and the padding of a text. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+KNOWN_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+"""What is taken for the end of a text where no tokenizer_config.json names it."""
+_KEYS: Final = ("eos_token", "bos_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """Ids under the names of a Hugging Face config; None: the tokenizer has no such token."""
+
+    eos_token_id: int | None = None
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    eos_token: str = ""
+    bos_token: str = ""
+    pad_token: str = ""
+
+    @property
+    def ids(self) -> dict[str, int | None]:
+        """For config.json."""
+        return {f"{key}_id": getattr(self, f"{key}_id") for key in _KEYS}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """For tokenizer_config.json."""
+        return {key: text for key in _KEYS if (text := getattr(self, key))}
+
+
+def special_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any], *, end_of_text: str = "") -> SpecialTokens:
+    """The special tokens of a tokenizer.json with its tokenizer_config.json, both as they were parsed.
+
+    end_of_text: what a user calls the end, before all else. A name that the vocabulary does not have is no token.
+    """
+    ids = _vocabulary(tokenizer)
+    found: dict[str, Any] = {}
+    for key in _KEYS:
+        told = (end_of_text if key == "eos_token" else "") or _text(config.get(key))
+        if not told and key == "eos_token":
+            told = next((end for end in KNOWN_ENDS if end in ids), "")
+        if told in ids:
+            found |= {key: told, f"{key}_id": ids[told]}
+    return SpecialTokens(**found)
+
+
+def _text(value: object) -> str:
+    """A token in tokenizer_config.json is its text, or a table with its `content`."""
+    content = value.get("content") if isinstance(value, Mapping) else value
+    return content if isinstance(content, str) else ""
+
+
+def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token to id: of the model, and of what was added to it."""
+    model = tokenizer.get("model")
+    told = model.get("vocab") if isinstance(model, Mapping) else None
+    ids: dict[str, int] = {}
+    if isinstance(told, Mapping):
+        ids |= told
+    elif isinstance(told, list):  # unigram: [token, score] in the order of their ids
+        ids |= {entry[0]: number for number, entry in enumerate(told) if isinstance(entry, list) and entry}
+    added = tokenizer.get("added_tokens")
+    for entry in added if isinstance(added, list) else []:
+        if isinstance(entry, Mapping) and isinstance(entry.get("id"), int):
+            ids[str(entry.get("content"))] = entry["id"]
+    return ids

@@ -1,0 +1,92 @@
+"""Where a model folder may be put, and how a finished one takes the place of an older one."""
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headway.daemon.errors import ConfigError
+
+CONFIG_NAME: Final = "config.json"
+INDEX_NAME: Final = "model.safetensors.index.json"
+PRODUCER: Final = "headway"
+"""What config.json of a folder that may be replaced names as its `producer`."""
+
+_DRAFT: Final = ".export-"
+_MODEL_FILE: Final = re.compile(
+    r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt"
+    r"|adapter_.*|.*\.(safetensors|safetensors\.index\.json|bin|bin\.index\.json|pt|pth|msgpack|h5|gguf)"
+)
+"""What AutoModel or AutoTokenizer may open: of an older model nothing of it may stay beside a newer one."""
+_OURS: Final = re.compile(
+    r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer\.json|tokenizer_config\.json"
+)
+
+
+def check_place(folder: Path, *, force: bool = False) -> None:
+    """Raise ConfigError for a folder that cannot be written to, or whose files a model would hide or delete.
+
+    An earlier export may be replaced, and files that are no model's stay. force: another model may be replaced too.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_DRAFT))
+    except OSError as error:
+        raise ConfigError(f"cannot be written to: {error.strerror}", str(folder)) from error
+    if force:
+        return
+    is_ours = _producer(folder / CONFIG_NAME) == PRODUCER
+    foreign = [name for name in names if _MODEL_FILE.fullmatch(name) and not (is_ours and _OURS.fullmatch(name))]
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        what = f"holds {foreign[0]}{more} of a model that was not exported here"
+        raise ConfigError(f"{what}; name another folder, or replace that model with --force", str(folder))
+
+
+def draft_folder(folder: Path) -> Path:
+    """A new folder for a model that is being written: inside its place, hence on the same file system."""
+    draft = folder / f"{_DRAFT}{secrets.token_hex(4)}"
+    draft.mkdir()
+    return draft
+
+
+def put_in_place(draft: Path, folder: Path) -> None:
+    """Replace the model in a folder by the whole one in a draft; the draft is gone then.
+
+    The old index goes first and the new one comes last: a crash between leaves no model, never a mixture of two.
+    """
+    old = [entry.name for entry in folder.iterdir() if entry.is_file() and _MODEL_FILE.fullmatch(entry.name)]
+    new = [entry.name for entry in draft.iterdir()]
+    for name in _last(old, INDEX_NAME)[::-1]:
+        (folder / name).unlink()
+    for name in _last(new, INDEX_NAME):
+        (draft / name).replace(folder / name)
+    draft.rmdir()
+
+
+def drop_draft(draft: Path) -> None:
+    """Delete what was written of a model that did not become whole."""
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def share_mode(files: Iterable[Path], like: Path) -> None:
+    """Give files the mode that a new file gets here: a library may have made them for their owner alone."""
+    mode = like.stat().st_mode & 0o777
+    for file in files:
+        file.chmod(mode)
+
+
+def _last(names: list[str], name: str) -> list[str]:
+    return sorted(names, key=lambda other: (other == name, other))
+
+
+def _producer(config: Path) -> object:
+    try:
+        raw: Any = msgspec.json.decode(config.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
+    return raw.get("producer") if isinstance(raw, dict) else None
