@@ -66,6 +66,10 @@ class RecoveryError(Exception):
         return f"{self.item}: {self.reason}"
 
 
+class NoAccessError(RecoveryError):
+    """This node lacks the credentials or the package that a file system asks for; another node may have them."""
+
+
 @dataclass
 class JobFailedError(Exception):
     """A job ended without finishing: `phase` says how, `last_line` is its traceback's, `where` names the whole text."""

@@ -114,8 +114,10 @@ class Journal:
         journal = cls()
         try:
             given = {name: tensors[name].numpy() for name in _DTYPES}
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(f"the journal has no column {error}") from error
+        if any(not column.ndim for column in given.values()):
+            raise ValueError("the journal's columns are no columns")
         length = len(given["batch"])
         for name, dtype in _DTYPES.items():
             column = given[name]

@@ -65,7 +65,7 @@ def read_layer(
             device=device,
             optimizer_factory=optimizer_factory,
         )
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(str(path), str(error)) from error
 
 
@@ -92,8 +92,8 @@ def read_journal(path: Path, *, job: str, boundary: Boundary, timeline: Timeline
         check_header(path, header, timeline=timeline)
     try:
         journal = Journal.from_tensors(tensors)
-    except ValueError as error:
-        raise DamagedFileError(str(path), str(error)) from error
+    except Exception as error:  # columns of any kind and shape may come
+        raise DamagedFileError(str(path), f"it holds no journal: {error}") from error
     if len(journal) and int(journal.next_batch or 0) != boundary:
         raise DamagedFileError(str(path), f"it ends before batch {journal.next_batch}, not {boundary}")
     return journal

@@ -40,7 +40,10 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_HEADER_BYTES = 4 << 20
+"""Of the JSON before the data: a layer's takes some kilobytes, and reading it many times its length of memory."""
+_MAX_DIMENSIONS = 8
+_MAX_ELEMENTS = 1 << 48
 
 
 class WriteCancelledError(Exception):
@@ -245,34 +248,54 @@ def _read_head(path: Path, file: IO[bytes], size: int) -> _Head:
         raise DamagedFileError(str(path), f"it is truncated: {size} bytes")
     head = bytearray(length)
     _fill(path, file, memoryview(head))
-    try:
-        index = json.loads(head)
-        metadata = index.pop("__metadata__")
-        if metadata["format"] != FORMAT:
-            raise DamagedFileError(str(path), f"its format is {metadata['format']}, this program reads {FORMAT}")
-        canonical = _canonical(metadata, index)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(str(path), f"its header cannot be read: {error}") from error
-    if head.rstrip(b" ") != canonical or length % 8:
-        raise DamagedFileError(str(path), "its header is not as it was written")
     data_bytes = size - 8 - length
     try:
-        offset = 0
-        for name in sorted(index):
+        return _parsed(bytes(head), data_bytes)
+    except Exception as error:  # whatever foreign bytes do to a parser: RecursionError, OverflowError
+        reason = str(error) if isinstance(error, _HeadError) else f"its header cannot be read: {_told(error)}"
+        raise DamagedFileError(str(path), reason) from error
+
+
+class _HeadError(ValueError):
+    """What is wrong with a header, as a whole sentence."""
+
+
+def _parsed(head: bytes, data_bytes: int) -> _Head:
+    index = json.loads(head)
+    metadata = index.pop("__metadata__")
+    if metadata["format"] != FORMAT:
+        raise _HeadError(f"its format is {str(metadata['format'])[:40]}, this program reads {FORMAT}")
+    if head.rstrip(b" ") != _canonical(metadata, index) or len(head) % 8:
+        raise _HeadError("its header is not as it was written")
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise _HeadError("its header is not that of a state file")
+    offset = 0
+    for name in sorted(index):
+        try:
             offset = _end_of(index[name], offset)
-        if offset != data_bytes:
-            raise ValueError(f"{data_bytes} bytes of data instead of {offset}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedFileError(str(path), f"its index of tensors is wrong: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise _HeadError(f"its index of tensors is wrong: {_told(error)}") from error
+    if offset != data_bytes:
+        raise _HeadError(f"its index of tensors is wrong: {data_bytes} bytes of data instead of {offset}")
     return _Head(metadata, {name: index[name] for name in sorted(index)}, data_bytes)
 
 
 def _end_of(entry: Mapping[str, Any], begin: int) -> int:
     """Where a tensor's data ends, when it begins here. Raises ValueError when its entry says otherwise."""
-    end = begin + int(prod(entry["shape"])) * _DTYPES[entry["dtype"]].itemsize
-    if entry["data_offsets"] != [begin, end] or any(size < 0 for size in entry["shape"]):
+    shape, itemsize = entry["shape"], _DTYPES[entry["dtype"]].itemsize
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or any(type(size) is not int for size in shape):
+        raise ValueError("a tensor has no shape")
+    if min(shape, default=0) < 0 or prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
+        raise ValueError("a tensor's shape is out of bounds")
+    end = begin + int(prod(shape)) * itemsize
+    if entry["data_offsets"] != [begin, end]:
         raise ValueError("a tensor's size and place disagree")
     return end
+
+
+def _told(error: Exception) -> str:
+    """An error in a few words: what it repeats of foreign bytes is cut."""
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def _fill(path: Path, file: IO[bytes], buffer: memoryview) -> None:

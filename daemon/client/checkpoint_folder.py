@@ -6,13 +6,14 @@ but the checkpoint. All functions that read block.
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.admission import why_no_checkpoint
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
@@ -40,6 +41,15 @@ class Manifest:
     spec: JobSpec
     checkpoint: CheckpointRecord
     """`url` is where it was found, wherever it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ManifestFile:
+    """What a manifest's file has beside the checkpoint's record."""
+
+    job: str
+    generation: int
+    spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,41 +81,34 @@ def read_checkpoint(url: str) -> Manifest:
 
 def read_manifest(url: str) -> Manifest:
     """The manifest of one boundary's folder. Raises ConfigError."""
+    from headway.daemon.storage.checkpoint import read_manifest_bytes
+    from headway.daemon.storage.file_system import sentence
+
     target = f"{url}/{MANIFEST}"
-    file_system, path = _open(target)
+    with _as_config_error():
+        raw = read_manifest_bytes(url)
     try:
-        raw = msgspec.json.decode(_read_small(file_system, path))
-        checkpoint = msgspec.convert(raw, CheckpointRecord)
-        spec = msgspec.convert(raw["spec"], JobSpec)
-        job, generation = msgspec.convert(raw["job"], str), msgspec.convert(raw["generation"], int)
-        check_job(spec, target)
-        if why := why_no_checkpoint(checkpoint, spec, job=job, generation=generation):
-            raise ConfigError(f"is no manifest of a checkpoint: {why}", target)
-        return Manifest(job=job, generation=generation, spec=spec, checkpoint=replace(checkpoint, url=url))
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", target) from error
-    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, ValueError) as error:
-        raise ConfigError(f"is no manifest of a checkpoint: {error}", target) from error
-
-
-def _read_small(file_system: Any, path: str) -> bytes:
-    """A manifest's bytes. Raises ValueError for a file that is larger than any."""
-    with file_system.open(path, "rb") as file:
-        raw: bytes = file.read(MAX_MANIFEST_BYTES + 1)
-    if len(raw) > MAX_MANIFEST_BYTES:
-        raise ValueError(f"it is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
-    return raw
+        told = msgspec.json.decode(raw, type=_ManifestFile)
+        checkpoint = msgspec.json.decode(raw, type=CheckpointRecord)
+    except Exception as error:  # foreign bytes: RecursionError too
+        raise ConfigError(f"is no manifest of a checkpoint: {sentence(error)}", target) from error
+    check_job(told.spec, target)
+    if why := why_no_checkpoint(checkpoint, told.spec, job=told.job, generation=told.generation):
+        raise ConfigError(f"is no manifest of a checkpoint: {why}", target)
+    return Manifest(job=told.job, generation=told.generation, spec=told.spec, checkpoint=replace(checkpoint, url=url))
 
 
 def list_checkpoints(url: str) -> list[FoundCheckpoint]:
     """Every boundary's folder at or below a URL, oldest first, the unfinished too. Raises ConfigError."""
-    file_system, path = _open(url)
-    try:
-        if not file_system.isdir(path):
-            raise ConfigError("there is no such folder", url)
-        return sorted(_walk(file_system, path, url, MAX_DEPTH), key=_age)
-    except OSError as error:
-        raise ConfigError(f"cannot be listed: {error.strerror or error}", url) from error
+    from headway.daemon.storage.file_system import open_url, told_as
+
+    with _as_config_error():
+        file_system, path = open_url(url)
+        with told_as(url, "listed"):
+            found = sorted(_walk(file_system, path, url, MAX_DEPTH), key=_age) if file_system.isdir(path) else None
+    if found is None:
+        raise ConfigError("there is no such folder", url)
+    return found
 
 
 def begin_with(manifest: Manifest) -> CheckpointRecord:
@@ -168,14 +171,13 @@ def _age(found: FoundCheckpoint) -> tuple[float, int, int]:
     return (found.written_at, found.timeline, found.boundary)
 
 
-def _open(url: str) -> tuple[Any, str]:
-    import fsspec
-
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """For people who named the URL."""
     try:
-        file_system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(str(error), url) from error
-    return file_system, path
+        yield
+    except RecoveryError as error:
+        raise ConfigError(error.reason, error.item) from error
 
 
 def _value(spec: JobSpec, key: str) -> object:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import structlog
 
@@ -13,13 +13,13 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.records import Keys
 from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import folder_name, submission_url
+from headway.daemon.storage.file_threads import FileThreads
 
 SWEEP_PERIOD_S: Final = 120.0
 TIMEOUT_S: Final = 60.0
 NUM_LOOKS: Final = 2
 """At a job that has no plan: a copy that was on its way may end after the first."""
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -30,7 +30,7 @@ class CheckpointSweep:
         self._view = view
         self._is_leading = is_leading
         self._checkpoint_root = checkpoint_root
-        self._working: asyncio.Task[Any] | None = None
+        self._threads = FileThreads("checkpoint sweep", num_at_once=1, silence_s=TIMEOUT_S, most_hung=1)
         self._looks: dict[str, tuple[int, int]] = {}
         """Job to (revision of its phase, how often nothing was found since)."""
         self._complaints: dict[str, str] = {}
@@ -66,7 +66,7 @@ class CheckpointSweep:
             return 0
         url = submission_url(submission.spec.fault.checkpoint_dir, job.name, uid=submission.uid)
         url = resolve_checkpoint_dir(url, self._checkpoint_root)
-        found = [BoundaryFolder(*entry) for entry in await self._in_time(url, list_boundaries)]
+        found = [BoundaryFolder(*entry) for entry in await self._threads.run(url, lambda _: list_boundaries(url))]
         num_deleted = 0
         for folder in left_folders(self._view, job, found):
             now = self._view.jobs.get(job.name)
@@ -75,10 +75,13 @@ class CheckpointSweep:
             if not left_folders(self._view, now, [folder]):
                 continue
             target = f"{url}/{folder_name(*folder.place)}"
-            await self._in_time(target, delete_checkpoint)
+            await self._delete(target)
             log.info("left_folder_deleted", job=job.name, url=target)
             num_deleted += 1
         return num_deleted
+
+    async def _delete(self, url: str) -> None:
+        await self._threads.run(url, lambda _: delete_checkpoint(url))
 
     def _may_act(self) -> bool:
         return self._is_leading() and self._view.steady_since is not None
@@ -90,18 +93,3 @@ class CheckpointSweep:
 
     def _revision(self, job: JobView) -> int:
         return self._view.revision_of(Keys.of(job.name, "phase"))
-
-    async def _in_time(self, url: str, act: Callable[[str], T]) -> T:
-        """In a thread. A file system that hangs holds one thread, however often it is asked. Raises RecoveryError."""
-        if self._working is not None and not self._working.done():
-            raise RecoveryError(url, "an earlier request to a checkpoint folder still hangs")
-        task = asyncio.create_task(asyncio.to_thread(act, url), name=f"checkpoint folder {url}")
-        task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
-        self._working = task
-        await asyncio.wait({task}, timeout=TIMEOUT_S)
-        if not task.done():
-            raise RecoveryError(url, f"not done within {TIMEOUT_S:g} s")
-        if (error := task.exception()) is not None:
-            # Whatever a file system's driver raises: tidying up ends no daemon.
-            raise error if isinstance(error, RecoveryError) else RecoveryError(url, f"{type(error).__name__}: {error}")
-        return task.result()

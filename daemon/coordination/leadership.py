@@ -31,6 +31,7 @@ from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point, is_armed
 from headway.daemon.records import Keys, LeaderRecord, PhaseRecord, decode, encode
+from headway.daemon.storage.file_threads import FileThreads
 
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
@@ -81,7 +82,8 @@ class Leadership:
         self._write_manifest = write_manifest
         self._delete_checkpoint = delete_checkpoint
         self._clock = clock
-        self._manifest_timeout_s = manifest_timeout_s
+        self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
+        self._deletions = FileThreads("deletions", silence_s=manifest_timeout_s)
         self._plans = plans if plans is not None else PlanBook()
         self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
         self._leader_revision = 0
@@ -191,7 +193,8 @@ class Leadership:
         log = self._log.bind(job=command.job)
         try:
             if isinstance(command, WriteManifest):
-                await self._in_time(command.url, self._write_manifest, command.url, command.manifest)
+                url, manifest = command.url, command.manifest
+                await self._manifests.run(url, lambda _: self._write_manifest(url, manifest))
                 log.info("manifest_written", url=command.url)
                 command = command.then
             elif isinstance(command, DeleteCheckpoints):
@@ -199,7 +202,7 @@ class Leadership:
                     await self._wait_for_change(seen)
                     return
                 for url in command.urls:
-                    await self._in_time(url, self._delete_checkpoint, url)
+                    await self._delete(url, self._delete_checkpoint)
                     log.info("checkpoint_deleted", url=url)
                 command = command.then
             revision = await self._write(command)
@@ -218,12 +221,8 @@ class Leadership:
             log.error("decision_failed", reason=reason, **({} if is_refused else {"exc_info": error}))
             await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
 
-    async def _in_time(self, url: str, act: Callable[..., None], *arguments: object) -> None:
-        """A file system that hangs must not keep the job's checkpoints from ever being dealt with again."""
-        try:
-            await asyncio.wait_for(asyncio.to_thread(act, *arguments), self._manifest_timeout_s)
-        except TimeoutError as error:
-            raise RecoveryError(url, f"not done within {self._manifest_timeout_s:g} s") from error
+    async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
+        await self._deletions.run(url, lambda _: delete(url))
 
     async def _write(self, decided: Transaction) -> int:
         """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""

@@ -13,6 +13,7 @@ from headway.daemon.errors import RecoveryError
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
 from headway.daemon.storage.transfer import download
@@ -36,6 +37,7 @@ class JournalSource:
         self._store = store
         self._client = client
         self._checkpoint_root = checkpoint_root
+        self._reads = FileThreads("journals")
 
     async def newest(self, job_name: str) -> list[control_pb2.JournalEntry]:
         """All batches of the newest journal that can be had; none when nothing was written yet.
@@ -98,7 +100,8 @@ class JournalSource:
             if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
                 raise failure
             url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
-            await asyncio.to_thread(fetch_from_checkpoint, url, JOURNAL, checkpoint.files[JOURNAL], path)
+            expected = checkpoint.files[JOURNAL]
+            await self._reads.run(url, lambda beat: fetch_from_checkpoint(url, JOURNAL, expected, path, beat=beat))
             return await asyncio.to_thread(_entries, path, _as_written(job, key))
 
 

@@ -28,6 +28,7 @@ from headway.daemon.node.tcp_counters import SentSegments, sent_segments
 from headway.daemon.node.trace_source import TraceSource
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore, read_chunks
 from headway.proto import control_pb2, control_pb2_grpc
@@ -38,6 +39,8 @@ from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
 
+NUM_FORWARDED = 4
+"""Pieces of files that are read from one checkpoint folder at the same time, for others."""
 MAX_PROBE_BYTES = 16 << 20
 MAX_REQUEST_BYTES = 1 << 20
 """Requests name what is wanted, and nothing large."""
@@ -85,6 +88,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             client=desk.client,
             checkpoint_root=desk.checkpoint_root,
         )
+        self._reads = FileThreads("forwarded reads", num_at_once=NUM_FORWARDED)
         self._traces = TraceSource(
             node=desk.node,
             view=desk.view,
@@ -228,7 +232,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
         if key.layer not in checkpoint.files:
             raise RecoveryError(str(key), f"the checkpoint {checkpoint.url} has no such layer")
         url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
-        async for piece in _in_thread(read_from_checkpoint(url, key.layer, offset=offset)):
+        pieces = read_from_checkpoint(url, key.layer, offset=offset)
+        while piece := await self._reads.run(url, lambda _: next(pieces, b"")):
             yield piece
 
     async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:

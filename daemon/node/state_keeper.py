@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
 from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
@@ -18,10 +18,12 @@ from headway.daemon.node.state_duties import is_welcome
 from headway.daemon.records import CheckpointFile, Save
 from headway.daemon.storage.checkpoint import copy_to_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
 from headway.proto import control_pb2
+from headway.stages.errors import PeerError
 
 log = structlog.get_logger()
 
@@ -30,6 +32,10 @@ STRAY_AFTER_S: Final = 600.0
 """A file that nobody knows may be one that a worker is just writing; after this time it is not."""
 LEFT_AFTER_S: Final = 120.0
 """The same where no worker writes: on timelines that were left, because a worker died in the middle of a file."""
+NUM_COPIES: Final = 2
+"""Files that are copied to one file system at the same time."""
+NUM_READS: Final = 4
+"""Files that are read from one file system at the same time."""
 NUM_AT_ONCE: Final = 2
 """Files of one boundary that are asked for at the same time."""
 
@@ -53,7 +59,8 @@ class StateKeeper:
         self._client = client
         self._checkpoint_root = checkpoint_root
         self._outgoing = outgoing
-        self._copies = asyncio.Semaphore(2)
+        self._copies = FileThreads("copies", num_at_once=NUM_COPIES)
+        self._reads = FileThreads("reads", num_at_once=NUM_READS)
         self.durable: set[StateKey] = set()
         """Held files that are in the checkpoint folder too."""
         self.troubles: dict[StateKey, str] = {}
@@ -115,6 +122,7 @@ class StateKeeper:
         if step.checkpoint_url:
             await fetch_checkpointed(
                 self._store,
+                self._reads,
                 step.key,
                 url=resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root),
                 expected=step.expected,
@@ -125,15 +133,15 @@ class StateKeeper:
             await self._fetch_from(step.holders, step.key, step.expected, generation=step.of.generation)
 
     async def fetch_copies(self, step: FetchCopies) -> None:
-        """Files of one boundary, a few at once. Raises RecoveryError when one cannot be had."""
+        """Files of one boundary, a few at once. Raises the first error when one cannot be had, after the others."""
         at_once = asyncio.Semaphore(NUM_AT_ONCE)
-        errors: list[RecoveryError] = []
+        errors: list[Exception] = []
 
         async def one(key: StateKey, holders: tuple[str, ...], expected: CheckpointFile) -> None:
             async with at_once:
                 try:
                     await self._fetch_from(holders, key, expected, generation=step.generation, unhurried=True)
-                except RecoveryError as error:
+                except (RecoveryError, ConfigError, PeerError, OSError) as error:
                     errors.append(error)
 
         async with asyncio.TaskGroup() as group:
@@ -168,25 +176,36 @@ class StateKeeper:
     async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
         """Copy one file to durable storage; what goes wrong is kept as its trouble. Raises RecoveryError, ConfigError.
 
-        Two at once: a file system over a network gains by it, and training keeps its processor.
+        Two at once on a file system: one over a network gains by it, and training keeps its processor.
         """
         key = step.key
         job = self._job(key.job)
         assert job.spec is not None, "a job that is known has its spec"
-        async with self._copies:
-            file = self._store.get(key)
-            if file is None:
-                raise RecoveryError(str(key), "is not held any more")
-            try:
-                folder = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
-                url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
-                with self._outgoing.checkpointing(lambda: self._is_stopping(key.job)) as before:
-                    await asyncio.to_thread(copy_to_checkpoint, file.path, url, key.layer, before=before)
-            except Exception as error:
-                self.troubles[key] = str(error)
-                raise
+        file = self._store.get(key)
+        if file is None:
+            raise RecoveryError(str(key), "is not held any more")
+        try:
+            folder = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
+            url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
+            await self._copy(file.path, url, key)
+        except Exception as error:
+            self.troubles[key] = str(error)
+            raise
         self.troubles.pop(key, None)
         self.durable.add(key)
+
+    async def _copy(self, path: Path, url: str, key: StateKey) -> None:
+        with self._outgoing.checkpointing(lambda: self._is_stopping(key.job)) as before:
+
+            def copy(beat: Beat) -> None:
+                def step(num_bytes: int) -> None:
+                    beat()
+                    before(num_bytes)
+                    beat()
+
+                copy_to_checkpoint(path, url, key.layer, before=step)
+
+            await self._copies.run(url, copy)
 
     async def delete(self, step: DeleteState) -> None:
         """Forget files at once, and delete them in a thread: a large one takes its time."""
@@ -207,12 +226,18 @@ class StateKeeper:
         """Until cancelled: delete, now and then, files of the store's folder that nobody knows."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
-            known, written, now = self._store.known_paths(), self._written(), time.time()
-            sweep = self._store.sweep
-            num_bytes = await asyncio.to_thread(sweep, known, older_than=now - LEFT_AFTER_S, spared=written)
-            num_bytes += await asyncio.to_thread(sweep, known, older_than=now - STRAY_AFTER_S)
-            if num_bytes:
-                log.warning("stray_files_deleted", size_bytes=num_bytes)
+            try:
+                await self._sweep_once()
+            except OSError as error:
+                log.warning("sweep_failed", reason=str(error))
+
+    async def _sweep_once(self) -> None:
+        known, written, now = self._store.known_paths(), self._written(), time.time()
+        sweep = self._store.sweep
+        num_bytes = await asyncio.to_thread(sweep, known, older_than=now - LEFT_AFTER_S, spared=written)
+        num_bytes += await asyncio.to_thread(sweep, known, older_than=now - STRAY_AFTER_S)
+        if num_bytes:
+            log.warning("stray_files_deleted", size_bytes=num_bytes)
 
     def _is_stopping(self, name: str) -> bool:
         """Whether a stop waits for a job's checkpoint, or nothing of it runs any more."""

@@ -1,7 +1,8 @@
 """Durable storage of boundaries: `<checkpoint_dir>/<job>/<uid>/<boundary>/<layer>.safetensors`; a manifest comes last.
 
 Without its manifest a checkpoint does not exist. Any fsspec file system serves; on a local one every file, the
-manifest too, appears by an atomic rename. All functions block: call them in a thread.
+manifest too, appears by an atomic rename. All functions block, perhaps for ever: call them by FileThreads. Whatever
+goes wrong is a RecoveryError; a NoAccessError, which is one, where this node lacks credentials or a package.
 """
 
 import os
@@ -9,17 +10,18 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
-
-import fsspec
+from typing import IO, Any, Final
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.records import CheckpointFile, CheckpointRecord, decode
 from headway.daemon.storage.checkpoint_names import place_of_folder
+from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+MAX_MANIFEST_BYTES: Final = 64 << 20
+"""A manifest names every layer: ten thousand layers take 2 MB."""
 
 
 def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) -> str:
@@ -68,12 +70,21 @@ def write_manifest(url: str, manifest: bytes) -> None:
 
 def read_manifest(url: str) -> CheckpointRecord:
     """The manifest of a boundary's folder. Raises RecoveryError when it is not there or not readable."""
-    target = f"{url}/{MANIFEST}"
-    raw = b"".join(_read(target, offset=0))
     try:
-        return decode(raw, CheckpointRecord)
-    except ValueError as error:
-        raise RecoveryError(target, f"is no manifest: {error}") from error
+        return decode(read_manifest_bytes(url), CheckpointRecord)
+    except (ValueError, RecursionError) as error:
+        raise RecoveryError(f"{url}/{MANIFEST}", f"is no manifest: {sentence(error)}") from error
+
+
+def read_manifest_bytes(url: str) -> bytes:
+    """What a manifest's file holds, and no more than a manifest may hold. Raises RecoveryError, naming the URL."""
+    target = f"{url}/{MANIFEST}"
+    raw = bytearray()
+    for chunk in _read(target, offset=0):
+        raw += chunk
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise RecoveryError(target, f"is no manifest: it has more than {MAX_MANIFEST_BYTES} bytes")
+    return bytes(raw)
 
 
 def delete_checkpoint(url: str) -> None:
@@ -81,13 +92,11 @@ def delete_checkpoint(url: str) -> None:
 
     Raises RecoveryError, naming the URL.
     """
-    file_system, path = _open(url)
-    try:
+    file_system, path = open_url(url)
+    with told_as(url, "deleted"):
         for target in (f"{path}/{MANIFEST}", path):
             with suppress(FileNotFoundError):
                 file_system.rm(target, recursive=target == path)
-    except OSError as error:
-        raise RecoveryError(url, f"cannot be deleted: {error.strerror or error}") from error
 
 
 def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
@@ -95,9 +104,9 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
 
     None if that is not there. Raises RecoveryError, naming the URL.
     """
-    file_system, path = _open(url)
+    file_system, path = open_url(url)
     found = []
-    try:
+    with told_as(url, "listed"):
         file_system.invalidate_cache(path)  # object stores remember listings
         entries = file_system.ls(path, detail=True) if file_system.isdir(path) else []
         for entry in entries:
@@ -106,13 +115,16 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
             if place is not None:
                 file_system.invalidate_cache(folder)
                 found.append((*place, file_system.exists(f"{folder}/{MANIFEST}")))
-    except OSError as error:
-        raise RecoveryError(url, f"cannot be listed: {error.strerror or error}") from error
     return sorted(found)
 
 
-def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target: Path) -> None:
-    """Bring one layer's file, verified, to a local path. Raises RecoveryError when it is missing or altered."""
+def fetch_from_checkpoint(
+    url: str, layer: str, expected: CheckpointFile, target: Path, *, beat: Callable[[], None] = lambda: None
+) -> None:
+    """Bring one layer's file, verified, to a local path. Raises RecoveryError when it is missing or altered.
+
+    beat: is called with each chunk.
+    """
     from headway.stages.state_file import content_checksum
 
     source = f"{url}/{file_name(layer)}"
@@ -120,6 +132,9 @@ def fetch_from_checkpoint(url: str, layer: str, expected: CheckpointFile, target
     try:
         with partial.open("wb") as file:
             for chunk in _read(source, offset=0):
+                beat()
+                if file.tell() + len(chunk) > expected.size_bytes:
+                    raise RecoveryError(source, f"is damaged: it has more than its {expected.size_bytes} bytes")
                 file.write(chunk)
         found = content_checksum(partial)
         if found != expected.checksum:
@@ -142,30 +157,17 @@ def probe(checkpoint_dir: str) -> None:
     """Make sure that a resolved checkpoint folder can be written to. Raises RecoveryError, naming it."""
     target = f"{checkpoint_dir}/.probe-{secrets.token_hex(8)}"
     _write(target, iter([b"headway"]))
-    file_system, path = _open(target)
-    file_system.rm_file(path)
-
-
-def _open(url: str) -> tuple[Any, str]:
-    try:
-        file_system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise RecoveryError(url, str(error)) from error
-    return file_system, path
-
-
-def _is_local(file_system: Any) -> bool:
-    return "file" in ((file_system.protocol,) if isinstance(file_system.protocol, str) else file_system.protocol)
+    file_system, path = open_url(target)
+    with told_as(target, "deleted"):
+        file_system.rm_file(path)
 
 
 def _write(url: str, chunks: Iterator[bytes]) -> None:
     """A whole file: on a local file system synced and renamed into place; elsewhere as its own put does it."""
-    file_system, path = _open(url)
-    try:
-        if not _is_local(file_system):
-            with file_system.open(path, "wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
+    file_system, path = open_url(url)
+    with told_as(url, "written"):
+        if not is_local(file_system):
+            _put(file_system.open(path, "wb"), chunks)
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -179,16 +181,35 @@ def _write(url: str, chunks: Iterator[bytes]) -> None:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise RecoveryError(url, f"cannot be written: {error.strerror or error}") from error
+
+
+def _put(file: Any, chunks: Iterator[bytes]) -> None:
+    """Write a driver's file and close it. After an error nothing of it may appear: closing would complete it."""
+    try:
+        for chunk in chunks:
+            file.write(chunk)
+    except BaseException:
+        with suppress(Exception):
+            file.discard()
+        with suppress(AttributeError):
+            file.closed = True
+        raise
+    file.close()
 
 
 def _read(url: str, *, offset: int) -> Iterator[bytes]:
-    file_system, path = _open(url)
+    file_system, path = open_url(url)
+    with told_as(url, "read"):
+        file = file_system.open(path, "rb")
     try:
-        with file_system.open(path, "rb") as file:
+        with told_as(url, "read"):
             file.seek(offset)
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise RecoveryError(url, f"cannot be read: {error.strerror or error}") from error
+        while True:
+            with told_as(url, "read"):  # not around the yield: what the reader of a chunk raises is its own
+                chunk = file.read(CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        with suppress(Exception):
+            file.close()

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.state_key import StateKey, StoredFile
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headway.stages.state_file import ContentCheck
 
 CHUNK_BYTES = 1 << 20
+NUM_MKDIR_ATTEMPTS: Final = 10
 
 
 class StateStore:
@@ -71,7 +72,12 @@ class StateStore:
     def directory_of(self, job: str, timeline: int, boundary: int) -> Path:
         """The folder of a boundary's files, made if it is not there."""
         directory = self.timeline_directory_of(job, timeline) / str(boundary)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(NUM_MKDIR_ATTEMPTS):
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                break
+            except FileNotFoundError:
+                continue  # a thread deleted an empty folder above it just now
         return directory
 
     def timeline_directory_of(self, job: str, timeline: int) -> Path:
@@ -79,8 +85,12 @@ class StateStore:
         return self._directory / job / str(timeline)
 
     def path_of(self, key: StateKey) -> Path:
-        """Where a file of this key lies or would lie."""
-        return self.directory_of(key.job, key.timeline, key.boundary) / f"{key.layer}.safetensors"
+        """Where a file of this key lies or would lie, in a folder that is there."""
+        self.directory_of(key.job, key.timeline, key.boundary)
+        return self._place_of(key)
+
+    def _place_of(self, key: StateKey) -> Path:
+        return self.timeline_directory_of(key.job, key.timeline) / str(key.boundary) / f"{key.layer}.safetensors"
 
     def get(self, key: StateKey) -> StoredFile | None:
         """The file of a key, or None."""
@@ -138,7 +148,7 @@ class StateStore:
     def abandon(self, key: StateKey) -> None:
         """Drop what has come in of a file. Nothing has: no error."""
         if self._incoming.pop(key, None) is not None:
-            path = self.path_of(key)
+            path = self._place_of(key)
             partial_path(path).unlink(missing_ok=True)
             _remove_if_empty(path.parent, up_to=self._directory)
 
@@ -168,7 +178,7 @@ class StateStore:
 
     def known_paths(self) -> frozenset[Path]:
         """Every file that is held or on its way in."""
-        awaited = [self.path_of(key) for key in self._incoming]
+        awaited = [self._place_of(key) for key in self._incoming]
         return frozenset({*(file.path for file in self._files.values()), *awaited, *map(partial_path, awaited)})
 
     def sweep(self, known: Set[Path], *, older_than: float, spared: Set[Path] = frozenset()) -> int:
@@ -177,7 +187,7 @@ class StateStore:
         spared: folders of which nothing is deleted.
         """
         num_bytes = 0
-        for path in [path for path in self._directory.rglob("*") if path.is_file() and path not in known]:
+        for path in [path for path in self._files_on_disk() if path not in known]:
             if not spared.isdisjoint(path.parents):
                 continue
             try:
@@ -185,9 +195,14 @@ class StateStore:
                 if status.st_mtime < older_than:
                     self.remove([path])
                     num_bytes += status.st_size
-            except FileNotFoundError:
-                continue
+            except OSError:
+                continue  # gone meanwhile
         return num_bytes
+
+    def _files_on_disk(self) -> Iterator[Path]:
+        """Every file of the folder. Folders come and go meanwhile: os.walk passes over those that it cannot list."""
+        for folder, _, names in os.walk(self._directory):
+            yield from (Path(folder) / name for name in names)
 
 
 class IncomingFile:
@@ -211,7 +226,13 @@ class IncomingFile:
         return self._partial.stat().st_size if self._partial.exists() else 0
 
     def append(self, data: bytes, *, offset: int) -> None:
-        """Add a chunk. Raises RecoveryError when it does not follow on what is here, or there is no room for it."""
+        """Add a chunk. Raises RecoveryError when it does not follow on what is here, or there is no room for it.
+
+        What would make the file larger than it was said to be is not written, and what is here is dropped.
+        """
+        if offset + len(data) > self._size_bytes:
+            self._partial.unlink(missing_ok=True)
+            raise RecoveryError(self._what, f"arrived with more than the {self._size_bytes} bytes that it should have")
         try:
             with self._partial.open("ab") as file:
                 if file.tell() != offset:

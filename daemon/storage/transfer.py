@@ -15,6 +15,7 @@ from headway.daemon.errors import RecoveryError
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
 from headway.stages.errors import PeerError, UnavailableError
@@ -66,12 +67,19 @@ async def fetch_from_nodes(
 
 
 async def fetch_checkpointed(
-    store: StateStore, key: StateKey, *, url: str, expected: CheckpointFile, generation: int = 0, uid: str = ""
+    store: StateStore,
+    threads: FileThreads,
+    key: StateKey,
+    *,
+    url: str,
+    expected: CheckpointFile,
+    generation: int = 0,
+    uid: str = "",
 ) -> None:
     """Fetch a file from the folder of a checkpoint. Raises RecoveryError, naming the file there."""
     store.require_room(expected.size_bytes, str(key), held=key)
     path = store.path_of(key)
-    await asyncio.to_thread(fetch_from_checkpoint, url, key.layer, expected, path)
+    await threads.run(url, lambda beat: fetch_from_checkpoint(url, key.layer, expected, path, beat=beat))
     store.adopt(key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid)
     log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
 
@@ -87,10 +95,10 @@ async def download(
 ) -> None:
     """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
     offset = incoming.offset
-    async for piece in in_time(endpoint, client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried)):
-        incoming.append(piece, offset=offset)
-        offset += len(piece)
     try:
+        async for piece in in_time(endpoint, client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried)):
+            incoming.append(piece, offset=offset)
+            offset += len(piece)
         await asyncio.to_thread(incoming.verify, expected.checksum)
     except RecoveryError:
         await _let_it_check(client, endpoint, key, expected)

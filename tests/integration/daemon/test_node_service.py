@@ -35,6 +35,7 @@ from headway.daemon.records import (
 )
 from headway.daemon.storage import transfer
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
@@ -249,7 +250,7 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=large)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await fetch_checkpointed(network.a.store, KEY, url=str(tmp_path), expected=large)
+        await fetch_checkpointed(network.a.store, FileThreads("reads"), KEY, url=str(tmp_path), expected=large)
 
 
 async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import shutil
 import stat
 import tempfile
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +165,58 @@ def test_a_sweep_spares_the_folders_where_workers_write(store: StateStore) -> No
     assert store.sweep(store.known_paths(), older_than=2000, spared=spared) == 4
     assert not store.timeline_directory_of("j", 1).exists()
     assert (store.directory_of("j", 2, 7) / ".head.safetensors.0a.tmp").exists()
+
+
+def test_a_sweep_meets_folders_that_are_being_deleted(store: StateStore, tmp_path: Path) -> None:
+    """Folders of boundaries come and go while it looks: it goes on, and so does whoever makes and deletes them."""
+    is_over = threading.Event()
+    troubles: list[Exception] = []
+
+    def come_and_go() -> None:
+        try:
+            while not is_over.is_set():
+                for boundary in range(40):
+                    path = store.path_of(replace(KEY, boundary=boundary))
+                    path.write_bytes(b"x")
+                for boundary in range(40):
+                    shutil.rmtree(store.timeline_directory_of("j", 1) / str(boundary), ignore_errors=True)
+                shutil.rmtree(tmp_path / "store" / "j", ignore_errors=True)
+        except OSError as error:
+            troubles.append(error)
+
+    deleter = threading.Thread(target=come_and_go)
+    deleter.start()
+    try:
+        for _ in range(400):
+            store.sweep(store.known_paths(), older_than=0.0)
+    finally:
+        is_over.set()
+        deleter.join()
+    assert troubles == []
+
+
+def test_a_folder_is_made_while_those_above_it_go(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread deletes the job's empty folder between two steps of making one below it: it is made all the same."""
+    make, lost = Path.mkdir, [1, 1]
+
+    def interrupted(path: Path, *arguments: object, **options: object) -> None:
+        if lost:
+            lost.pop()
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        make(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    assert store.path_of(KEY).parent.is_dir()
+
+
+def test_a_file_that_is_larger_than_it_was_said_to_be_is_cut(store: StateStore, tmp_path: Path) -> None:
+    """Registered with 150 bytes, and more come: no byte beyond them is written, and the next holder begins anew."""
+    incoming = store.receive(KEY, size_bytes=150)
+    incoming.append(DATA[:100], offset=0)
+    with pytest.raises(RecoveryError, match="arrived with more than the 150 bytes that it should have"):
+        incoming.append(DATA[100:200], offset=100)
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+    assert store.receive(KEY, size_bytes=150).offset == 0
 
 
 def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:

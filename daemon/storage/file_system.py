@@ -1,0 +1,112 @@
+"""The boundary to file systems: whatever a driver raises becomes our error, with the URL and one plain sentence.
+
+Drivers raise what their libraries raise (botocore, aiohttp, google.auth), and few of these are OSErrors. None of them
+is imported here: they are told apart by the names of their classes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import fsspec
+
+from headway.daemon.errors import NoAccessError, RecoveryError
+
+MAX_SENTENCE: Final = 300
+"""Characters of a driver's message that are repeated."""
+
+_NO_CREDENTIALS: Final = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "NoAuthTokenError",
+    "UnauthorizedSSOTokenError",
+    "ProfileNotFound",
+    "DefaultCredentialsError",
+    "RefreshError",
+    "ClientAuthenticationError",
+    "PermissionError",
+)
+_NO_ANSWER: Final = (
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    "ConnectionError",
+    "ClientConnectorError",
+    "ServerDisconnectedError",
+    "FSTimeoutError",
+    "TimeoutError",
+)
+
+
+def open_url(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path there. Raises NoAccessError when its package is missing, RecoveryError."""
+    with told_as(url, "opened"):
+        file_system, path = fsspec.core.url_to_fs(url)
+    return file_system, path
+
+
+def is_local(file_system: Any) -> bool:
+    """Whether a file system is this machine's own tree of files."""
+    return "file" in ((file_system.protocol,) if isinstance(file_system.protocol, str) else file_system.protocol)
+
+
+def file_system_of(url: str) -> str:
+    """Which file system a URL or path is on, as far as its text says: what hangs there says nothing of another."""
+    protocol, separator, rest = url.partition("://")
+    if separator:
+        return f"{protocol}://{rest.partition('/')[0]}"
+    return "/".join(url.split("/")[:3])
+
+
+@contextmanager
+def told_as(url: str, done: str) -> Iterator[None]:
+    """Around calls of a driver. Raises NoAccessError or RecoveryError, naming the URL; our own errors pass.
+
+    done: what could not be done to it, as in "cannot be read".
+    """
+    try:
+        yield
+    except RecoveryError:
+        raise
+    except Exception as error:
+        kind = NoAccessError if lacks_access(error) else RecoveryError
+        raise kind(url, f"cannot be {done}: {sentence(error)}") from error
+
+
+def lacks_access(error: BaseException) -> bool:
+    """Whether this node lacks the package or the credentials, so that another attempt here would fail too."""
+    return isinstance(error, ImportError) or _is_named(error, _NO_CREDENTIALS)
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, in one line of printable characters."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    said = next(iter(str(error).strip().splitlines()), "")
+    said = "".join(character if character.isprintable() else "?" for character in said[:MAX_SENTENCE])
+    if isinstance(error, ImportError):
+        return said or "a package is missing on this node"
+    if isinstance(error, PermissionError):
+        return f"this node has no access: {said}" if said else "this node has no access"
+    if _is_named(error, _NO_CREDENTIALS):
+        return f"this node has no credentials for it ({said or type(error).__name__})"
+    if _is_named(error, _NO_ANSWER):
+        return f"its server does not answer ({said or type(error).__name__})"
+    if isinstance(error, OSError | ValueError) and said:
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
+    """Whether an error, or what caused it, is of a class with one of the names, or of a class below it."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if any(kind.__name__ in names for kind in type(current).__mro__):
+            return True
+        seen.add(id(current))
+        current = current.__cause__
+    return False

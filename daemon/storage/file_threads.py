@@ -1,0 +1,134 @@
+"""Threads for calls that a file system may never answer: a few for each purpose and file system.
+
+A call that shows no progress for its time is given up: its slot is free again, and its thread is left alone. Only so
+many threads may be left on one file system; then the purpose refuses it at once and says so, until one comes back.
+The threads are daemons: one that hangs for ever does not keep the process from ending.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from threading import Thread
+from typing import Any, Final, TypeVar
+
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.storage.file_system import file_system_of, sentence
+
+T = TypeVar("T")
+Beat = Callable[[], None]
+"""For a call to say that it moves. Raises AbandonedError where nobody waits for it any more."""
+
+SILENCE_S: Final = 60.0
+"""Without a step forward for so long, a call counts as hung."""
+MOST_HUNG: Final = 3
+"""Threads that may be left behind on one file system."""
+SOON_S: Final = 2.0
+"""A call whose asker went away ends with its next step; one that has not after this time hangs."""
+
+
+class AbandonedError(Exception):
+    """The call was given up: its thread ends here."""
+
+
+class FileThreads:
+    """The calls for one purpose. For one event loop."""
+
+    def __init__(
+        self, purpose: str, *, num_at_once: int = 2, silence_s: float = SILENCE_S, most_hung: int = MOST_HUNG
+    ) -> None:
+        """purpose: for the names of threads. Each file system has num_at_once slots."""
+        self._purpose = purpose
+        self._silence_s = silence_s
+        self._most_hung = most_hung
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(num_at_once))
+        self._left: defaultdict[str, set[_Call]] = defaultdict(set)
+
+    @property
+    def num_hung(self) -> int:
+        """Threads that were left behind and have not come back."""
+        return sum(len(calls) for calls in self._left.values())
+
+    async def run(self, url: str, act: Callable[[Beat], T]) -> T:
+        """What act(beat) returns, from a thread.
+
+        Raises RecoveryError, naming the URL: for whatever act raises but ConfigError, when it hangs, and when earlier
+        calls to its file system still do.
+        """
+        file_system = file_system_of(url)
+        self._require_answers(file_system, url)
+        async with self._slots[file_system]:
+            self._require_answers(file_system, url)
+            call = _Call(asyncio.get_running_loop(), act)
+            Thread(target=call.work, name=f"{self._purpose} {url}", daemon=True).start()
+            try:
+                while (left_s := call.beaten_at + self._silence_s - time.monotonic()) > 0 and not call.ended.done():
+                    await asyncio.wait({call.ended}, timeout=left_s)
+            finally:
+                if not call.ended.done():
+                    self._leave(file_system, call)
+            if not call.ended.done():
+                raise RecoveryError(url, f"its file system has not answered for {self._silence_s:g} s")
+            error = call.ended.exception()
+            if error is not None and not isinstance(error, RecoveryError | ConfigError):
+                raise RecoveryError(url, sentence(error)) from error
+            return call.ended.result()  # type: ignore[no-any-return]
+
+    def _leave(self, file_system: str, call: "_Call") -> None:
+        call.is_abandoned = True
+        self._left[file_system].add(call)
+        call.ended.add_done_callback(lambda ended: self._came_back(file_system, call, ended))
+
+    def _came_back(self, file_system: str, call: "_Call", ended: asyncio.Future[Any]) -> None:
+        self._left[file_system].discard(call)
+        if not ended.cancelled():
+            ended.exception()  # nobody waits for it
+
+    def _require_answers(self, file_system: str, url: str) -> None:
+        now = time.monotonic()
+        hung = [call.beaten_at for call in self._left[file_system] if now - call.beaten_at > SOON_S]
+        if len(hung) >= self._most_hung:
+            raise RecoveryError(
+                url,
+                f"its file system hangs: {len(hung)} earlier calls have no answer, the first for "
+                f"{now - min(hung):.0f} s",
+            )
+
+
+class _Call:
+    """One call, in its thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, act: Callable[[Beat], Any]) -> None:
+        self.ended: asyncio.Future[Any] = loop.create_future()
+        self.beaten_at = time.monotonic()
+        self.is_abandoned = False
+        self._loop = loop
+        self._act = act
+
+    def work(self) -> None:
+        """In the thread."""
+        try:
+            result = self._act(self._beat)
+        except BaseException as error:
+            self._tell(None, error)
+        else:
+            self._tell(result, None)
+
+    def _beat(self) -> None:
+        if self.is_abandoned:
+            raise AbandonedError
+        self.beaten_at = time.monotonic()
+
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        def tell() -> None:
+            if self.ended.cancelled():
+                return
+            if error is None:
+                self.ended.set_result(result)
+            else:
+                self.ended.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(tell)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
