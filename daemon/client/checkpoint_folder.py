@@ -23,8 +23,6 @@ MANIFEST: Final = "manifest.json"
 MAX_DEPTH: Final = 3
 """A checkpoint folder holds jobs, a job's folder submissions, a submission's boundaries."""
 
-MAX_MANIFEST_BYTES: Final = 16 << 20
-"""A hundred times what the largest model's manifest has."""
 
 _BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
 

@@ -20,7 +20,7 @@ from headway.stages.errors import DamagedFileError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
-MAX_MANIFEST_BYTES: Final = 64 << 20
+MAX_MANIFEST_BYTES: Final = 16 << 20
 """A manifest names every layer: ten thousand layers take 2 MB."""
 
 
