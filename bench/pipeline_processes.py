@@ -31,7 +31,7 @@ from headway.optim.spec import OptimSpec
 from headway.stages.allocator import keep_freed_memory
 from headway.stages.codec import codec_between
 from headway.stages.coded_link import CodedLink
-from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint, CollectiveTerms
+from headway.stages.collective_endpoint import CollectiveEndpoint, CollectiveTerms
 from headway.stages.determinism import configure
 from headway.stages.executor import Executor
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
@@ -119,7 +119,8 @@ class Host:
         }
         self._grpc = LinkEndpoint(**endpoint)
         self._collective = CollectiveEndpoint(**endpoint, on_stuck=print)
-        self._grpc.add_method(METHOD, self._collective.answer)
+        for name, answer in self._collective.methods.items():
+            self._grpc.add_method(name, answer)
         self._grpc.start()
 
     @property

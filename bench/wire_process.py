@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from wire_sides import GENERATION, TIMEOUT, BareSide, GlooSide, LinkSide, Side, TcpSide, TensorSide
 
 from headway.stages.allocator import keep_freed_memory
-from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint, CollectiveTerms
+from headway.stages.collective_endpoint import CollectiveEndpoint, CollectiveTerms
 from headway.stages.frame_codec import CHUNK_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.ids import StageIndex
@@ -48,7 +48,8 @@ class Process:
         self._collective = CollectiveEndpoint(
             loop=self._loop, identity=self._identity, host=HOST, incarnation=incarnation, protocol=1, on_stuck=print
         )
-        self._grpc.add_method(METHOD, self._collective.answer)
+        for name, answer in self._collective.methods.items():
+            self._grpc.add_method(name, answer)
         self._grpc.start()
         self._streams: asyncio.Queue[Any] = asyncio.Queue()
         self._listener = socket.create_server((HOST, 0))

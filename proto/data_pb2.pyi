@@ -59,6 +59,42 @@ class HelloReply(_message.Message):
     store_prefix: str
     def __init__(self, verdict: _Optional[_Union[HelloReply.Verdict, str]] = ..., reason: _Optional[str] = ..., next_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ..., store_port: _Optional[int] = ..., store_prefix: _Optional[str] = ...) -> None: ...
 
+class KeysRequest(_message.Message):
+    __slots__ = ("token", "operation", "key", "value", "number", "timeout_s")
+    class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OPERATION_UNSPECIFIED: _ClassVar[KeysRequest.Operation]
+        SET: _ClassVar[KeysRequest.Operation]
+        GET: _ClassVar[KeysRequest.Operation]
+        ADD: _ClassVar[KeysRequest.Operation]
+    OPERATION_UNSPECIFIED: KeysRequest.Operation
+    SET: KeysRequest.Operation
+    GET: KeysRequest.Operation
+    ADD: KeysRequest.Operation
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    operation: KeysRequest.Operation
+    key: str
+    value: bytes
+    number: int
+    timeout_s: float
+    def __init__(self, token: _Optional[str] = ..., operation: _Optional[_Union[KeysRequest.Operation, str]] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., number: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class KeysReply(_message.Message):
+    __slots__ = ("is_found", "value", "number")
+    IS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    is_found: bool
+    value: bytes
+    number: int
+    def __init__(self, is_found: _Optional[bool] = ..., value: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
+
 class TensorSpec(_message.Message):
     __slots__ = ("dtype", "shape")
     class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

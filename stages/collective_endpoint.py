@@ -1,5 +1,5 @@
-"""Where collective links come from: the two sides meet over the gRPC server of the links, with mTLS, and then by the
-store that the accepting side has opened for this one link.
+"""Where collective links come from: the two sides meet over the gRPC server of the links, with mTLS, and over it they
+also exchange the keys that torch.distributed asks for.
 
 The hello is that of every link: it names protocol, job, generation and both processes. One that is too early is
 answered `not yet` and repeated; one that is too late or not meant for this process is answered with the reason.
@@ -7,7 +7,7 @@ answered `not yet` and repeated; one that is too late or not meant for this proc
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -19,12 +19,15 @@ import torch
 from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.collective_group import GroupOfTwo, RendezvousStore, find_store
+from headway.stages.collective_group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.collective_link import CollectiveLink
 from headway.stages.frame_contract import FrameContract
+from headway.stages.group_guard import Rendezvous
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
+from headway.stages.own_sockets import grpc_address
+from headway.stages.rendezvous import KEYS_METHOD, KeysClient, LinkKeys, PeerStore, answer_keys
 from headway.stages.tls_identity import TlsIdentity, expecting, is_borne, names_of_client, other_node
 
 log = structlog.get_logger()
@@ -76,11 +79,11 @@ class _Awaited:
 
     terms: CollectiveTerms
     link: CollectiveLink
-    store: RendezvousStore
+    keys: LinkKeys
 
 
 class CollectiveEndpoint:
-    """`accept` and `dial` return at once, from any thread but the loop's; the server of the links calls `answer`."""
+    """`accept` and `dial` return at once, from any thread but the loop's; the server of the links calls `methods`."""
 
     def __init__(
         self,
@@ -103,15 +106,17 @@ class CollectiveEndpoint:
         self._generations: dict[str, Generation] = {}
         self._links: list[CollectiveLink] = []
 
+    @property
+    def methods(self) -> dict[str, Callable[[bytes, Any], Awaitable[bytes]]]:
+        """What the server of the links answers for this endpoint, by the methods' names."""
+        return {METHOD: self._answer_meet, KEYS_METHOD: self._answer_keys}
+
     def accept(self, terms: CollectiveTerms, *, is_last: bool = True) -> CollectiveLink:
         """The link to a neighbour that dials. LinkLost arrives if it has not within `first_contact`.
 
         is_last: no other `accept` of this generation follows; until then whoever dials is told to come again.
         """
-        prefix = secrets.token_hex(16)
-        awaited = _Awaited(
-            terms, self._new_link(terms), RendezvousStore(self._host, prefix=prefix, timeout=FORM_TIMEOUT)
-        )
+        awaited = _Awaited(terms, self._new_link(terms), LinkKeys())
         self._loop.call_soon(self._await, awaited, is_last)
         return awaited.link
 
@@ -159,16 +164,33 @@ class CollectiveEndpoint:
         for link in self._links:
             link.interrupt()
 
-    async def answer(self, request: bytes, context: Any) -> bytes:
+    async def _answer_meet(self, request: bytes, context: Any) -> bytes:
         """The server's side of Meet."""
         reply, awaited = self._judge(request, names_of_client(context.auth_context()))
         reply.incarnation = self._incarnation
         if awaited is not None:
-            reply.store_port, reply.store_prefix = awaited.store.port, awaited.store.prefix
+            reply.store_prefix = awaited.keys.token
             if not awaited.link.was_met:
-                rendezvous, device = awaited.store.rendezvous, awaited.terms.device
-                awaited.link.meet(lambda: GroupOfTwo(rendezvous, device, timeout=FORM_TIMEOUT))
+                terms = awaited.terms
+                # Where the hello came from, with the peer's certificate: a name might mean another address here.
+                dialled_from = grpc_address(context.peer())
+                peer_host = str(dialled_from[0]) if dialled_from else _host_of(terms.peer_address)
+                meeting = Rendezvous(awaited.keys.store, self._host, peer_host, ACCEPTOR)
+                awaited.link.meet(lambda: GroupOfTwo(meeting, terms.device, timeout=FORM_TIMEOUT))
         return reply.SerializeToString()
+
+    async def _answer_keys(self, request: bytes, context: Any) -> bytes:
+        """The server's side of Keys."""
+        find = partial(self._keys_of, names_of_client(context.auth_context()))
+        return await answer_keys(request, find, context)
+
+    def _keys_of(self, names: tuple[str, ...], token: str) -> LinkKeys | None:
+        """Of a link with a node of these names."""
+        for awaited in self._awaited.values():
+            is_meant = secrets.compare_digest(awaited.keys.token.encode(), token.encode())
+            if is_meant and not awaited.link.is_over and is_borne(awaited.terms.peer_node, names):
+                return awaited.keys
+        return None
 
     def _judge(self, request: bytes, names: tuple[str, ...]) -> tuple[HelloReply, _Awaited | None]:
         try:
@@ -241,11 +263,14 @@ class CollectiveEndpoint:
 
     def _form(self, terms: CollectiveTerms, reply: HelloReply) -> GroupOfTwo:
         """In a thread of the link."""
-        peer_host = terms.peer_address.rpartition(":")[0].strip("[]")
-        rendezvous = find_store(
-            peer_host, reply.store_port, prefix=reply.store_prefix, own_host=self._host, timeout=FORM_TIMEOUT
-        )
-        return GroupOfTwo(rendezvous, terms.device, timeout=FORM_TIMEOUT)
+        with KeysClient(self._loop, self._identity, terms.peer_address, node=terms.peer_node) as client:
+            store = PeerStore(client, reply.store_prefix, timeout=FORM_TIMEOUT)
+            meeting = Rendezvous(store, self._host, _host_of(terms.peer_address), DIALLER)
+            return GroupOfTwo(meeting, terms.device, timeout=FORM_TIMEOUT)
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _lose_unless_met(link: CollectiveLink, reason: str) -> None:

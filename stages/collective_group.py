@@ -3,10 +3,10 @@
 There is one group for each direction, so that nothing that waits to be received is in the way of what is sent. All
 messages, and tensors in host memory, travel by gloo; tensors of two CUDA workers by NCCL, in groups beside those.
 
-Neither is encrypted, and neither asks who connects: this is for the network inside one site.
+Neither is encrypted, and neither asks who connects: this is for a private network. Who may connect to gloo's ports is
+the affair of group_guard.py.
 """
 
-import socket
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from headway.stages.group_guard import GroupGuard, Rendezvous, new_listeners
 from headway.stages.host_memory import empty_tensor
 
 MESSAGES, PAYLOADS, _ABORT = 0, 1, 2
@@ -23,6 +24,8 @@ MESSAGES, PAYLOADS, _ABORT = 0, 1, 2
 
 ACCEPTOR, DIALLER = 0, 1
 """The ranks."""
+
+DIRECTIONS = ("from-acceptor", "from-dialler")
 
 
 class Transfer(Protocol):
@@ -33,59 +36,19 @@ class Transfer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the two ranks find each other."""
-
-    store: Store
-    host: str
-    """This side's own address."""
-    rank: int
-
-
-class RendezvousStore:
-    """The accepting side's: a key-value server on a free port of the host, for one link."""
-
-    def __init__(self, host: str, *, prefix: str, timeout: timedelta) -> None:
-        """Raises OSError when the host is not this machine's."""
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.bind(address)
-            listener.listen()
-            self.port: int = listener.getsockname()[1]
-            # Without a socket of ours it would listen on every address that the machine has.
-            store = TCPStore(
-                host,
-                self.port,
-                is_master=True,
-                timeout=timeout,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
-        self.prefix = prefix
-        self.rendezvous = Rendezvous(PrefixStore(prefix, store), host, ACCEPTOR)
-
-
-def find_store(peer_host: str, port: int, *, prefix: str, own_host: str, timeout: timedelta) -> Rendezvous:
-    """The dialling side's way to it. Raises RuntimeError when it cannot be reached in time."""
-    store = TCPStore(peer_host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    return Rendezvous(PrefixStore(prefix, store), own_host, DIALLER)
-
-
 class GroupOfTwo:
     """Both directions between two workers. One thread sends, one receives; anybody may abort."""
 
     def __init__(self, meeting: Rendezvous, device: torch.device, *, timeout: timedelta) -> None:
         """Returns when the other side is there too. Raises RuntimeError when it is not within `timeout`."""
-        names = ("from-acceptor", "from-dialler")
-        hosts = [_gloo(meeting, name, timeout) for name in names]
+        hosts = _gloo_groups(meeting, timeout)
         self._meeting = meeting  # NCCL comes back to the store when it first sends
         self._peer = 1 - meeting.rank
         self._out, self._in = hosts[meeting.rank], hosts[self._peer]
         self._device_out: _CudaGroup | None = None
         self._device_in: _CudaGroup | None = None
         if device.type == "cuda":
-            devices = [_CudaGroup(meeting, f"cuda-{name}", device, timeout) for name in names]
+            devices = [_CudaGroup(meeting, f"cuda-{name}", device, timeout) for name in DIRECTIONS]
             self._device_out, self._device_in = devices[meeting.rank], devices[self._peer]
 
     def send_message(self, message: Tensor) -> Transfer:
@@ -128,14 +91,24 @@ class GroupOfTwo:
                 threading.Thread(target=device_group.abort, name="headway-abort", daemon=True).start()
 
 
-def _gloo(meeting: Rendezvous, name: str, timeout: timedelta) -> Any:
+def _gloo_groups(meeting: Rendezvous, timeout: timedelta) -> list[Any]:
+    """One for each direction, with the connections of the two workers and no others. Raises RuntimeError."""
     gloo: Any = ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = timeout
-    options._threads = 1
-    # By the worker's own address, not by the one that the machine's name stands for.
-    options._devices = [gloo.create_device(hostname=meeting.host, lazy_init=False)]
-    return gloo(PrefixStore(name, meeting.store), meeting.rank, 2, options)
+
+    def make_devices() -> list[Any]:
+        # By the worker's own address, not by the one that the machine's name stands for.
+        return [gloo.create_device(hostname=meeting.host, lazy_init=False) for _ in DIRECTIONS]
+
+    with new_listeners(make_devices) as (devices, listeners):
+        guard = GroupGuard(meeting, listeners, timeout=timeout)
+        guard.open()
+        groups = []
+        for name, device in zip(DIRECTIONS, devices, strict=True):
+            options = gloo._Options()
+            options._timeout, options._threads, options._devices = timeout, 1, [device]
+            groups.append(gloo(PrefixStore(name, meeting.store), meeting.rank, 2, options))
+        guard.close()
+    return groups
 
 
 def _abort_gloo(group: Any, peer: int) -> None:

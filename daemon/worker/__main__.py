@@ -69,7 +69,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.worker.warm_up import warm_up
     from headway.proto.control_pb2 import WorkerHello
     from headway.stages.allocator import keep_freed_memory
-    from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
+    from headway.stages.collective_endpoint import CollectiveEndpoint
     from headway.stages.link_endpoint import ANY_PORT, LinkEndpoint
     from headway.stages.loop_thread import LoopThread
     from headway.stages.open_files import raise_open_file_limit
@@ -123,7 +123,8 @@ def work(options: argparse.Namespace) -> None:
         protocol=PROTOCOL_VERSION,
         on_stuck=end_stuck,
     )
-    endpoint.add_method(METHOD, collective.answer)
+    for name, answer in collective.methods.items():
+        endpoint.add_method(name, answer)
     endpoint.add_method(REACH_METHOD, reach_answer(incarnation=incarnation, protocol=PROTOCOL_VERSION))
     endpoint.start()
 

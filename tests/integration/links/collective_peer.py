@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from headway.stages import collective_link
-from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
+from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.collective_group import GroupOfTwo
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
@@ -66,7 +66,8 @@ def main(folder: str, incarnation: str, role: str, port: str = "0") -> None:
     collective = CollectiveEndpoint(
         loop=loop, identity=identity, host="127.0.0.1", incarnation=incarnation, protocol=1, on_stuck=end_stuck
     )
-    ends.add_method(METHOD, collective.answer)
+    for name, answer in collective.methods.items():
+        ends.add_method(name, answer)
     ends.start()
     inbox: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
     say(str(ends.port))

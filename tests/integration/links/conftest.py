@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from headway.daemon.certificates import CertificateAuthority
-from headway.stages.collective_endpoint import METHOD, CollectiveEndpoint
+from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
 from headway.stages.tls_identity import TlsIdentity
@@ -66,7 +66,8 @@ def workers(identity: TlsIdentity) -> Iterator[Workers]:
             protocol=1,
             on_stuck=stuck.peers.append,
         )
-        end.add_method(METHOD, collective.answer)
+        for name, answer in collective.methods.items():
+            end.add_method(name, answer)
         end.start()
         ends.append(end)
         collectives.append(collective)

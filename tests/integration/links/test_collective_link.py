@@ -17,15 +17,17 @@ from typing import IO, Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.stages.collective_endpoint import CollectiveEndpoint
-from headway.stages.collective_group import GroupOfTwo, RendezvousStore, find_store
+from headway.stages.collective_group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.collective_header import INLINE_BYTES, Route, Signal, announce
 from headway.stages.collective_header import signal as make_signal
 from headway.stages.collective_link import MAX_UNDER_WAY
 from headway.stages.errors import LinkOverflowError
 from headway.stages.frame_contract import ALIGNMENT_BYTES, SIBLING_KINDS, FrameContract, TensorForm
+from headway.stages.group_guard import Rendezvous
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.link import Frame, FrameKind, LinkLost
 from headway.stages.loop_thread import LoopThread
@@ -156,7 +158,7 @@ def test_a_neighbour_that_never_comes_is_named_at_the_deadline(ends: Ends) -> No
     awaited.close()
 
 
-def test_a_stranger_is_not_told_where_the_store_is(ends: Ends, stranger: TlsIdentity) -> None:
+def test_a_stranger_is_not_told_the_keys(ends: Ends, stranger: TlsIdentity) -> None:
     """A process with a certificate of another authority never gets to say hello."""
     loop, _, below = ends.workers.grpc
     outsider = CollectiveEndpoint(
@@ -295,23 +297,18 @@ def test_a_link_that_is_cut_is_lost_on_both_sides(ends: Ends) -> None:
 )
 def test_a_hostile_peer_is_named(ends: Ends, header: torch.Tensor, reason: str) -> None:
     """Whoever has got into the group says something impossible: the link is lost with the reason, nothing is taken."""
-    store = RendezvousStore("127.0.0.1", prefix="hostile", timeout=timedelta(seconds=DEADLINE_S))
+    store, soon = HashStore(), timedelta(seconds=DEADLINE_S)
     groups: list[GroupOfTwo] = []
 
     def accept() -> None:
-        groups.append(GroupOfTwo(store.rendezvous, CPU, timeout=timedelta(seconds=DEADLINE_S)))
+        groups.append(GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", ACCEPTOR), CPU, timeout=soon))
 
     acceptor = threading.Thread(target=accept)
     acceptor.start()
     link = ends.workers.collective[0]._new_link(
         lower_terms("hostile", inbox=ends.lower, contract=CONTRACT, peer_address="10.0.0.1:1")
     )
-    soon = timedelta(seconds=DEADLINE_S)
-    link.meet(
-        lambda: GroupOfTwo(
-            find_store("127.0.0.1", store.port, prefix="hostile", own_host="127.0.0.1", timeout=soon), CPU, timeout=soon
-        )
-    )
+    link.meet(lambda: GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", DIALLER), CPU, timeout=soon))
     acceptor.join()
     groups[0].send_message(header).wait(timedelta(seconds=DEADLINE_S))
     told = lost(ends.lower)
