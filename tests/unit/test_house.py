@@ -20,6 +20,7 @@ ON_THE_WIRE = {
     "stages/frame_layout.py",
     "stages/link_endpoint.py",
     "stages/collective_endpoint.py",
+    "stages/rendezvous.py",
     "stages/reach_answer.py",
 }
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""

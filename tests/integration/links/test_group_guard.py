@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import KeysReply, KeysRequest
-from headway.stages import collective_group, group_guard
+from headway.stages import group_guard
 from headway.stages.collective_group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.group_guard import Rendezvous, admit
@@ -153,7 +153,7 @@ def test_a_connection_that_is_not_the_peers_ends_the_group(monkeypatch: pytest.M
         really_open(self)
         strangers.append(visit(*next(iter(self._own))))
 
-    monkeypatch.setattr(collective_group.GroupGuard, "open", open_and_be_visited)
+    monkeypatch.setattr(group_guard.GroupGuard, "open", open_and_be_visited)
     forming = form(HashStore())
     for stranger in strangers:
         stranger.communicate(timeout=LIMIT.total_seconds())
@@ -205,7 +205,7 @@ def test_keys_are_for_whoever_has_the_token(
     for token in ("", "0" * 32, keys.token[:-1]):
         with pytest.raises(grpc.RpcError) as caught:
             ask(workers, identity, token=token, operation=KeysRequest.GET, key="where")
-        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     another = TlsIdentity.read(authority.issue("another"))
     with pytest.raises(grpc.RpcError, match="no link has these keys"):
         ask(workers, another, token=keys.token, operation=KeysRequest.GET, key="where")
@@ -217,7 +217,7 @@ def test_keys_are_few_and_small(workers: Workers, identity: TlsIdentity, keys: L
     def refusal(**fields: Any) -> str:
         with pytest.raises(grpc.RpcError) as caught:
             ask(workers, identity, token=keys.token, **fields)
-        return str(caught.value.details())  # type: ignore[attr-defined]
+        return str(caught.value.details())
 
     big = bytes(MOST_VALUE_BYTES + 1)
     assert "4096 of value" in refusal(operation=KeysRequest.SET, key="big", value=big)
