@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults soak endurance mutants bench proto demo clean
+.PHONY: setup check test test-all faults soak endurance fuzz mutants bench proto demo clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,12 @@ endurance: setup
 # Every row of the fault matrix, with the seconds that each took to recover.
 faults: setup
 	$(BIN)/python -m pytest tests/integration/faults
+
+# Ten minutes of bytes that nobody would send: seven at the boundaries, three at a living cluster.
+fuzz: export PYTHONPATH := $(CURDIR)
+fuzz: setup
+	$(BIN)/python -m tests.fuzz.run --minutes 7 $(FUZZ)
+	$(BIN)/python -m tests.fuzz.live --minutes 3
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
