@@ -29,7 +29,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import PREFIX, TERMINAL_PHASES
 from headway.proto import control_pb2
 from headway.stages.link_endpoint import METHOD, SERVICE
-from headway.stages.tls_identity import SERVER_NAME, TlsIdentity
+from headway.stages.tls_identity import TlsIdentity, expecting
 from tests.fuzz.run import TOKENS, mutated
 from tests.fuzz.targets import TARGETS
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job
@@ -68,9 +68,9 @@ class Attack:
         """Any RPC of a daemon with bytes that are no request."""
         service = control_pb2.DESCRIPTOR.services_by_name["Node"]
         method = self.draw.choice(list(service.methods))
-        address = self.draw.choice([node.address for node in view.nodes.values()])
+        node = self.draw.choice(list(view.nodes.values()))
         payload = self.draw.randbytes(self.draw.choice([0, 5, 300])) + self.draw.choice(TOKENS)[:100]
-        async with self._channel(address) as channel:
+        async with self._channel(node.address, node.name) as channel:
             ask: Any = channel.unary_stream(f"/{service.full_name}/{method.name}")
             call = ask(payload, timeout=CALL_TIMEOUT_S)
             num_replies = 0
@@ -86,7 +86,8 @@ class Attack:
         if not workers:
             return
         payload = mutated(self.draw.choice(TARGETS["hello"].seeds()), self.draw)
-        async with self._channel(self.draw.choice(workers).address) as channel:
+        worker = self.draw.choice(workers)
+        async with self._channel(worker.address, worker.node) as channel:
             ask: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = ask(_once(payload), timeout=CALL_TIMEOUT_S)
             async for _ in call:
@@ -104,13 +105,13 @@ class Attack:
         await asyncio.sleep(self.draw.random() / 10)
         writer.close()
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: str, node: str) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=self.identity.ca,
             private_key=self.identity.key,
             certificate_chain=self.identity.certificate,
         )
-        return grpc.aio.secure_channel(address, credentials, options=(("grpc.ssl_target_name_override", SERVER_NAME),))
+        return grpc.aio.secure_channel(address, credentials, options=expecting(node))
 
     async def go_on(self, throw: Callable[[ClusterView], Awaitable[None]], view: Callable[[], ClusterView]) -> None:
         """Throw until cancelled; every answer is right, also a refusal."""

@@ -33,7 +33,8 @@ from headway.daemon.records import (
     WorkerState,
     encode,
 )
-from headway.daemon.results.model_folder import CONFIG_NAME, read_model
+from headway.daemon.results.model_folder import read_model
+from headway.daemon.results.model_place import CONFIG_NAME
 from headway.daemon.storage.checkpoint import MANIFEST, read_manifest
 from headway.proto.data_pb2 import Hello
 from headway.stages.errors import DamagedFileError, DataError, ProtocolError
