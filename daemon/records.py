@@ -5,9 +5,9 @@ since the epoch by the writer's clock, for people only: no decision compares two
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,10 @@ from headway.stages.codec import Codec
 
 PREFIX = "/headway/"
 PROTOCOL_VERSION = 4
+
+FORMAT: Final = 1
+"""Of every record. It rises when an older release would misread what a newer one writes; new fields alone need none."""
+_FORMAT_HEAD: Final = f'{{"format":{FORMAT}'.encode()
 
 RecordT = TypeVar("RecordT")
 
@@ -540,14 +544,37 @@ class Keys:
         return f"{Keys.JOBS}{job}/events/{number:06d}"
 
 
+class UnreadableRecordError(ValueError):
+    """Bytes that are no such record."""
+
+
+class NewerFormatError(UnreadableRecordError):
+    """A newer release wrote a record that this one cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    format: int = 1
+
+
 def encode(record: object) -> bytes:
-    """A record as JSON."""
-    return msgspec.json.encode(record)
+    """A record as JSON, with the version of its format in front."""
+    raw = msgspec.json.encode(record)
+    if not raw.startswith(b"{") or not is_dataclass(record):
+        return raw
+    return _FORMAT_HEAD + (b"," if raw != b"{}" else b"") + raw[1:]
 
 
 def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
-    """JSON as a record. Raises msgspec.ValidationError, naming the field."""
-    return msgspec.json.decode(raw, type=kind)
+    """JSON as a record. Raises NewerFormatError, and UnreadableRecordError, naming the field."""
+    try:
+        if not raw.startswith(_FORMAT_HEAD + b","):
+            found = msgspec.json.decode(raw, type=_Format).format
+            if found > FORMAT:
+                raise NewerFormatError(f"a newer release wrote it, in format {found}; this one reads up to {FORMAT}")
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise UnreadableRecordError(str(error)) from error
 
 
 def to_builtins(record: object) -> Any:

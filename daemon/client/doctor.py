@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
+from headway.daemon.client.set_aside import set_aside_lines
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.local.etcd_server import BINARY_VARIABLE, find_etcd_binary
 
@@ -44,6 +45,7 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
     ]
     if is_elsewhere or is_local or certs:
         findings.append(_cluster(etcd, certs, cluster))
+        findings += _records(etcd, certs, cluster)
     return findings
 
 
@@ -129,6 +131,21 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
             return f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
 
     return _checked("cluster", lambda: asyncio.run(ask()))
+
+
+def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
+    """Whether every record in etcd can be read; nothing where no cluster answers."""
+
+    async def ask() -> list[str]:
+        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
+            return set_aside_lines(await session.view())
+
+    try:
+        lines = asyncio.run(ask())
+    except (ConfigError, StoreError):
+        return []
+    advice = "a newer release wrote them: update this one; else delete the keys with etcdctl"
+    return [Finding(what="records", is_fine=False, found="; ".join(lines), advice=advice)] if lines else []
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

@@ -1,11 +1,11 @@
 """A job as people see it: one value from its records. Pure; `--json` prints it as it is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.daemon.client.goodput_report import GoodputReport, report_goodput
 from headway.daemon.client.safety_report import SafetyReport, report_safety
-from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.planning.link_choice import PlannedLink, planned_links
 from headway.daemon.records import NodeRecord, Phase, PlanRecord, job_ailment
 
@@ -136,6 +136,12 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         goodput=report_goodput(job),
         ailments=_ailments(job, nodes),
     )
+
+
+def report_in(view: ClusterView, job: JobView) -> JobReport:
+    """The report of a job of a view, with what keeps it from being decided about."""
+    report, why = report_job(job, view.nodes), view.why_set_aside(job.name)
+    return replace(report, ailments=(f"nothing is decided about it: {why}", *report.ailments)) if why else report
 
 
 def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:

@@ -74,6 +74,8 @@ def job_of(view: ClusterView, name: str) -> JobView:
     """A job of a view. Raises ConfigError, with the names that exist."""
     job = view.jobs.get(name)
     if job is None or job.submission is None:
+        if why := view.why_set_aside(name):
+            raise ConfigError(f"{why}; delete its keys, or write them again", f"job {name}")
         known = [other.name for other in view.jobs_in_order()]
         hint = f"there are {', '.join(known)}" if known else "there are no jobs; `headway submit JOB.toml` makes one"
         raise ConfigError(f"no such job; {hint}", f"job {name}")

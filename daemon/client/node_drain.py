@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import node_of
-from headway.daemon.errors import ConflictError
+from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.records import Keys, NodeRecord, decode, encode
+from headway.daemon.records import Keys, NodeRecord, UnreadableRecordError, decode, encode
 
 MAX_ATTEMPTS = 5
 
@@ -41,7 +41,10 @@ async def _mark(session: ClusterSession, name: str, *, is_draining: bool) -> boo
         if entry is None:
             node_of(await session.view(), name)  # raises, with the names that exist
             continue
-        record = decode(entry.value, NodeRecord)
+        try:
+            record = decode(entry.value, NodeRecord)
+        except UnreadableRecordError as error:
+            raise ConfigError(f"its record cannot be read: {error}", f"node {name}") from error
         if record.is_draining is is_draining:
             return False
         try:

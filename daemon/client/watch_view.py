@@ -26,7 +26,7 @@ from headway.daemon.client.job_report import (
     duration,
     layer_range,
     planning_note,
-    report_job,
+    report_in,
     report_line,
 )
 from headway.daemon.client.loss_curve import draw_curve
@@ -101,7 +101,7 @@ def snapshot(view: ClusterView, job: str, history: LossHistory) -> Snapshot | No
     if found.progress is not None:
         history.add((*found.progress.recent, (found.progress.batch, found.progress.loss)))
     return Snapshot(
-        report=report_job(found, view.nodes),
+        report=report_in(view, found),
         nodes=tuple(view.nodes[name] for name in sorted(view.nodes)),
         failures={name: tuple(found.values()) for name, found in view.failures.items()},
         leader=view.leader.node if view.leader else "",

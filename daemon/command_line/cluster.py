@@ -105,13 +105,15 @@ def nodes(
     if context.invoked_subcommand is not None:
         return
     from headway.daemon.client.node_list import node_lines, report_nodes
+    from headway.daemon.client.set_aside import set_aside_lines
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
         if as_json:
             say_json(report_nodes(view))
             return
-        for line in node_lines(view) or ["no node is up; start one with `headway daemon`"]:
+        lines = node_lines(view) or ["no node is up; start one with `headway daemon`"]
+        for line in [*lines, *set_aside_lines(view)]:
             say(line)
 
     with_cluster(etcd, certs, cluster, work)

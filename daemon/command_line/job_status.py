@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.client.job_report import JobReport
     from headway.daemon.client.watch_view import Snapshot
+    from headway.daemon.coordination.cluster_view import ClusterView
 
 
 def show_status(
@@ -30,21 +31,23 @@ def show_status(
         return
 
     async def work(session: "ClusterSession") -> None:
-        from headway.daemon.client.job_report import report_job
+        from headway.daemon.client.job_report import report_in
         from headway.daemon.client.job_requests import job_of
         from headway.daemon.client.watch_view import LossHistory, snapshot
 
         view = await session.view()
         if not job:
-            _show_all([report_job(found, view.nodes) for found in view.jobs_in_order()], as_json=as_json)
+            _show_all([report_in(view, found) for found in view.jobs_in_order()], as_json=as_json)
+            _say_set_aside(view, as_json=as_json)
             return
         found = job_of(view, job)
         if as_json:
-            say_json(report_job(found, view.nodes))
+            say_json(report_in(view, found))
             return
         shown = snapshot(view, job, LossHistory())
         assert shown is not None
         _draw(shown)
+        _say_set_aside(view, job=job)
 
     try:
         with_cluster(etcd, certs, cluster, work)
@@ -86,6 +89,13 @@ def _show_all(reports: "list[JobReport]", *, as_json: bool) -> None:
     for line in [report_line(report, now=now) for report in reports] or [
         "no jobs; `headway submit JOB.toml` makes one"
     ]:
+        say(line)
+
+
+def _say_set_aside(view: "ClusterView", *, job: str = "", as_json: bool = False) -> None:
+    from headway.daemon.client.set_aside import set_aside_lines
+
+    for line in [] if as_json else set_aside_lines(view, job=job):
         say(line)
 
 

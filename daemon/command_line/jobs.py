@@ -50,11 +50,11 @@ def jobs(
     """
     if context.invoked_subcommand is not None:
         return
-    from headway.daemon.client.job_report import report_job
+    from headway.daemon.client.job_report import report_in
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
-        reports = [report_job(job, view.nodes) for job in view.jobs_in_order()]
+        reports = [report_in(view, job) for job in view.jobs_in_order()]
         if as_json:
             say_json(reports)
         elif not reports:

@@ -23,6 +23,7 @@ from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records import (
     FailureCount,
+    Keys,
     NodeFailureRecord,
     NodeRecord,
     Phase,
@@ -323,6 +324,8 @@ class Case:
         if node is None:
             steady_since = self.view.steady_since
             since = self.view.absent_since.get(stage.node, self.view.started_at or 0.0)
+            if Keys.node(stage.node) in self.view.unreadable:
+                since += LEASE_TTL_S  # a daemon that lives writes its record again
             return max(since, steady_since + LEASE_TTL_S) if steady_since is not None else None
         return self.now if node.incarnation != stage.node_incarnation else None
 

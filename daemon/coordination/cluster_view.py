@@ -1,21 +1,26 @@
 """What etcd says, folded into one value: the nodes, the leader, and every job with its records.
 
 Pure. Keys may come in any order, twice, or late: a key's older revision never replaces a newer one. Keys that nobody
-knows and values that cannot be read are collected in `ignored` with the reason, and change nothing else.
+knows and values that cannot be read are set aside in `unreadable` with the reason, and change nothing of anybody else.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import msgspec
-
+from headway.daemon.coordination.record_places import (
+    DECISIVE,
+    RecordPlace,
+    Unreadable,
+    place_of,
+    read_record,
+    unreadable,
+)
 from headway.daemon.coordination.settling import Unrest
 from headway.daemon.coordination.usage import UsageMeter
 from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
-from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from headway.daemon.planning.blocked_ways import BlockedWays, blocked_ways
 from headway.daemon.records import (
     CheckpointRecord,
@@ -27,7 +32,6 @@ from headway.daemon.records import (
     NodeRecord,
     Phase,
     PhaseRecord,
-    PlacementRecord,
     PlanRecord,
     SharesRecord,
     SpecRecord,
@@ -37,7 +41,6 @@ from headway.daemon.records import (
     UsageRecord,
     WorkerRecord,
     WorkerState,
-    decode,
 )
 
 WorkerKey = tuple[int, int]
@@ -54,6 +57,8 @@ IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERI
 
 MAX_REMEMBERED: Final = 64
 """Moments of one kind."""
+UNREADABLE: Final = -1
+"""A revision that no key ever has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,8 +154,9 @@ class ClusterView:
     jobs: dict[str, JobView] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
     """Revision of the last change of every key that exists; a key that is absent has none."""
-    ignored: dict[str, str] = field(default_factory=dict)
-    """Keys that could not be used, and why."""
+    unreadable: dict[str, Unreadable] = field(default_factory=dict)
+    """Keys that are set aside, because their record cannot be used. Their names may hold any bytes: print them with
+    `names.printable`."""
     nodes_changed_at: float = 0.0
     """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
     unrest: Unrest = field(default_factory=Unrest)
@@ -204,11 +210,15 @@ class ClusterView:
         else:
             self.revisions[key] = mod_revision
             self._deleted.pop(key, None)
-        self.ignored.pop(key, None)
+        self.unreadable.pop(key, None)
         try:
-            self._fold(key, value, create_revision=create_revision, now=now)
-        except (msgspec.MsgspecError, ValueError) as error:
-            self.ignored[key] = str(error)
+            place = place_of(key)
+            record = read_record(place, value) if value is not None else None
+            if value is None or place.kind is not None:
+                self._fold(place, record, create_revision=create_revision, now=now)
+        except Exception as error:  # anybody may have written it: whatever is wrong with it is wrong with it alone
+            if value is not None:
+                self._set_aside(key, error, now=now)
 
     def set_in_sight(self, is_in_sight: bool, *, now: float) -> None:
         """Note that etcd answers, or that it does not any more."""
@@ -221,7 +231,7 @@ class ClusterView:
         """Forget every key: etcd's history went back. The nodes that were known count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
         folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs)
-        for records in (*folded, self.revisions, self.ignored, self._deleted):
+        for records in (*folded, self.revisions, self.unreadable, self._deleted):
             records.clear()
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
@@ -238,8 +248,18 @@ class ClusterView:
         return max(self.revisions.get(key, 0), self._deleted.get(key, 0))
 
     def revision_of(self, key: str) -> int:
-        """Revision of a key's last change; 0: the key is absent."""
-        return self.revisions.get(key, 0)
+        """Revision of a key's last change; 0: the key is absent.
+
+        UNREADABLE: it is there and cannot be read. No transaction that compares it succeeds.
+        """
+        return UNREADABLE if key in self.unreadable else self.revisions.get(key, 0)
+
+    def why_set_aside(self, job: str) -> str:
+        """Why nothing is decided about a job: the record that cannot be read; empty when all can."""
+        for leaf in sorted(DECISIVE) if self.unreadable else ():
+            if (found := self.unreadable.get(Keys.of(job, leaf))) is not None:
+                return f"its {leaf} cannot be read: {found.reason}"
+        return ""
 
     def forget_deleted(self, *, below: int) -> None:
         """Drop the memory of deletions older than a revision: nothing that old can arrive any more."""
@@ -261,48 +281,46 @@ class ClusterView:
         """The ways between the present processes of nodes on which one does not reach the other."""
         return blocked_ways(self.reach, self.nodes)
 
-    def _fold(self, key: str, value: bytes | None, *, create_revision: int, now: float) -> None:
-        if key == Keys.LEADER:
-            self.leader = decode(value, LeaderRecord) if value is not None else None
-        elif key == Keys.PLACEMENT:
-            if value is not None:
-                decode(value, PlacementRecord)  # its revision is all that counts
-        elif key == Keys.SHARES:
-            self.shares = decode(value, SharesRecord) if value is not None else SharesRecord()
-            self.usage.advance(now)
-            self.usage.half_life_s = max(self.shares.half_life_s, 1.0)
-        elif key == Keys.USAGE:
-            self.usage.read(decode(value, UsageRecord) if value is not None else UsageRecord(), now=now)
-        elif key.startswith(Keys.NODES):
-            self._fold_node(key.removeprefix(Keys.NODES), value, create_revision=create_revision, now=now)
-        elif key.startswith(Keys.PROBES):
-            node = key.removeprefix(Keys.PROBES)
-            if value is not None:
-                self.probes[node] = decode(value, ProbeRecord)
-            else:
-                self.probes.pop(node, None)
-        elif key.startswith(Keys.REACH):
-            node = key.removeprefix(Keys.REACH)
-            if value is not None:
-                self.reach[node] = decode(value, ReachRecord)
-            else:
-                self.reach.pop(node, None)
-        elif key.startswith(Keys.FAILURES):
-            self._fold_failure(key.removeprefix(Keys.FAILURES), value, now=now)
-        elif key.startswith(Keys.JOBS):
-            name, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
-            if not is_job_name(name) or not leaf:
-                raise ValueError(f"no job has such a key: a name is {JOB_NAME_RULE}")
-            self._fold_job(name, leaf, value, create_revision=create_revision, now=now)
-        else:
-            raise ValueError("unknown key")
+    def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
+        """record: None where the key is gone."""
+        match place.folder:
+            case "leader":
+                self.leader = record
+            case "shares":
+                self.shares = record if record is not None else SharesRecord()
+                self.usage.advance(now)
+                self.usage.half_life_s = max(self.shares.half_life_s, 1.0)
+            case "usage":
+                self.usage.read(record if record is not None else UsageRecord(), now=now)
+            case "nodes":
+                self._fold_node(place.name, record, create_revision=create_revision, now=now)
+            case "probes":
+                _set(self.probes, place.name, record)
+            case "reach":
+                _set(self.reach, place.name, record)
+            case "failures":
+                _set_inner(self.failures, place.name, place.numbers[0], record)
+                self.nodes_changed_at = now
+                self.unrest.changed("", now=now)
+            case "jobs":
+                self._fold_job(place, record, create_revision=create_revision, now=now)
 
-    def _fold_node(self, name: str, value: bytes | None, *, create_revision: int, now: float) -> None:
-        if not is_node_name(name):
-            raise ValueError(f"no node has such a key: a name is {NODE_NAME_RULE}")
+    def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
+        """A record that cannot be used is as good as gone, but for one that decides about a job: the last readable one
+        stays, so that training goes on under it, and nothing is decided.
+        """
+        self.unreadable[key] = unreadable(error)
+        try:
+            place = place_of(key)
+        except ValueError:
+            return
+        if place.folder != "jobs" or place.leaf not in DECISIVE:
+            self._fold(place, None, create_revision=0, now=now)
+
+    def _fold_node(self, name: str, record: NodeRecord | None, *, create_revision: int, now: float) -> None:
         before = self.nodes.get(name)
-        if value is not None:
-            self.nodes[name] = decode(value, NodeRecord)
+        if record is not None:
+            self.nodes[name] = record
             self.absent_since.pop(name, None)
         elif before is not None:
             del self.nodes[name]
@@ -319,34 +337,23 @@ class ClusterView:
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
 
-    def _fold_failure(self, rest: str, value: bytes | None, *, now: float) -> None:
-        node, number = rest.split("/")
-        if value is not None:
-            self.failures.setdefault(node, {})[int(number)] = decode(value, NodeFailureRecord)
-        elif node in self.failures:
-            self.failures[node].pop(int(number), None)
-            if not self.failures[node]:
-                del self.failures[node]
-        self.nodes_changed_at = now
-        self.unrest.changed("", now=now)
-
-    def _fold_job(self, name: str, leaf: str, value: bytes | None, *, create_revision: int, now: float) -> None:
+    def _fold_job(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
+        name = place.name
         known = name in self.jobs
+        if not known and record is None:
+            return
         job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
-        head, _, rest = leaf.partition("/")
         phase_before, stop_before, plan_before = job.phase, job.stop, job.plan
-        if head in _NESTED and rest:
-            _NESTED[head](job, rest, value)
-            if head == "workers":
-                job.workers_changed_at = now
-                _note_failures(job, now)
-        elif head in _SINGLE and not rest:
-            name_of_field, kind, absent = _SINGLE[head]
-            setattr(job, name_of_field, decode(value, kind) if value is not None else absent())
+        if place.leaf in _SINGLE:
+            name_of_field, absent = _SINGLE[place.leaf]
+            setattr(job, name_of_field, record if record is not None else absent())
         else:
-            raise ValueError("unknown key of a job")
-        if head == "spec":
-            job.spec_revision = create_revision if value is not None else 0
+            _fold_nested(job, place, record)
+        if place.leaf == "workers":
+            job.workers_changed_at = now
+            _note_failures(job, now)
+        elif place.leaf == "spec":
+            job.spec_revision = create_revision if record is not None else 0
             job.submission, job.refusal = _admitted(job.submission, name)
         if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
             if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
@@ -357,11 +364,11 @@ class ClusterView:
         if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
             job.left = plan_before
             job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
-        if head in ("spec", "plan", "next"):
+        if place.leaf in ("spec", "plan", "next"):
             self.usage.hold(name, job.user, len(job.devices), now=now)
         if not known:
             self.jobs[name] = job
-        if value is None and job.submission is None:
+        if record is None and job.submission is None:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):
                 del self.jobs[name]
@@ -386,12 +393,28 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
     )
 
 
-def _fold_worker(job: JobView, rest: str, value: bytes | None) -> None:
-    generation, position = (int(part) for part in rest.split("/"))
-    if value is None:
-        job.workers.pop((generation, position), None)
+def _fold_nested(job: JobView, place: RecordPlace, record: Any) -> None:
+    match place.leaf:
+        case "workers":
+            generation, position = place.numbers
+            _set(job.workers, (generation, position), record)
+        case "goodput":
+            generation, position = place.numbers
+            _set(job.goodput, (generation, position), record)
+        case "state":
+            timeline, boundary = place.numbers
+            _set_inner(job.state, (timeline, boundary), place.node, record)
+        case "events":
+            _set(job.events, place.numbers[0], record)
+        case "profile":
+            _set(job.profiles, (place.node, place.numbers[0]), record)
+
+
+def _set(records: dict[Any, Any], key: object, record: Any) -> None:
+    if record is None:
+        records.pop(key, None)
     else:
-        job.workers[generation, position] = decode(value, WorkerRecord)
+        records[key] = record
 
 
 def _note_failures(job: JobView, now: float) -> None:
@@ -399,56 +422,24 @@ def _note_failures(job: JobView, now: float) -> None:
     job.failed_at = {generation: job.failed_at.get(generation, now) for generation in failed}
 
 
-def _fold_state(job: JobView, rest: str, value: bytes | None) -> None:
-    timeline, boundary, node = rest.split("/")
-    key = (int(timeline), int(boundary))
-    if value is not None:
-        job.state.setdefault(key, {})[node] = decode(value, StateRecord)
-    elif key in job.state:
-        job.state[key].pop(node, None)
-        if not job.state[key]:
-            del job.state[key]
+def _set_inner(records: dict[Any, dict[Any, Any]], outer: object, key: object, record: Any) -> None:
+    """The same one level deeper; what is empty goes."""
+    if record is not None:
+        records.setdefault(outer, {})[key] = record
+    elif outer in records:
+        records[outer].pop(key, None)
+        if not records[outer]:
+            del records[outer]
 
 
-def _fold_event(job: JobView, rest: str, value: bytes | None) -> None:
-    if value is None:
-        job.events.pop(int(rest), None)
-    else:
-        job.events[int(rest)] = decode(value, EventRecord)
-
-
-def _fold_goodput(job: JobView, rest: str, value: bytes | None) -> None:
-    generation, position = (int(part) for part in rest.split("/"))
-    if value is None:
-        job.goodput.pop((generation, position), None)
-    else:
-        job.goodput[generation, position] = decode(value, GoodputRecord)
-
-
-def _fold_profile(job: JobView, rest: str, value: bytes | None) -> None:
-    node, device = rest.split("/")
-    if value is None:
-        job.profiles.pop((node, int(device)), None)
-    else:
-        job.profiles[node, int(device)] = decode(value, ProfileRecord)
-
-
-_NESTED: Final[dict[str, Callable[[JobView, str, bytes | None], None]]] = {
-    "workers": _fold_worker,
-    "state": _fold_state,
-    "events": _fold_event,
-    "goodput": _fold_goodput,
-    "profile": _fold_profile,
-}
-
-_SINGLE: Final[dict[str, tuple[str, type[Any], Callable[[], Any]]]] = {
-    # leaf: (JobView's field, kind of record, what an absent key means)
-    "spec": ("submission", SpecRecord, lambda: None),
-    "desired": ("desired", DesiredRecord, DesiredRecord),
-    "phase": ("phase", PhaseRecord, PhaseRecord),
-    "plan": ("plan", PlanRecord, lambda: None),
-    "next": ("next", PlanRecord, lambda: None),
-    "stop": ("stop", StopRecord, lambda: None),
-    "checkpoint": ("checkpoint", CheckpointRecord, lambda: None),
-    "progress": ("progress", ProgressRecord, lambda: None),
+_SINGLE: Final[dict[str, tuple[str, Callable[[], Any]]]] = {
+    # leaf: (JobView's field, what an absent key means)
+    "spec": ("submission", lambda: None),
+    "desired": ("desired", DesiredRecord),
+    "phase": ("phase", PhaseRecord),
+    "plan": ("plan", lambda: None),
+    "next": ("next", lambda: None),
+    "stop": ("stop", lambda: None),
+    "checkpoint": ("checkpoint", lambda: None),
+    "progress": ("progress", lambda: None),
 }

@@ -243,6 +243,8 @@ def decide(
     content: set[str] = set()
     blocker = ""
     for job in view.jobs_in_order():
+        if view.why_set_aside(job.name):
+            continue  # its devices stay its own
         busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
         case = Case(
             job=job,

@@ -122,16 +122,27 @@ class Leadership:
     async def _stand(self, lease: Lease) -> None:
         while True:
             seen = self._cluster.version
-            if self._cluster.revision > 0 and self._cluster.view.revision_of(Keys.LEADER) == 0:
+            if self._cluster.revision > 0 and (condition := self._vacancy()) is not None:
                 try:
                     put = Put(Keys.LEADER, encode(self._record), lease.id)
-                    self._leader_revision = await self._client.transaction([Compare.absent(Keys.LEADER)], [put])
+                    self._leader_revision = await self._client.transaction([condition], [put])
                     break
                 except ConflictError:
                     self._log.debug("election_lost")
             await self._cluster.changed(seen)
         self._log.info("leadership_won", revision=self._leader_revision)
         await self._lead()
+
+    def _vacancy(self) -> Compare | None:
+        """On which condition this daemon may take the leader key; None: somebody leads.
+
+        A key that nobody can read names no leader: it is replaced, unless a newer release wrote it.
+        """
+        view = self._cluster.view
+        garbage = view.unreadable.get(Keys.LEADER)
+        if garbage is not None and not garbage.is_newer:
+            return Compare.unchanged(Keys.LEADER, view.last_revision_of(Keys.LEADER))
+        return Compare.absent(Keys.LEADER) if view.revision_of(Keys.LEADER) == 0 else None
 
     async def _lead(self) -> None:
         """Decide on every change and at every deadline, until the leader key is no longer ours."""

@@ -22,6 +22,8 @@ from headway.daemon.etcd.transaction import (
     delete_request,
     prefix_end,
     range_start,
+    to_bytes,
+    to_text,
     transaction_request,
 )
 from headway.daemon.etcd.watch import WatchBatch, watch
@@ -99,7 +101,7 @@ class EtcdClient:
 
     async def get(self, key: str) -> KeyValue | None:
         """The key, or None where there is none."""
-        reply = await self._range(etcd_pb2.RangeRequest(key=key.encode()))
+        reply = await self._range(etcd_pb2.RangeRequest(key=to_bytes(key)))
         return _key_value(reply.kvs[0]) if reply.kvs else None
 
     async def get_prefix(self, prefix: str, *, page_keys: int = PAGE_KEYS) -> Snapshot:
@@ -107,7 +109,7 @@ class EtcdClient:
 
         Raises CompactedError when that revision is compacted between two pages: ask again.
         """
-        start, end = range_start(prefix.encode()), prefix_end(prefix.encode())
+        start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
         entries: list[KeyValue] = []
         revision = cluster_id = raft_term = 0
         while True:
@@ -123,7 +125,7 @@ class EtcdClient:
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
         """Set a key; returns the revision. Raises LeaseLostError when the lease is gone."""
-        request = etcd_pb2.PutRequest(key=key.encode(), value=value, lease=lease_id)
+        request = etcd_pb2.PutRequest(key=to_bytes(key), value=value, lease=lease_id)
         reply = await self._connection.unary(lambda channel: KVStub(channel).Put, request, is_repeatable=False)
         return int(reply.header.revision)
 
@@ -236,7 +238,7 @@ class EtcdClient:
 
 def _key_value(message: etcd_pb2.KeyValue) -> KeyValue:
     return KeyValue(
-        message.key.decode(),
+        to_text(message.key),
         message.value,
         message.mod_revision,
         message.create_revision,

@@ -85,7 +85,7 @@ def transaction_request(compare: tuple[Compare, ...], changes: tuple[Change, ...
 
 def _compare_message(condition: Compare) -> etcd_pb2.Compare:
     message = etcd_pb2.Compare(
-        key=condition.key.encode(), target=condition.target.value, result=condition.relation.value
+        key=to_bytes(condition.key), target=condition.target.value, result=condition.relation.value
     )
     match condition.target, condition.value:
         case Target.VALUE, bytes(value):
@@ -103,19 +103,29 @@ def _compare_message(condition: Compare) -> etcd_pb2.Compare:
 
 def _change_message(change: Change) -> etcd_pb2.RequestOp:
     if isinstance(change, Put):
-        put = etcd_pb2.PutRequest(key=change.key.encode(), value=change.value, lease=change.lease_id)
+        put = etcd_pb2.PutRequest(key=to_bytes(change.key), value=change.value, lease=change.lease_id)
         return etcd_pb2.RequestOp(request_put=put)
     return etcd_pb2.RequestOp(request_delete_range=delete_request(change))
 
 
 def delete_request(change: Delete) -> etcd_pb2.DeleteRangeRequest:
     """etcd's message for one deletion."""
-    key = change.key.encode()
+    key = to_bytes(change.key)
     return (
         etcd_pb2.DeleteRangeRequest(key=range_start(key), range_end=prefix_end(key))
         if change.is_prefix
         else (etcd_pb2.DeleteRangeRequest(key=key))
     )
+
+
+def to_bytes(key: str) -> bytes:
+    """A key as etcd has it."""
+    return key.encode("utf-8", "surrogateescape")
+
+
+def to_text(key: bytes) -> str:
+    """A key as we name it. One that is no text comes back as it was by `to_bytes`."""
+    return key.decode("utf-8", "surrogateescape")
 
 
 def range_start(prefix: bytes) -> bytes:

@@ -10,7 +10,7 @@ import grpc
 
 from headway.daemon.errors import CompactedError, StoreUnreachableError
 from headway.daemon.etcd.connection import EtcdConnection, is_login_refused, is_silence, one_line
-from headway.daemon.etcd.transaction import prefix_end, range_start
+from headway.daemon.etcd.transaction import prefix_end, range_start, to_bytes, to_text
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 
 WatchCall = grpc.aio.StreamStreamCall[Any, Any]
@@ -102,7 +102,7 @@ async def _stream_with_login(
 
 async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """One stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError for silence."""
-    start, end = range_start(prefix.encode()), prefix_end(prefix.encode())
+    start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
     create = etcd_pb2.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision, progress_notify=True)
     metadata = (("hasleader", "true"), *connection.metadata)
     target, timeout_s = f"etcd at {connection.endpoint}", connection.access.timeout_s
@@ -153,7 +153,7 @@ async def _ask_for_progress(call: WatchCall) -> None:
 def _key_event(message: etcd_pb2.Event) -> KeyEvent:
     is_deletion = message.type == etcd_pb2.Event.DELETE
     return KeyEvent(
-        message.kv.key.decode(),
+        to_text(message.kv.key),
         None if is_deletion else message.kv.value,
         message.kv.mod_revision,
         message.kv.create_revision,

@@ -119,7 +119,7 @@ def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exceptio
 
 def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
     """What the plans of one job ask of this node."""
-    if job.submission is None:
+    if job.submission is None or view.why_set_aside(job.name):
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     if job.next is not None and not node.is_outdated(job, job.next):
@@ -438,7 +438,7 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
         if not worker.is_up or not worker.job or worker.awaits(OrderKind.RELEASE, JobGeneration(worker.job, 0)):
             continue
         job = view.jobs.get(worker.job)
-        if job is not None and node.is_behind(job):
+        if job is not None and (node.is_behind(job) or view.why_set_aside(job.name)):
             continue
         plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
         mine = (node.name, node.incarnation, worker.device_index)

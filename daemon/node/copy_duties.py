@@ -28,7 +28,7 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
 def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
     """Those of one job."""
     plan, spec = job.plan, job.spec
-    if plan is None or spec is None or node.is_behind(job):
+    if plan is None or spec is None or node.is_behind(job) or view.why_set_aside(job.name):
         return
     newer = _not_restorable(job, view)
     if not newer:

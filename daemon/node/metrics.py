@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headway.daemon.client.goodput_report import WAITING
-from headway.daemon.client.job_report import JobReport, report_job
+from headway.daemon.client.job_report import JobReport, report_in
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.outgoing import OutgoingTransfers
@@ -84,6 +84,7 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
     yield _gauge("headway_store_bytes", "Layer files that this node holds.", held)
     ailments = source.activities.ailments
     yield _gauge("headway_node_ailments", "What of this daemon does not work just now.", len(ailments))
+    yield _gauge("headway_unreadable_keys", "Records in etcd that are set aside.", len(view.unreadable))
     failed = CounterMetricFamily(
         "headway_activity_failures", "Failures of this daemon's activities; each was restarted.", labels=("activity",)
     )
@@ -159,7 +160,7 @@ def job_metrics(source: MetricSource) -> Iterator[Metric]:
     view = source.view
     if view.leader is None or view.leader.node != source.node:
         return
-    reports = [report_job(job, view.nodes) for job in view.jobs_in_order()]
+    reports = [report_in(view, job) for job in view.jobs_in_order()]
     phases = GaugeMetricFamily("headway_job_phase", "1 for the phase that a job is in.", labels=("job", "phase"))
     for report in reports:
         phases.add_metric((report.name, report.phase), 1)

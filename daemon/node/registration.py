@@ -7,6 +7,7 @@ the process, its workers and its files do.
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -116,18 +117,20 @@ class Registration:
         deadline = time.monotonic() + 2 * self._ttl_s + 1
         while True:
             found = await self._etcd.get(self._key)
-            other = decode(found.value, NodeRecord) if found is not None else None
-            if found is not None and other is not None and other.incarnation != self._record.incarnation:
-                if other.incarnation == self._predecessor:
+            other, where = _holder(found) if found is not None else (None, "")
+            is_garbage = found is not None and other is None and found.lease_id in (0, self.lease_id)
+            is_other = other.incarnation != self._record.incarnation if other is not None else found is not None
+            if found is not None and is_other and not is_garbage:
+                if other is not None and other.incarnation == self._predecessor:
                     await self._bury_predecessor(found)
                 elif time.monotonic() > deadline:
                     await self._drop_lease()
-                    raise InvariantLostError(
-                        f"a node of this name is in the cluster, at {other.address}", self._record.name
-                    )
+                    raise InvariantLostError(f"a node of this name is in the cluster, {where}", self._record.name)
                 else:
                     await asyncio.sleep(NAME_POLL_S)
                 continue
+            if is_garbage:
+                log.warning("own_record_replaced", key=self._key, reason=where)
             if other is not None:
                 self._record = replace(self._record, is_draining=self._leaves or other.is_draining)
             condition = Compare.unchanged(self._key, found.mod_revision if found is not None else 0)
@@ -143,8 +146,9 @@ class Registration:
         """Revoke the leases of the process before us, which is dead: we hold the lock of its state folder."""
         leader = await self._etcd.get(Keys.LEADER)
         leases = {found.lease_id}
-        if leader is not None and decode(leader.value, LeaderRecord).incarnation == self._predecessor:
-            leases.add(leader.lease_id)
+        with suppress(ValueError):  # one that cannot be read is not that process's
+            if leader is not None and decode(leader.value, LeaderRecord).incarnation == self._predecessor:
+                leases.add(leader.lease_id)
         for lease_id in leases - {0}:
             try:
                 await self._etcd.revoke_lease(lease_id)
@@ -168,3 +172,12 @@ class Registration:
             self._losing.cancel()
         if lease is not None:
             await lease.revoke()
+
+
+def _holder(found: KeyValue) -> tuple[NodeRecord | None, str]:
+    """Who has a name, and where; None: the record cannot be read, and why."""
+    try:
+        record = decode(found.value, NodeRecord)
+    except ValueError as error:
+        return None, f"and its record cannot be read: {error}"
+    return record, f"at {record.address}"

@@ -32,6 +32,8 @@ def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
 def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[Step]:
     """Those of one job, or of files of a job that is no more."""
     job = view.jobs.get(name)
+    if view.why_set_aside(name):
+        return  # whatever it says, nothing of it is thrown away
     if job is None or job.submission is None:
         for (timeline, boundary), files in node.held_of(name).items():
             yield DeleteState(name, timeline, boundary, tuple(sorted(files)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from headway.daemon.client.job_report import report_job
+from headway.daemon.client.job_report import report_in
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.records import Phase, encode
 from headway.proto import control_pb2
@@ -23,7 +23,7 @@ def status_reply(view: ClusterView, *, node: str, away_s: float | None, job: str
         node=node,
         etcd_reachable=away_s is None,
         etcd_away_s=away_s or 0.0,
-        jobs=encode({found.name: report_job(found, view.nodes) for found in jobs}),
+        jobs=encode({found.name: report_in(view, found) for found in jobs}),
         waits_for="" if away_s is None else waits_for(jobs),
     )
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-import msgspec
 import structlog
 
 from headway.daemon.fault_points import is_armed
@@ -196,7 +195,7 @@ class StageWorker:
         session.admit_prepare(order.job_name, order.generation)
         try:
             spec = decode(order.job, JobSpec)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise OrderRefusedError(f"the job's spec cannot be read: {error}") from error
         device = self._device.claim(order.device_index)
         configure(spec.train, device)

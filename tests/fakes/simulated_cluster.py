@@ -387,7 +387,7 @@ class SimulatedCluster(SimulatedAgents):
         """Of every transaction of a leader, on what is then in etcd."""
         self.num_events += 1
         truth = self.facts()
-        assert not truth.ignored
+        assert not truth.unreadable
         if not written.job:
             return
         taken: dict[tuple[str, int], str] = {}

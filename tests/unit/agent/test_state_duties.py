@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, RegisterState, Step, UnregisterState
@@ -10,6 +12,7 @@ from headway.daemon.node.node_state import NodeState, generations_seen
 from headway.daemon.node.state_duties import is_welcome, state_steps
 from headway.daemon.records import (
     CheckpointRecord,
+    Keys,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -220,3 +223,12 @@ def test_a_boundary_with_a_gap_is_not_copied() -> None:
     """b has written nothing yet: what a has is no checkpoint."""
     due = job({(3, 40): {"a": told("a", *LAYERS[:2])}}, submission=SpecRecord(spec=spec(checkpoint_every=40), uid="u"))
     assert steps(due, node((3, 40), parts=LAYERS[:2])) == []
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_files_of_a_job_whose_spec_is_garbage_stay(is_known: bool) -> None:
+    """Whether or not this node read an earlier spec: no file goes, and nothing is told, until the spec can be read."""
+    cluster = view(job({}) if is_known else None)
+    assert list(state_steps(cluster, node((3, 40))))
+    cluster.apply(Keys.of("j", "spec"), b"\xff", mod_revision=10**6, create_revision=1)
+    assert list(state_steps(cluster, node((3, 40)))) == []

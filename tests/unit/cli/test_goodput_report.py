@@ -23,7 +23,7 @@ def job_with(records: dict[tuple[int, int], GoodputRecord]) -> JobView:
     for number, (place, record) in enumerate(records.items(), start=1000):
         key = Keys.goodput("demo", *place)
         view.apply(key, encode(record), mod_revision=number, create_revision=number)
-    assert not view.ignored
+    assert not view.unreadable
     return view.jobs["demo"]
 
 

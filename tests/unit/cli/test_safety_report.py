@@ -33,7 +33,7 @@ class Writer:
         """Set a key."""
         self._revision += 1
         self.view.apply(key, encode(record), mod_revision=self._revision, create_revision=self._revision)
-        assert not self.view.ignored
+        assert not self.view.unreadable
 
     def hold(self, boundary: int, node: str, parts: tuple[str, ...] = PARTS, trouble: str = "") -> None:
         """A node holds parts of a boundary of the plan's timeline."""

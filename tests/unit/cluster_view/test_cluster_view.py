@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_collected(key: str, value: bytes) -> None:
     """It is named with its reason, changes nothing else, and is forgotten when the key is gone or mended."""
     view = ClusterView()
     view.apply(key, value, mod_revision=1, create_revision=1)
-    assert list(view.ignored) == [key]
+    assert list(view.unreadable) == [key]
     assert (view.nodes, view.jobs) == ({}, {})
 
 
@@ -141,7 +141,7 @@ def test_ignored_key_that_is_mended_counts() -> None:
     view = ClusterView()
     view.apply(Keys.node("a"), b"rubbish", mod_revision=1, create_revision=1)
     put(view, Keys.node("a"), NODE, 2)
-    assert (view.ignored, list(view.nodes)) == ({}, ["a"])
+    assert (view.unreadable, list(view.nodes)) == ({}, ["a"])
 
 
 def test_node_set_changes_only_with_what_plans_depend_on() -> None:

@@ -1,5 +1,7 @@
 """What a view knows of absence: since when, whether etcd was in sight, and that it forgets a history that went back."""
 
+from dataclasses import replace
+
 import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
@@ -54,14 +56,14 @@ def test_a_view_that_starts_anew_takes_older_revisions_and_keeps_its_owners() ->
     view = ClusterView()
     nodes = view.nodes
     put(view, Keys.node("a"), encode(NODE), 100)
-    put(view, Keys.node("b"), encode(NODE), 100)
+    put(view, Keys.node("b"), encode(replace(NODE, name="b")), 100)
     put(view, Keys.LEADER, encode(LeaderRecord(node="a", incarnation="a-1")), 100)
     put(view, Keys.of("j", "desired"), encode(DesiredRecord()), 100)
     put(view, "/headway/what", b"", 100)
-    put(view, f"{Keys.FAILURES}a/1", encode(NodeFailureRecord(at=1.0, text="")), 100)
+    put(view, Keys.failure("a", 1), encode(NodeFailureRecord(at=1.0, text="")), 100)
     view.apply(Keys.node("c"), None, mod_revision=101, create_revision=0)
     view.start_anew(now=5.0)
-    assert (view.leader, view.nodes, view.jobs, view.failures, view.revisions, view.ignored) == (
+    assert (view.leader, view.nodes, view.jobs, view.failures, view.revisions, view.unreadable) == (
         None,
         {},
         {},
@@ -72,7 +74,7 @@ def test_a_view_that_starts_anew_takes_older_revisions_and_keeps_its_owners() ->
     assert (view.epoch, view.nodes_changed_at, view.started_at) == (1, 5.0, 5.0)
     assert view.absent_since == {"a": 5.0, "b": 5.0}
     put(view, Keys.node("a"), encode(NODE), 10, now=5.0)
-    put(view, Keys.node("c"), encode(NODE), 10, now=5.0)
+    put(view, Keys.node("c"), encode(replace(NODE, name="c")), 10, now=5.0)
     assert view.nodes is nodes
     assert set(nodes) == {"a", "c"}
     assert view.absent_since == {"b": 5.0}

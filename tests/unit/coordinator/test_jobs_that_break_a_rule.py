@@ -65,6 +65,6 @@ def test_a_name_that_is_none_is_set_aside(name: str) -> None:
         (Keys.node(f".{name}"), b"{}"),
     ):
         view.apply(key, value, mod_revision=1, create_revision=1)
-        assert "a name is 1 to" in view.ignored[key]
+        assert "a name is 1 to" in view.unreadable[key].reason
     assert not view.jobs
     assert not view.nodes
