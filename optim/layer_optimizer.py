@@ -21,6 +21,7 @@ from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Batch, Muon
 from headway.optim.routing import Group, route_layer
 from headway.optim.spec import OptimSpec
+from headway.optim.step_count import STEPS
 
 
 @dataclass
@@ -184,6 +185,7 @@ class TorchLayerOptimizer:
     def _finish(self, update_index: int, name: str, weight: Tensor, before: Tensor) -> None:
         """From W', which a step has made of W_b, to W_{b+1}."""
         self._slots[name].grad = None
+        STEPS.num_done += 1
         if self._error_feedback.is_active:
             self._error_feedback.correct(name, weight, before=before, update_index=update_index)
         # The slot is an alias with a version counter of its own; autograd watches the counter of the target.

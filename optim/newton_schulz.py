@@ -7,6 +7,8 @@ https://kellerjordan.github.io/posts/muon/ (coefficients, normalisation, transpo
 import torch
 from torch import Tensor
 
+from headway.optim.step_count import STEPS
+
 # X ← a·X + (b·G + c·G²)·X with G = X·Xᵀ. Chosen to be steep at 0, so that five steps lift small singular values;
 # they end between about 0.7 and 1.2, not at 1.
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -38,5 +40,6 @@ def orthogonalize(matrices: Tensor, *, steps: int = NUM_STEPS, dtype: torch.dtyp
         gram = product(x, x.mT)  # G = X·Xᵀ
         polynomial = product_sum(gram, gram, gram, beta=B, alpha=C)  # b·G + c·G²
         x = product_sum(x, polynomial, x, beta=A)  # a·X + (b·G + c·G²)·X
+        STEPS.num_done += 1
     x = x.reshape(*batch, *x.shape[-2:])
     return x.mT if is_tall else x

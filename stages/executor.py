@@ -142,6 +142,8 @@ class Executor:
         """The neighbour that an idle stage waits for."""
         self.is_runnable = False
         """Whether an operation is running or could run."""
+        self.running: type[Op] | None = None
+        """The kind of the operation that runs now."""
         self.op_times: dict[type[Op], OpTimes] = {Forward: OpTimes(), Backward: OpTimes(), Update: OpTimes()}
 
     # --- For `handle`, between operations ---
@@ -357,7 +359,7 @@ class Executor:
 
     def _execute(self, op: Op) -> None:
         num_versions_live = self._state.num_versions_live
-        started = perf_counter()
+        started, self.running = perf_counter(), type(op)
         self._goodput.operates(op.batch, started)
         match op:
             case Forward(batch, microbatch):
@@ -366,10 +368,8 @@ class Executor:
                 version = self._backward(batch, microbatch)
             case Update(batch):
                 version = self._update(batch)
-        ended = perf_counter()
-        times = self.op_times[type(op)]
-        times.num_done += 1
-        times.seconds += ended - started
+        ended, self.running = perf_counter(), None
+        self.op_times[type(op)].add(ended - started)
         self._goodput.operated(ended - started)
         self.num_ops_done += 1
         if self._recorder is not None:

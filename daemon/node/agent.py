@@ -223,7 +223,12 @@ class Agent:
             order = order_message(step, self._spec, self._around.store, supervisor.log_path)
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             has_changed = supervisor.order(
-                step.device_index, order.kind, order.of, order.message, within_s=order.within_s
+                step.device_index,
+                order.kind,
+                order.of,
+                order.message,
+                within_s=order.within_s,
+                batch_s=order.batch_s,
             )
             if isinstance(step, OrderSpaceSnapshots):
                 self._spacings[step.of] = Spacing(step.factor, step.boundary)

@@ -28,11 +28,15 @@ STANDSTILL_FACTOR: Final = 20.0
 PREPARING_STANDSTILL_S: Final = 20.0
 """While it also owes an answer to Prepare, which it obeys between two operations."""
 FIRST_OPERATION_S: Final = 120.0
-"""For the first operation of a generation, which may have to compile."""
+"""For the first operation of its kind in a generation, which may have to compile and to allocate: so much, and"""
+FIRST_OPERATION_BATCHES: Final = 4.0
+"""so many times what a whole batch was predicted to take."""
+LOADING_S: Final = 300.0
+"""To load or to write layers, beside the time that their bytes take."""
 ANSWER_TIMEOUT_S: Final[Mapping[OrderKind, float]] = {
     OrderKind.PREPARE: PLAIN_S,
-    OrderKind.START: 300.0,
-    OrderKind.WRITE: 300.0,
+    OrderKind.START: LOADING_S,
+    OrderKind.WRITE: LOADING_S,
     OrderKind.RELEASE: 60.0,
 }
 """A worker that has not answered by then is killed. A stop takes as long as its batch; the coordinator watches that."""
@@ -50,6 +54,15 @@ class Beat:
     typical_s: float
     """Median seconds of an operation; 0: none was done."""
     batch: int = -1
+    expected_s: float = 0.0
+    """Mean seconds of the kind of operation that runs now; 0: none of the kind was done."""
+    num_steps: int = 0
+    """Parts of updates that the process has done: an update that moves on stands not still."""
+
+    @property
+    def progress(self) -> tuple[JobGeneration, int, int]:
+        """What is another when anything was done."""
+        return self.of, self.num_operations, self.num_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class Liveness:
         self._felt_at = now
         self._moved_at = now
         self._deadlines: dict[tuple[OrderKind, JobGeneration], _Deadline] = {}
+        self._first_operation_s = FIRST_OPERATION_S
         self.beat: Beat | None = None
         """The newest, if it is from this process's present generation."""
 
@@ -92,13 +106,20 @@ class Liveness:
         """A heartbeat arrived."""
         self._heard_at = self._felt_at = now
         before = self.beat
-        is_same = before is not None and (before.of, before.num_operations) == (beat.of, beat.num_operations)
+        is_same = before is not None and before.progress == beat.progress
         if not (is_same and before is not None and before.is_runnable and beat.is_runnable):
             self._moved_at = now
         self.beat = beat
 
-    def ordered(self, kind: OrderKind, of: JobGeneration, now: float, *, within_s: float | None = None) -> None:
-        """An order was given that has to be answered. within_s: in place of what its kind is given."""
+    def ordered(
+        self, kind: OrderKind, of: JobGeneration, now: float, *, within_s: float | None = None, batch_s: float = 0.0
+    ) -> None:
+        """An order was given that has to be answered. within_s: in place of what its kind is given.
+
+        batch_s: of a Start, the seconds that a batch is predicted to take.
+        """
+        if kind is OrderKind.START:
+            self._first_operation_s = FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * batch_s
         within_s = ANSWER_TIMEOUT_S.get(kind) if within_s is None else within_s
         if within_s is not None:
             self._deadlines[kind, of] = _Deadline(now + within_s, within_s)
@@ -134,7 +155,8 @@ class Liveness:
         beat = self.beat
         if beat is None or beat.of != status.started or not beat.is_runnable:
             return ""
-        limit_s = max(least_s, STANDSTILL_FACTOR * beat.typical_s) if beat.typical_s else FIRST_OPERATION_S
+        usual_s = max(beat.typical_s, beat.expected_s)
+        limit_s = max(least_s, STANDSTILL_FACTOR * usual_s) if beat.expected_s else self._first_operation_s
         if self._felt_at - self._moved_at < limit_s:
             return ""
         return (

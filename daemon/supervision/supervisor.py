@@ -177,10 +177,11 @@ class Supervisor:
         order: control_pb2.Order,
         *,
         within_s: float | None = None,
+        batch_s: float = 0.0,
     ) -> bool:
         """Send an order to a worker and expect its answer. Returns False when the worker is just going.
 
-        within_s: as `Liveness.ordered`.
+        within_s, batch_s: as `Liveness.ordered`.
         """
         handle = self._roster.workers[device_index]
         if handle.stream is None:
@@ -192,7 +193,7 @@ class Supervisor:
             leads = not stage.groups or stage.groups[0] == 0
             has_journal = leads and stage.index + 1 == stage.num_stages
             handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
-        handle.liveness.ordered(kind, of, _now(), within_s=within_s)
+        handle.liveness.ordered(kind, of, _now(), within_s=within_s, batch_s=batch_s)
         handle.stream.send(order)
         log.info("order_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
         return True
@@ -396,6 +397,8 @@ def _beat(heartbeat: control_pb2.Heartbeat) -> Beat:
         num_operations=heartbeat.operations,
         is_runnable=heartbeat.runnable,
         typical_s=heartbeat.typical_s,
+        expected_s=heartbeat.expected_s,
+        num_steps=heartbeat.steps,
         batch=heartbeat.batch,
     )
 

@@ -1,6 +1,6 @@
 """Steps as the messages that a worker understands. Pure, but for the folder that a Write goes to."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,11 @@ from headway.daemon.node.agent_steps import (
     Source,
     SourceKind,
 )
+from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.records import PlanRecord, encode
+from headway.daemon.storage.pace import transfer_s
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.liveness import LOADING_S
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind
 from headway.proto import control_pb2
 
@@ -35,6 +38,8 @@ class AddressedOrder:
     message: control_pb2.Order
     within_s: float | None = None
     """For the answer, in place of what such orders are given."""
+    batch_s: float = 0.0
+    """Of a Start: predicted seconds of a batch."""
 
 
 def order_message(
@@ -73,7 +78,14 @@ def order_message(
                 furthest=step.plan.furthest,
                 source_job=step.source_job,
             )
-            return AddressedOrder(OrderKind.START, step.of, control_pb2.Order(start=start))
+            layers = step.plan.stages[step.position].layers
+            return AddressedOrder(
+                OrderKind.START,
+                step.of,
+                control_pb2.Order(start=start),
+                within_s=loading_s(spec_of(step.of.job), layers),
+                batch_s=step.plan.predicted_batch_seconds,
+            )
         case OrderChooseStop():
             choose = control_pb2.ChooseStop(job_name=step.of.job, generation=step.of.generation)
             return AddressedOrder(OrderKind.CHOOSE_STOP, step.of, control_pb2.Order(choose_stop=choose))
@@ -89,13 +101,19 @@ def order_message(
                 layers=step.layers,
                 directory=str(store.directory_of(step.of.job, step.timeline, step.boundary)),
             )
-            return AddressedOrder(OrderKind.WRITE, step.of, control_pb2.Order(write=write))
+            within_s = loading_s(spec_of(step.of.job), step.layers)
+            return AddressedOrder(OrderKind.WRITE, step.of, control_pb2.Order(write=write), within_s=within_s)
         case OrderSpaceSnapshots():
             space = control_pb2.SpaceSnapshots(job_name=step.of.job, generation=step.of.generation, factor=step.factor)
             return AddressedOrder(OrderKind.SPACE_SNAPSHOTS, step.of, control_pb2.Order(space_snapshots=space))
         case OrderRelease():
             release = control_pb2.Release(job_name=step.job)
             return AddressedOrder(OrderKind.RELEASE, JobGeneration(step.job, 0), control_pb2.Order(release=release))
+
+
+def loading_s(spec: JobSpec, layers: Collection[str]) -> float:
+    """For a worker to load or write the state of so many layers, at the slowest that is not late."""
+    return LOADING_S + transfer_s(sum(cost.state_bytes for cost in layer_costs(spec) if cost.name in layers))
 
 
 def _assignment(plan: PlanRecord, position: int) -> control_pb2.StageAssignment:

@@ -25,6 +25,7 @@ from headway.daemon.worker.replica_groups import replica_groups
 from headway.daemon.worker.reports import journal_entry, snapshot_missed, snapshot_written
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.stage_records import StageRecords
+from headway.optim.step_count import STEPS
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.codec import Codec
@@ -127,6 +128,7 @@ class StageWorker:
         if executor is not None:
             beat.operations = executor.num_ops_done
             beat.runnable = executor.is_runnable
+            beat.steps, beat.expected_s = STEPS.num_done, self._expected_s(executor)
             beat.batch = executor.batch
             beat.waiting_for = executor.waiting_for
             measured = executor.layer_times.measured
@@ -138,6 +140,11 @@ class StageWorker:
                     )
                 )
         return beat
+
+    def _expected_s(self, executor: Executor) -> float:
+        """What an operation like the one that runs now takes; between two of them, what any takes."""
+        running = executor.running
+        return executor.op_times[running].mean_s if running is not None else self._goodput.typical_s
 
     # --- Orders -----------------------------------------------------------------------------------------------------
 

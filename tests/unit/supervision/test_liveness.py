@@ -13,9 +13,11 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.liveness import (
     ANSWER_TIMEOUT_S,
     BUSY_SILENCE_S,
+    FIRST_OPERATION_BATCHES,
     FIRST_OPERATION_S,
     HELLO_TIMEOUT_S,
     IDLE_SILENCE_S,
+    LOADING_S,
     MIN_STANDSTILL_S,
     PREPARING_STANDSTILL_S,
     SERVING_SILENCE_S,
@@ -23,9 +25,9 @@ from headway.daemon.supervision.liveness import (
     Liveness,
     StallWatch,
 )
-from headway.daemon.supervision.worker_orders import order_message
+from headway.daemon.supervision.worker_orders import loading_s, order_message
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, WorkerStatus
-from headway.stages.spec import TrainSpec
+from headway.stages.spec import ModelSpec, TrainSpec
 
 OF = JobGeneration("j", 3)
 IDLE = WorkerStatus(device_index=0, incarnation="w", pid=7, address="a:1")
@@ -34,9 +36,24 @@ RUNNING = PREPARED.ordered(OrderKind.START, OF).did_start(OF)
 ALONE = StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed", "head"), depth=4)
 
 
-def beat(num_operations: int, *, is_runnable: bool = True, typical_s: float = 0.1) -> Beat:
-    """A heartbeat in batch 12."""
-    return Beat(of=OF, num_operations=num_operations, is_runnable=is_runnable, typical_s=typical_s, batch=12)
+def beat(
+    num_operations: int,
+    *,
+    is_runnable: bool = True,
+    typical_s: float = 0.1,
+    expected_s: float | None = None,
+    num_steps: int = 0,
+) -> Beat:
+    """A heartbeat in batch 12. expected_s: as any operation if None."""
+    return Beat(
+        of=OF,
+        num_operations=num_operations,
+        is_runnable=is_runnable,
+        typical_s=typical_s,
+        batch=12,
+        expected_s=typical_s if expected_s is None else expected_s,
+        num_steps=num_steps,
+    )
 
 
 def first_complaint(liveness: Liveness, status: WorkerStatus, *, beats: Beat | None = None, until_s: float) -> float:
@@ -86,6 +103,29 @@ def test_the_first_operation_may_compile() -> None:
     assert first_complaint(Liveness(0.0), RUNNING, beats=beat(0, typical_s=0.0), until_s=200) == FIRST_OPERATION_S
 
 
+def test_an_update_of_a_minute_that_moves_on_stands_not_still() -> None:
+    """Forwards take 10 ms. The update has one more matrix every 4 s, and no operation is done for five minutes."""
+    liveness = Liveness(0.0)
+    for second in range(300):
+        liveness.felt(beat(40, typical_s=0.01, expected_s=0.0, num_steps=second // 4), float(second))
+        assert liveness.complaint(RUNNING, float(second)) == ""
+
+
+def test_the_first_update_may_take_as_long_as_the_first_operation() -> None:
+    """Forwards were done, an update was not: its own first time counts. The second one has twenty times the first's."""
+    first, second = beat(40, typical_s=0.01, expected_s=0.0), beat(80, typical_s=0.01, expected_s=2.0)
+    assert first_complaint(Liveness(0.0), RUNNING, beats=first, until_s=200) == FIRST_OPERATION_S
+    assert first_complaint(Liveness(0.0), RUNNING, beats=second, until_s=200) == 40.0
+
+
+def test_the_first_operation_of_a_slow_plan_has_longer() -> None:
+    """A batch is predicted to take 100 s: nobody knows which part of that one operation is."""
+    liveness = Liveness(0.0)
+    liveness.ordered(OrderKind.START, OF, 0.0, batch_s=100.0)
+    found = first_complaint(liveness, RUNNING, beats=beat(0, typical_s=0.0), until_s=900)
+    assert found == FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * 100.0
+
+
 def test_progress_is_no_standstill() -> None:
     """One operation every 4 s, for two minutes."""
     liveness = Liveness(0.0)
@@ -112,6 +152,16 @@ def test_loading_and_writing_have_their_own_deadline(kind: OrderKind) -> None:
     liveness.ordered(kind, OF, 0.0)
     found = first_complaint(liveness, RUNNING.ordered(kind, OF), beats=beat(40), until_s=400)
     assert found == ANSWER_TIMEOUT_S[kind]
+
+
+def test_a_worker_with_much_state_has_longer_to_load_and_to_write() -> None:
+    """80 GB of state at 20 MB/s: the kill comes after that, and not after five minutes."""
+    model = ModelSpec(num_hidden_layers=8, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
+    job, layers = JobSpec(job=JobSection(name="j"), model=model), ("block.0", "block.1", "block.2", "block.3")
+    small = loading_s(JobSpec(job=JobSection(name="j")), ("block.0",))
+    assert LOADING_S < small < LOADING_S + 5.0
+    assert loading_s(job, layers) > LOADING_S + 1000.0
+    assert loading_s(job, layers) - LOADING_S == pytest.approx(4 * (loading_s(job, layers[:1]) - LOADING_S))
 
 
 def test_a_worker_that_compiles_has_longer() -> None:
