@@ -28,22 +28,12 @@ from headway.daemon.errors import (
 )
 from headway.daemon.terminal import printable_streams
 from headway.stages.errors import CompilationError, DataError, PeerError
+from headway.stages.tls_sentences import sentence_of
 
 EXIT_INTERRUPTED = 130
 
 _ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """click's base of usage errors, wherever this version of typer keeps its click."""
-
-_TLS_MEANINGS = {
-    "CERTIFICATE_VERIFY_FAILED: certificate has expired": "its certificate has expired; make new ones",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the ca.pem of --certs; name that cluster's folder",
-    "ALERT_UNKNOWN_CA": "does not take this client's certificate: it is of another authority; name the right --certs",
-    "CERTIFICATE_EXPIRED": "does not take this client's certificate, which has expired; make a new one",
-    "CERTIFICATE_REQUIRED": "wants a client certificate; name its folder with --certs",
-    "WRONG_VERSION_NUMBER": "speaks no TLS; leave --certs out, or name the port that does",
-    "Hostname Verification Check failed": "its certificate bears another name; call it by a name that it bears",
-}
-"""A mark in what gRPC says of a failed handshake, and what it means for people."""
 
 app = typer.Typer(
     name="headway",
@@ -149,12 +139,12 @@ def _sentence(error: Exception) -> str:
 
 
 def _without_tls_jargon(text: str) -> str:
-    """gRPC's words for a certificate that one side does not take, in ours; who was called stays in front."""
-    for mark, meaning in _TLS_MEANINGS.items():
-        if mark in text:
-            peer = text.split(": ", 1)[0]
-            return f"{peer}: {meaning}"
-    return text
+    """gRPC's words for a handshake that failed, in ours; who was called stays in front."""
+    sentence = sentence_of(text)
+    if sentence is None:
+        return text
+    peer = text.split(": ", 1)[0]
+    return f"{peer}: {sentence.meaning}; {sentence.advice}"
 
 
 if __name__ == "__main__":

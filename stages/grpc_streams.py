@@ -6,6 +6,8 @@ from typing import Any
 
 import grpc
 
+from headway.stages.tls_sentences import in_words
+
 
 @dataclass(slots=True)
 class Ears:
@@ -34,10 +36,10 @@ class ClientStream:
             if self._ears.deaf_until:
                 await self._ears.hear()
         except grpc.aio.AioRpcError as error:
-            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+            raise ConnectionError(f"{error.code().name}: {in_words(error.details() or '')}") from error
         if not isinstance(message, bytes):
             if (code := await self._call.code()) != grpc.StatusCode.OK:
-                raise ConnectionError(f"{code.name}: {await self._call.details()}")
+                raise ConnectionError(f"{code.name}: {in_words(await self._call.details())}")
             return None
         return message
 
@@ -45,9 +47,11 @@ class ClientStream:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+            raise ConnectionError(f"{error.code().name}: {in_words(error.details() or '')}") from error
         except asyncio.InvalidStateError as error:
-            raise ConnectionError(f"{(await self._call.code()).name}: {await self._call.details()}") from error
+            raise ConnectionError(
+                f"{(await self._call.code()).name}: {in_words(await self._call.details())}"
+            ) from error
 
     async def finish(self) -> None:
         await self._call.done_writing()

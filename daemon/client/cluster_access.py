@@ -19,7 +19,7 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.records import PREFIX
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.tls_identity import CERTIFICATE_FILE, TlsIdentity
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
@@ -44,16 +44,21 @@ class ClusterAddress:
     """host:port of daemons, to ask while etcd is away."""
 
     def identity(self) -> TlsIdentity | None:
-        """This client's certificate. Raises ConfigError, naming the file that is missing."""
+        """This client's certificate. Raises ConfigError, naming the file that is missing or that no server takes."""
         if self.certificates is None:
             return None
+        from headway.daemon.own_certificate import check_own_certificate, read_certificate
+
         try:
-            return TlsIdentity.read(self.certificates)
+            identity = TlsIdentity.read(self.certificates)
         except OSError as error:
             raise ConfigError(
                 f"cannot be read: {error.strerror}; --certs names a folder with ca.pem, cert.pem and key.pem",
                 str(error.filename),
             ) from error
+        where = str(self.certificates / CERTIFICATE_FILE)
+        check_own_certificate(read_certificate(identity.certificate, where), where, serves=False)
+        return identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,6 +188,8 @@ class EtcdConnection:
         if is_denied or "authentication failed" in details or is_login_refused(error):
             user = f"user {self.access.user}" if self.access.user else "a client without a user"
             return StoreError(self.target, f"{user} is refused: {details}")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return StoreError(self.target, "what answers there is not etcd, perhaps a daemon; name etcd's own port")
         return StoreError(self.target, details or error.code().name)
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:

@@ -7,6 +7,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from headway.daemon.certificates import LOCAL_HOSTS, names_in
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
+from headway.daemon.own_certificate import check_own_certificate, read_certificate
 from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
 
 
@@ -20,8 +21,8 @@ def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
         raise ConfigError(
             f"cannot be read: {error.strerror}; certificates must name a folder with it", where
         ) from error
-    authority = _certificate(identity.ca, str(directory / CA_FILE))
-    certificate = _certificate(identity.certificate, str(directory / CERTIFICATE_FILE))
+    authority = read_certificate(identity.ca, str(directory / CA_FILE))
+    certificate = read_certificate(identity.certificate, str(directory / CERTIFICATE_FILE))
     try:
         key = load_pem_private_key(identity.key, password=None)
     except (ValueError, TypeError) as error:
@@ -32,6 +33,7 @@ def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise ConfigError(f"was not issued by the authority in {CA_FILE}", str(directory / CERTIFICATE_FILE)) from error
+    check_own_certificate(certificate, str(directory / CERTIFICATE_FILE), serves=True)
     _check_name(config, certificate)
     return identity, _password(config)
 
@@ -45,13 +47,6 @@ def _check_name(config: NodeConfig, certificate: x509.Certificate) -> None:
         told = ", ".join(names) or "no name"
         what = f"bears {told}, and not this node's name {config.name}: `headway certs` makes one that does"
         raise ConfigError(what, str(config.certificates / CERTIFICATE_FILE))
-
-
-def _certificate(pem: bytes, where: str) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise ConfigError("is no certificate in PEM", where) from error
 
 
 def _password(config: NodeConfig) -> str:

@@ -17,6 +17,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.tls_sentences import in_words
 
 MessageT = TypeVar("MessageT")
 
@@ -201,7 +202,7 @@ async def _once(answer: Awaitable[MessageT]) -> AsyncIterator[MessageT]:
 
 
 def _translated(endpoint: NodeEndpoint, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:
-    peer, details = str(endpoint), error.details() or error.code().name
+    peer, details = str(endpoint), in_words(error.details() or error.code().name)
     if error.code() in _GONE:
         return UnavailableError(peer, details)
     if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -16,6 +16,7 @@ from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.link_endpoint import SERVICE
 from headway.stages.reach_answer import METHOD
 from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.tls_sentences import in_words
 
 CONNECT_S: Final = 3.0
 """For TCP. The kernel of the other machine answers, however busy its processes are."""
@@ -29,14 +30,6 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
-_TLS_REASONS: Final = {
-    "certificate has expired": "its certificate has expired",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of this cluster's authority",
-    "Hostname Verification Check failed": "its certificate does not carry the expected name",
-    "ALERT_UNKNOWN_CA": "it does not take this node's certificate: it is of another authority",
-    "CERTIFICATE_EXPIRED": "it does not take this node's certificate, which has expired",
-    "WRONG_VERSION_NUMBER": "what listens there does not speak TLS",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +92,7 @@ async def _greet(target: Target, identity: TlsIdentity) -> str:
                 return ""  # a process of an earlier version, behind TLS with our certificates
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"it takes connections, but does not answer within {ANSWER_S:g} s"
-            return _plain(error.details() or error.code().name)
+            return in_words(error.details() or error.code().name)[:200]
 
 
 async def _ask_daemon(target: Target, channel: grpc.aio.Channel) -> str:
@@ -126,11 +119,3 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "the connection was refused"
     return (getattr(error, "strerror", None) or str(error)).lower()
-
-
-def _plain(details: str) -> str:
-    """What gRPC says of a failed handshake, in our words."""
-    for mark, meaning in _TLS_REASONS.items():
-        if mark in details:
-            return meaning
-    return " ".join(details.split())[:200]

@@ -1,0 +1,53 @@
+"""Whether this side's own certificate can serve: who refuses it often cannot, or does not, say why."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from headway.daemon.errors import ConfigError
+
+_CLIENTS, _SERVERS = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+_PURPOSES: Final = {_CLIENTS: "clients (clientAuth)", _SERVERS: "servers (serverAuth)"}
+
+
+def read_certificate(pem: bytes, where: str) -> x509.Certificate:
+    """The first certificate of a PEM file. Raises ConfigError, naming the file."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise ConfigError("is no certificate in PEM", where) from error
+
+
+def check_own_certificate(
+    certificate: x509.Certificate, where: str, *, serves: bool, now: datetime | None = None
+) -> None:
+    """Raises ConfigError, naming the file and what to do, for one that every peer refuses.
+
+    serves: whether this side also listens. now: by this machine's clock if None.
+    """
+    check_dates(certificate, where, now=now or datetime.now(UTC))
+    try:
+        allowed = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return  # for every purpose
+    for purpose in (_CLIENTS, _SERVERS) if serves else (_CLIENTS,):
+        if purpose not in allowed:
+            what = f"may not be used by {_PURPOSES[purpose]}: make one that may with `headway certs`"
+            raise ConfigError(what, where)
+
+
+def check_dates(certificate: x509.Certificate, where: str, *, now: datetime) -> None:
+    """Raises ConfigError for one that is not valid yet, or not any more, by a clock that says now."""
+    told = f"this machine's clock says {_date(now)}"
+    if now < certificate.not_valid_before_utc:
+        first = _date(certificate.not_valid_before_utc)
+        raise ConfigError(f"is valid from {first} on, and {told}: set the clock, or make a new certificate", where)
+    if now > certificate.not_valid_after_utc:
+        last = _date(certificate.not_valid_after_utc)
+        raise ConfigError(f"expired on {last}, and {told}: make a new certificate, or set the clock", where)
+
+
+def _date(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"

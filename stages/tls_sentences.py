@@ -1,0 +1,87 @@
+"""What gRPC says of a handshake that failed, in words that name what is wrong and who has to mend it. Pure.
+
+The side that finds fault with a certificate knows more than the other: a server that takes no client's certificate ends
+the connection with an alert, or without a word. So each side looks at its own certificate first (own_certificate.py).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Of the peer: `its certificate has expired`, and what to do."""
+
+    meaning: str
+    advice: str
+
+
+_REFUSED: Final = "it does not take this side's certificate"
+_SENTENCES: Final = (
+    (
+        "certificate has expired",
+        Sentence("its certificate has expired, by this machine's clock", "make it a new one, or set this clock"),
+    ),
+    (
+        "certificate is not yet valid",
+        Sentence("its certificate is not valid yet, by this machine's clock", "set the clocks of both machines"),
+    ),
+    (
+        "unsupported certificate purpose",
+        Sentence("its certificate may not be used by servers", "make it one with `headway certs`, or with serverAuth"),
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        Sentence("its certificate is not signed by this side's ca.pem", "name that cluster's folder with --certs"),
+    ),
+    (
+        "Hostname Verification Check failed",
+        Sentence(
+            "its certificate does not carry the expected name",
+            "etcd's has to bear the host that is dialled, a node's the node's name",
+        ),
+    ),
+    (
+        "ALERT_UNKNOWN_CA",
+        Sentence(f"{_REFUSED}: it is of another authority", "name the right folder with --certs"),
+    ),
+    (
+        "CERTIFICATE_EXPIRED",
+        Sentence(f"{_REFUSED}, which has expired by its clock", "make a new one, or set its clock"),
+    ),
+    (
+        "CERTIFICATE_REQUIRED",
+        Sentence("it wants a client certificate", "name its folder with --certs"),
+    ),
+    (
+        "ALERT_BAD_CERTIFICATE",
+        Sentence(
+            f"{_REFUSED}: it is of another authority, or its clock is wrong",
+            "name the right folder with --certs, and compare the clocks",
+        ),
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        Sentence("what listens there speaks no TLS", "name another port, or leave --certs out"),
+    ),
+    (
+        "missing selected ALPN property",
+        Sentence("what listens there is another service, such as a web server", "name another port"),
+    ),
+    (
+        "Failed parsing HTTP/2",
+        Sentence("what listens there is another service, or wants TLS", "name another port, or --certs"),
+    ),
+)
+"""A mark in what gRPC says, and what it means; the first that fits."""
+
+
+def sentence_of(text: str) -> Sentence | None:
+    """What a text of gRPC's says of a handshake; None: nothing that is known."""
+    return next((sentence for mark, sentence in _SENTENCES if mark in text), None)
+
+
+def in_words(text: str) -> str:
+    """A text of gRPC's, or its meaning where it is that of a handshake."""
+    sentence = sentence_of(text)
+    return " ".join(text.split()) if sentence is None else sentence.meaning
