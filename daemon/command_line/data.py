@@ -25,7 +25,7 @@ def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE…", help="Text, .jsonl or .parquet files, folders, or hf:NAME.", show_default=False
+            metavar="SOURCE…", help="Text, .jsonl, .parquet or .arrow files, folders, or hf:NAME.", show_default=False
         ),
     ],
     out: OutDir,
@@ -33,6 +33,12 @@ def prepare(
     field: Annotated[str, typer.Option(help="The text's column in .jsonl, .parquet and data sets.")] = "text",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None,
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    end_of_text: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKEN", help="What follows each document, instead of the tokenizer's own.", show_default=False
+        ),
+    ] = "",
     max_tokens: Annotated[int, typer.Option(min=0, help="End after so many; 0: take everything.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -46,8 +52,11 @@ def prepare(
     from headway.daemon.data.text_check import doubts
     from headway.daemon.terminal import console
 
+    def warn(text: str) -> None:
+        sys.stderr.write(f"headway: {text}\n")
+
     for doubt in doubts(sources):
-        sys.stderr.write(f"headway: {doubt}\n")
+        warn(doubt)
     screen = console(sys.stderr)
     index = prepare_data(
         sources,
@@ -57,6 +66,8 @@ def prepare(
         config=config,
         split=split,
         max_tokens=max_tokens,
+        end_of_text=end_of_text,
+        warn=warn,
         console=screen if screen.is_terminal else None,
     )
     if as_json:

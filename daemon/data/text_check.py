@@ -21,7 +21,7 @@ def doubts(sources: Sequence[str]) -> Iterator[str]:
             continue
         if not head:
             yield f"{path}: is empty"
-        elif path.suffix != ".parquet" and (reason := _why_no_text(head)):
+        elif path.suffix not in (".parquet", ".arrow") and (reason := _why_no_text(head)):
             yield f"{path}: does not look like text ({reason}); it is taken as it is"
 
 

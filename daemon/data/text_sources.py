@@ -1,22 +1,22 @@
-"""Where text for training lies: files, folders, JSON lines, parquet, Hugging Face data sets, all read as documents.
+"""Where text for training lies: files, folders, JSON lines, columns, Hugging Face data sets, all read as documents.
 
-`datasets` and `pyarrow` belong to the optional extra `data` and are imported when a source needs them.
+`datasets` belongs to the optional extra `data` and is imported when a source needs it.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Final, Protocol
 
+from headway.daemon.data.arrow_sources import ArrowSource, ParquetSource, folder_of_split, without_descriptions
+from headway.daemon.data.documents import Document, library, text_of
+from headway.daemon.data.pieces import pieces_from, pieces_of
 from headway.daemon.errors import ConfigError
 
 HUGGING_FACE_PREFIX = "hf:"
-_PIECE_BYTES = 1 << 20
-
-Document = Iterator[bytes]
-"""One text as UTF-8, in pieces that end at line ends."""
+MAX_LINE_BYTES: Final = 128 << 20
+"""Of a JSON line, which is parsed as a whole."""
 
 
 class Source(Protocol):
@@ -46,21 +46,14 @@ def open_sources(name: str, *, field: str, config: str | None, split: str) -> li
         return [HuggingFaceSource(name.removeprefix(HUGGING_FACE_PREFIX), field, config, split)]
     path = Path(name)
     if path.is_dir():
-        files = sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix)
+        path = folder_of_split(path, split)
+        files = without_descriptions(sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix))
         if not files:
             raise ConfigError("this folder holds no files", name)
         return [_file_source(file, field) for file in files]
     if not path.is_file():
         raise ConfigError("no such file or folder (a Hugging Face data set is written hf:NAME)", name)
     return [_file_source(path, field)]
-
-
-def library(name: str) -> Any:
-    """A library of the optional extra. Raises ConfigError that names the extra."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"needs the library {name}: pip install 'headway[data]'") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +75,7 @@ class TextSource:
 
     def _pieces(self) -> Document:
         with self.path.open("rb") as stream:
-            while lines := stream.readlines(_PIECE_BYTES):
-                yield b"".join(lines)
+            yield from pieces_from(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,43 +95,18 @@ class JsonLinesSource:
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         with self.path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
+            number = 0
+            while line := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                where = f"{self.path}, line {number}"
+                if len(line) > MAX_LINE_BYTES:
+                    raise ConfigError(f"is longer than {MAX_LINE_BYTES >> 20} MiB, which is read at once", where)
                 if line.strip():
-                    where = f"{self.path}, line {number}"
                     try:
                         record = json.loads(line)
-                    except ValueError as error:
+                    except (ValueError, RecursionError) as error:
                         raise ConfigError("is not JSON", where) from error
-                    yield iter([_text(record, self.field, where)]), len(line)
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetSource:
-    """A parquet file, read one row group at a time."""
-
-    path: Path
-    field: str
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def size(self) -> float:
-        return self.path.stat().st_size
-
-    def documents(self) -> Iterator[tuple[Document, float]]:
-        parquet = library("pyarrow.parquet")
-        try:
-            file = parquet.ParquetFile(self.path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot be read: {error}", str(self.path)) from error
-        if self.field not in file.schema_arrow.names:
-            raise ConfigError(f"has no column {self.field!r}", str(self.path))
-        share = self.size / max(1, file.metadata.num_rows)
-        for group in range(file.num_row_groups):
-            for text in file.read_row_group(group, columns=[self.field]).column(self.field).to_pylist():
-                yield iter([_text({self.field: text}, self.field, str(self.path))]), share
+                    yield pieces_of(text_of(record, self.field, where)), len(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +130,19 @@ class HuggingFaceSource:
         datasets = library("datasets")
         try:
             records = datasets.load_dataset(self.repository, self.config, split=self.split, streaming=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot be opened: {str(error).splitlines()[0]}", self.name) from error
-        for number, record in enumerate(records):
-            yield iter([_text(record, self.field, f"{self.name}, record {number}")]), 0.0
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"cannot be opened: {_first_line(error)}", self.name) from error
+        number = 0
+        try:
+            for record in records:
+                yield pieces_of(text_of(record, self.field, f"{self.name}, record {number}")), 0.0
+                number += 1
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"cannot be read beyond record {number}: {_first_line(error)}", self.name) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _file_source(path: Path, field: str) -> Source:
@@ -174,11 +150,6 @@ def _file_source(path: Path, field: str) -> Source:
         return JsonLinesSource(path, field)
     if path.suffix == ".parquet":
         return ParquetSource(path, field)
+    if path.suffix == ".arrow":
+        return ArrowSource(path, field)
     return TextSource(path)
-
-
-def _text(record: Any, field: str, where: str) -> bytes:
-    text = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise ConfigError(f"has no text in the field {field!r}", where)
-    return text.encode()

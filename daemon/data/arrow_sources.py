@@ -1,0 +1,118 @@
+"""Text in columns: parquet and Arrow files, also those that `datasets` saves; read a few hundred rows at a time.
+
+`pyarrow` belongs to the optional extra `data` and is imported when a source needs it.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headway.daemon.data.documents import Document, library, text_of
+from headway.daemon.data.pieces import pieces_of
+from headway.daemon.errors import ConfigError
+
+ROWS: Final = 256
+_ABOUT_A_DATA_SET: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
+
+
+def without_descriptions(files: Iterable[Path]) -> list[Path]:
+    """A folder's files but those in which `datasets` describes the Arrow files beside them."""
+    every = list(files)
+    saved = {file.parent for file in every if file.suffix == ".arrow"}
+    saved |= {folder.parent for folder in saved}
+    return [file for file in every if file.name not in _ABOUT_A_DATA_SET or file.parent not in saved]
+
+
+def folder_of_split(folder: Path, split: str) -> Path:
+    """The folder of one split of a saved `DatasetDict`; any other folder is itself. Raises ConfigError."""
+    description = folder / "dataset_dict.json"
+    if not description.is_file():
+        return folder
+    try:
+        splits = [str(name) for name in json.loads(description.read_text(encoding="utf-8"))["splits"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"cannot be read: {error}", str(description)) from error
+    if split not in splits or not (folder / split).is_dir():
+        raise ConfigError(f"has no split {split!r}; there are {', '.join(splits)}: name one with --split", str(folder))
+    return folder / split
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """A parquet file."""
+
+    path: Path
+    field: str
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def size(self) -> float:
+        return self.path.stat().st_size
+
+    def documents(self) -> Iterator[tuple[Document, float]]:
+        parquet = library("pyarrow.parquet")
+        with _readable(self.path):
+            file = parquet.ParquetFile(self.path)
+            _check_column(file.schema_arrow, self.field, self.path)
+            share = self.size / max(1, file.metadata.num_rows)
+            yield from _rows(file.iter_batches(batch_size=ROWS, columns=[self.field]), self.field, self.path, share)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowSource:
+    """An Arrow file, as a stream or with random access; `datasets.save_to_disk` writes such."""
+
+    path: Path
+    field: str
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def size(self) -> float:
+        return 0.0  # a stream says only at its end how many rows it has
+
+    def documents(self) -> Iterator[tuple[Document, float]]:
+        arrow, ipc = library("pyarrow"), library("pyarrow.ipc")
+        with _readable(self.path), arrow.memory_map(str(self.path)) as stream:
+            try:
+                reader = ipc.open_stream(stream)
+                batches: Iterable[Any] = reader
+            except arrow.ArrowInvalid:
+                stream.seek(0)
+                reader = ipc.open_file(stream)
+                batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+            _check_column(reader.schema, self.field, self.path)
+            yield from _rows(batches, self.field, self.path, 0.0)
+
+
+def _rows(batches: Iterable[Any], field: str, path: Path, share: float) -> Iterator[tuple[Document, float]]:
+    number = 0
+    for batch in batches:
+        column = batch.column(field)
+        for start in range(0, len(column), ROWS):
+            for text in column.slice(start, ROWS).to_pylist():
+                number += 1
+                yield pieces_of(text_of({field: text}, field, f"{path}, row {number}")), share
+
+
+def _check_column(schema: Any, field: str, path: Path) -> None:
+    if field not in schema.names:
+        raise ConfigError(f"has no column {field!r}; there are {', '.join(schema.names[:20])}", str(path))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn whatever pyarrow raises about a file into one line with the file's name."""
+    arrow = library("pyarrow")
+    try:
+        yield
+    except (OSError, ValueError, arrow.ArrowException) as error:
+        raise ConfigError(f"cannot be read: {str(error).splitlines()[0]}", str(path)) from error

@@ -1,0 +1,30 @@
+"""What sources of text give: documents as UTF-8 in pieces; and the text of one record."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from headway.daemon.errors import ConfigError
+
+Document = Iterator[bytes]
+"""One text as UTF-8, in pieces that end at line ends where lines have a sensible length."""
+
+
+def library(name: str) -> Any:
+    """A library of the optional extra. Raises ConfigError that names the extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"needs the library {name}: pip install 'headway[data]'") from error
+
+
+def text_of(record: Any, field: str, where: str) -> bytes:
+    """A record's text as UTF-8. Raises ConfigError where there is none, or one that UTF-8 cannot hold."""
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"has no text in the field {field!r}", where)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise ConfigError(f"has half a character, {half}, in the field {field!r}; repair or drop it", where) from error

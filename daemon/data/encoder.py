@@ -1,0 +1,101 @@
+"""Text to tokens: as bytes, or by a `tokenizers` file that is used for its vocabulary alone.
+
+What such a file says of truncation and padding is for another program's batches: obeyed here, it would drop the end of
+each document. And a text that happens to contain the name of a special token is text.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.daemon.data.data_tokenizer import BYTES, read_config
+from headway.daemon.data.documents import library
+from headway.daemon.data.special_tokens import SpecialTokens, special_tokens
+from headway.daemon.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Text to tokens."""
+
+    vocab_size: int
+    encode: Callable[[bytes], npt.NDArray[np.integer]]
+    """From UTF-8. Raises UnicodeDecodeError where the tokenizer needs text."""
+    end_of_text: int | None
+    """Put after each document; None: the tokenizer has no such token."""
+    file: Path | None = None
+    """The tokenizer's own file; goes beside the shards."""
+    config: str = ""
+    """tokenizer_config.json with its special tokens; goes there too."""
+
+
+def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
+    """`bytes`, or a `tokenizers` JSON file. Raises ConfigError when it is missing or not one.
+
+    end_of_text: the token after each document; empty: the one of tokenizer_config.json beside it, or a known one.
+    """
+    if tokenizer == BYTES:
+        if end_of_text:
+            raise ConfigError("bytes have a zero byte after each document; leave it out", "--end-of-text")
+        return Encoder(vocab_size=256, encode=lambda piece: np.frombuffer(piece, dtype=np.uint8), end_of_text=0)
+    file = Path(tokenizer)
+    if not file.is_file():
+        raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file", tokenizer)
+    loaded, special = _load(file, end_of_text)
+    return Encoder(
+        vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
+        encode=lambda piece: np.fromiter(_ids(loaded, piece.decode(), special, tokenizer), dtype=np.int64),
+        end_of_text=special.eos_token_id,
+        file=file,
+        config=json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}),
+    )
+
+
+def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
+    """The tokenizer, and its special tokens."""
+    tokenizers = library("tokenizers")
+    try:
+        text = file.read_text(encoding="utf-8")
+        raw = json.loads(text)
+        loaded = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more exact
+        raise ConfigError(f"is not a tokenizers JSON file: {error}", str(file)) from error
+    try:
+        config = read_config(file.parent)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the tokenizer_config.json beside it cannot be read: {error}", str(file)) from error
+    special = special_tokens(raw, config, end_of_text=end_of_text)
+    if end_of_text and special.eos_token != end_of_text:
+        raise ConfigError(f"{end_of_text!r} is no token of {file}", "--end-of-text")
+    loaded.no_truncation()
+    loaded.no_padding()
+    if special.eos_token:
+        loaded.add_special_tokens([special.eos_token])  # keeps its id; some files do not call it special
+    loaded.encode_special_tokens = True  # their names in a text are text
+    return loaded, special
+
+
+def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> Iterator[int]:
+    """A text's tokens, none of which is the end of the text."""
+    try:
+        ids: list[int] = loaded.encode(text, add_special_tokens=False).ids
+        if special.eos_token_id in ids:
+            # A vocabulary of words has the name as a word: its halves are other words.
+            parts = _halved(text, special.eos_token)
+            ids = [token for part in parts for token in loaded.encode(part, add_special_tokens=False).ids]
+    except Exception as error:  # the library raises nothing more exact
+        raise ConfigError(f"cannot encode this text: {error}", name) from error
+    return iter(ids)
+
+
+def _halved(text: str, name: str) -> list[str]:
+    """A text cut in the middle of each occurrence of a name."""
+    first, second = name[: len(name) // 2], name[len(name) // 2 :]
+    parts = text.split(name)
+    last = len(parts) - 1
+    return [(second if index else "") + part + (first if index < last else "") for index, part in enumerate(parts)]
