@@ -77,6 +77,8 @@ class NodeRecord:
     started_at: float = 0.0
     workers: tuple[WorkerPort, ...] = ()
     """Of the devices whose worker process is there."""
+    stays_out: str = ""
+    """Why new plans leave this node out, by its own wish; a plan in force goes on. Empty: they may use it."""
     ailments: dict[str, str] = field(default_factory=dict)
     """What of this daemon does not work just now: activity, or condition, to sentence."""
 

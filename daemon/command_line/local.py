@@ -101,9 +101,17 @@ def up(
 
     async def main(force: "asyncio.Event") -> int:
         _say_starting(nodes)
-        cluster = LocalCluster(state_dir, num_nodes=nodes, etcd_binary=etcd_binary, etcd_port=etcd_port, force=force)
+        cluster = LocalCluster(
+            state_dir,
+            num_nodes=nodes,
+            etcd_binary=etcd_binary,
+            etcd_port=etcd_port,
+            force=force,
+            on_trouble=lambda text: typer.echo(f"warning: {text}", err=True),
+        )
         async with cluster:
-            count = f"{nodes} nodes are" if nodes > 1 else "1 node is"
+            up = sum(node.process.poll() is None for node in cluster.nodes)
+            count = f"{up} nodes are" if up > 1 else "1 node is"
             say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
             option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
             say(f"in another terminal, in this folder: headway submit JOB.toml{option}")

@@ -60,6 +60,11 @@ def place(stage: StagePlan) -> tuple[str, str, int]:
     return stage.node, stage.node_incarnation, stage.device_index
 
 
+def is_leaving(node: NodeRecord) -> bool:
+    """Whether new plans leave a node out by its own wish."""
+    return node.is_draining or bool(node.stays_out)
+
+
 def is_moving(plan: PlanRecord, successor: PlanRecord, layer: str) -> bool:
     """Whether a worker of the next plan needs a layer that it does not compute in the present one."""
     return not {place(stage) for stage in successor.holders(layer)} <= {place(stage) for stage in plan.holders(layer)}
@@ -443,10 +448,10 @@ class Case:
         return self.now < self.deadlines.heard
 
     def unusable(self, plan: PlanRecord | None) -> StagePlan | None:
-        """A worker's part whose node is absent, replaced or draining just now."""
+        """A worker's part whose node is absent, replaced, draining or staying out of new plans just now."""
         for stage in plan.stages if plan is not None else ():
             node = self.view.nodes.get(stage.node)
-            if node is None or node.incarnation != stage.node_incarnation or node.is_draining:
+            if node is None or node.incarnation != stage.node_incarnation or is_leaving(node):
                 return stage
         return None
 

@@ -385,6 +385,7 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
     return (
         node.incarnation,
         node.is_draining,
+        node.stays_out,
         node.down_devices,
         tuple(replace(device, speed=1.0) for device in node.devices),
         node.site,

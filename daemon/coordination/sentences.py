@@ -129,7 +129,7 @@ def trouble(case: Case, name: str, incarnation: str) -> str:
         return f"node {name} was lost (its lease expired)"
     if node.incarnation != incarnation:
         return f"node {name} was lost (its daemon started anew)"
-    return f"node {name} drains"
+    return f"node {name} drains" if node.is_draining else f"node {name} stays out of new plans: {node.stays_out}"
 
 
 def shape_and_nodes(workers: Sequence[StagePlan]) -> str:

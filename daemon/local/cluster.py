@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -55,8 +55,11 @@ class LocalCluster:
         stop_timeout_s: float = STOP_TIMEOUT_S,
         node_settings: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
+        on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """etcd_port: 0 takes a free one. force: once set, a stop does not wait for checkpoints any more.
+        """on_trouble: told of each daemon that does not start, while others run.
+
+        etcd_port: 0 takes a free one. force: once set, a stop does not wait for checkpoints any more.
 
         node_settings: fields of every NodeConfig; on one machine nobody is in quarantine unless they say so.
         environment: variables of every daemon.
@@ -74,6 +77,8 @@ class LocalCluster:
         self._keeping_up: asyncio.Task[None] | None = None
         self._is_etcd_wanted = True
         self._etcd_failure = ""
+        self._on_trouble = on_trouble
+        self._told: dict[str, str] = {}
         self._etcd_binary = etcd_binary
         self._etcd_port = etcd_port
         self._stop_timeout_s = stop_timeout_s
@@ -113,9 +118,9 @@ class LocalCluster:
         await self.stop()
 
     async def start(self) -> None:
-        """Everything up and every node registered.
+        """Everything up, and every node registered that starts.
 
-        Raises ConfigError: the state folder is in use or cannot be used, no etcd binary; UnavailableError: a daemon
+        Raises ConfigError: the state folder is in use or cannot be used, no etcd binary; UnavailableError: every daemon
         ended, or was not registered within its deadline.
         """
         binary = find_etcd_binary(self._etcd_binary)
@@ -138,7 +143,7 @@ class LocalCluster:
         )
         for _ in range(self._num_nodes):
             self._spawn()
-        await self._registered(self.nodes)
+        await self._registered(self.nodes, is_any_enough=True)
         self._write_cluster_file()
         self._keeping_up = asyncio.create_task(self._keep_up(), name="local cluster")
 
@@ -206,13 +211,20 @@ class LocalCluster:
     # --- Watching over it --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise UnavailableError if etcd or a daemon cannot be kept up, or if every daemon has left."""
+        """Raise UnavailableError if etcd cannot be kept up, or if no daemon can, or if every daemon has left.
+
+        A daemon that does not start while others run is told of, and tried again.
+        """
         assert self._etcd is not None, "the cluster has not started"
         if self._etcd_failure:
             raise UnavailableError("etcd", self._etcd_failure)
-        for node in self.nodes:
-            if node.failure:
-                raise UnavailableError(node.name, node.failure)
+        failures = {node.name: node.failure for node in self.nodes if node.failure}
+        if failures and len(failures) == sum(not node.has_left for node in self.nodes):
+            raise UnavailableError(*next(iter(failures.items())))
+        for name, failure in failures.items():
+            if self._told.get(name) != failure:
+                self._told[name] = failure
+                self._on_trouble(f"{name} does not start, and is tried again: {failure}")
         if self.nodes and all(node.has_left for node in self.nodes):
             raise UnavailableError("the cluster", "every daemon was told to leave")
 
@@ -331,16 +343,23 @@ class LocalCluster:
         self.nodes.append(node)
         return node
 
-    async def _registered(self, nodes: Iterable[NodeProcess]) -> None:
-        """Return when the nodes' records are in etcd, written by these very processes."""
+    async def _registered(self, nodes: Iterable[NodeProcess], *, is_any_enough: bool = False) -> None:
+        """Return when the nodes' records are in etcd, written by these very processes.
+
+        is_any_enough: those that end are told of, and left to `_keep_up`, unless all of them do.
+        """
         missing = {node.name: node for node in nodes}
+        num_dispensable = len(missing) - 1 if is_any_enough else 0
         reason = f"not registered within {READY_TIMEOUT_S:g} s"
         try:
             async with asyncio.timeout(READY_TIMEOUT_S), ClusterSession(self.address) as session:
                 while missing:
-                    for node in missing.values():
-                        if node.process.poll() is not None:
+                    for node in [node for node in missing.values() if node.process.poll() is not None]:
+                        if not num_dispensable:
                             raise UnavailableError(node.name, node.last_words)
+                        num_dispensable -= 1
+                        del missing[node.name]
+                        self._on_trouble(f"{node.name} does not start, and is tried again: {node.last_words}")
                     view = await session.view()
                     for name in list(missing):
                         record = view.nodes.get(name)

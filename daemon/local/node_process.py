@@ -17,7 +17,9 @@ FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 10.0
 HEALTHY_AFTER_S: Final = 10.0
 MAX_FALSE_STARTS: Final = 5
-"""Failures in a row, each soon after the start, before a daemon is given up."""
+"""Failures in a row, each soon after the start, before a daemon counts as one that does not start."""
+SELDOM_S: Final = 60.0
+"""Between attempts to start such a daemon."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class NodeProcess:
     _num_quick: int = 0
     _num_false_starts: int = 0
     _restart_at: float | None = None
-    _is_given_up: bool = False
+    _is_failing: bool = False
 
     def __post_init__(self) -> None:
         self._spawn()
@@ -56,8 +58,8 @@ class NodeProcess:
 
     @property
     def failure(self) -> str:
-        """Why it is given up; nothing while it runs, or while another attempt is worth it."""
-        return self.last_words if self._is_given_up else ""
+        """Why it does not start, while attempts are few; nothing while it runs, or while another attempt is near."""
+        return self.last_words if self._is_failing and self.process.poll() is not None else ""
 
     @property
     def last_words(self) -> str:
@@ -78,7 +80,7 @@ class NodeProcess:
             return False
         if self._restart_at is None:
             self._rest(ended)
-        if self._is_given_up or self._restart_at is None or time.monotonic() < self._restart_at:
+        if self._restart_at is None or time.monotonic() < self._restart_at:
             return False
         self._restart_at = None
         self.num_restarts += 1
@@ -89,9 +91,10 @@ class NodeProcess:
         is_quick = time.monotonic() - self._began < HEALTHY_AFTER_S
         self._num_quick = self._num_quick + 1 if is_quick else 1
         self._num_false_starts = self._num_false_starts + 1 if is_quick and ended > 0 else 0
-        self._restart_at = time.monotonic() + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (self._num_quick - 1))
         is_misconfigured = ended == EXIT_CONFIG and not self.port
-        self._is_given_up = is_misconfigured or self._num_false_starts >= MAX_FALSE_STARTS
+        self._is_failing = is_misconfigured or self._num_false_starts >= MAX_FALSE_STARTS
+        pause_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (self._num_quick - 1))
+        self._restart_at = time.monotonic() + (SELDOM_S if self._is_failing else pause_s)
         if ended == EXIT_CONFIG:
             self.port = 0  # somebody may have taken the port meanwhile
 

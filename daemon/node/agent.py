@@ -96,6 +96,8 @@ class Surroundings:
     checkpoint_root: Path | None
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     activities: Activities = field(default_factory=Activities)
+    remembered: Callable[[], Mapping[str, int] | None] = lambda: None
+    """The generations that this node has written down, as in NodeState."""
 
 
 class Agent:
@@ -300,6 +302,7 @@ class Agent:
             in_force=self._in_force,
             spacings=self._spacings,
             missed=self._missed,
+            remembered=self._around.remembered(),
             now=time.monotonic(),
         )
 

@@ -122,13 +122,13 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
     if job.submission is None or view.why_set_aside(job.name):
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
-    if job.next is not None and not node.is_outdated(job, job.next):
+    if job.next is not None and node.may_obey(job, job.next):
         for post in _posts(job, job.next, node):
             yield from _prepare(post, node)
             if is_recovering:
                 yield from _fetch_ahead(view, post, node)
             yield from _register(view, post, node)
-    if job.plan is not None and not node.is_outdated(job, job.plan):
+    if job.plan is not None and node.may_obey(job, job.plan):
         for post in _posts(job, job.plan, node):
             if not is_recovering:
                 yield from _prepare(post, node)

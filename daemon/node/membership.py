@@ -3,8 +3,10 @@
 import asyncio
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -45,6 +47,9 @@ from headway.stages.errors import UnavailableError
 from headway.stages.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
+
+STATE_DIR_RETRY_S: Final = 2.0
+LOCK_CHECK_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +122,11 @@ class Membership:
         Raises StoreUnreachableError, and InvariantLostError when another daemon has the name and keeps its lease alive.
         """
         await self._registration.join()
-        self._house.memory.remember_incarnation(self.incarnation)
         self._house.activities.on_change = self._tell_ailments
+        try:
+            self._house.memory.remember_incarnation(self.incarnation)
+        except OSError as error:  # the next daemon here waits for our lease to end, and no more
+            log.warning("incarnation_not_remembered", reason=str(error))
         self._tell_ailments()
         fault_point("membership.joined", node=self._house.config.name)
 
@@ -138,6 +146,7 @@ class Membership:
                 checkpoint_root=house.config.checkpoint_root,
                 outgoing=house.outgoing,
                 activities=activities,
+                remembered=lambda: house.memory.generations,
             )
         )
         settings = self._worker_settings()
@@ -186,6 +195,7 @@ class Membership:
                     "workers": supervisor.run,
                     "registration": registration.run,
                     "cluster": lambda: self._follow_cluster(agent),
+                    "state folder lock": self._keep_state_dir,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
                     COMPANIONS: companions.run,
@@ -236,14 +246,35 @@ class Membership:
 
     async def _follow_cluster(self, agent: Agent) -> None:
         """Wake the agent at every change; remember generations before anything is done about them."""
-        cluster, memory = self._house.cluster, self._house.memory
-        seen = -1
+        cluster, seen, is_remembered = self._house.cluster, -1, True
         while True:
-            seen = await cluster.changed(seen)
-            if memory.saw_generations(generations_seen(cluster.view)):
-                self._registration.change(generations=dict(memory.generations))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_remembered else STATE_DIR_RETRY_S):
+                    seen = await cluster.changed(seen)
+            is_remembered = self._remember_generations()
             self._registration.look_again()
             agent.cluster_changed()
+
+    def _remember_generations(self) -> bool:
+        """A node that cannot write them down does nothing about newer plans, and asks to be left out of them."""
+        memory, activities = self._house.memory, self._house.activities
+        trouble = ""
+        try:
+            if memory.saw_generations(generations_seen(self._house.cluster.view)):
+                self._registration.change(generations=dict(memory.generations))
+        except OSError as error:
+            folder = self._house.config.state_dir
+            trouble = f"state_dir {folder} cannot be written: {error.strerror or error}"
+        activities.trouble("state folder", trouble)
+        if trouble != self._registration.record.stays_out:
+            self._registration.change(stays_out=trouble)
+        return not trouble
+
+    async def _keep_state_dir(self) -> None:
+        """See that the state folder stays this daemon's own. Raises InvariantLostError."""
+        while True:
+            await asyncio.sleep(LOCK_CHECK_S)
+            self._house.memory.check_lock()
 
     def _tell_ailments(self) -> None:
         """So that `nodes` and `status` show them."""

@@ -8,12 +8,13 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, InvariantLostError
 from headway.stages.open_files import ReservedFiles
 
 NUM_JOBS_REMEMBERED: Final = 100
@@ -51,6 +52,26 @@ class NodeMemory:
         except OSError as error:
             raise ConfigError(f"cannot be used as state_dir: {error.strerror}", str(self._directory)) from error
 
+    def check_lock(self) -> None:
+        """Lock the folder anew if it was deleted and made again under this daemon.
+
+        Raises InvariantLostError when another daemon has locked it by then, and OSError.
+        """
+        path = self._directory / LOCK_FILE
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(self._lock).st_ino:
+                return
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise InvariantLostError("another daemon runs on this state_dir", str(self._directory)) from error
+        os.close(self._lock)
+        self._lock = lock
+        self._write(GENERATIONS_FILE, json.dumps(self.generations, indent=2))
+
     def close(self) -> None:
         """Let go of the folder."""
         self._reserve.close()
@@ -59,20 +80,21 @@ class NodeMemory:
             self._lock = -1
 
     def remember_incarnation(self, incarnation: str) -> None:
-        """So that the next daemon here knows this one's records as its own."""
+        """So that the next daemon here knows this one's records as its own. Raises OSError."""
         self.last_incarnation = incarnation
         self._write(INCARNATION_FILE, incarnation)
 
     def saw_generations(self, seen: Mapping[str, int]) -> bool:
         """Take over what is higher, durably, and forget what is old; returns whether anything was higher.
 
-        seen: of all jobs that etcd has.
+        seen: of all jobs that etcd has. Raises OSError when it cannot be written: then nothing is taken over.
         """
         higher = {key: number for key, number in seen.items() if number > self.generations.get(key, 0)}
         if higher:
             unchanged = {key: number for key, number in self.generations.items() if key not in higher}
-            self.generations = _remembered(unchanged | higher, seen.keys())
-            self._write(GENERATIONS_FILE, json.dumps(self.generations, indent=2))
+            remembered = _remembered(unchanged | higher, seen.keys())
+            self._write(GENERATIONS_FILE, json.dumps(remembered, indent=2))
+            self.generations = remembered
         return bool(higher)
 
     def _read_generations(self) -> dict[str, int]:

@@ -38,6 +38,9 @@ class NodeState:
     """What was ordered by OrderSpaceSnapshots."""
     missed: Mapping[JobGeneration, tuple[int, ...]] = field(default_factory=dict)
     """The newest boundaries whose snapshots this node's workers could not write."""
+    remembered: Mapping[str, int] | None = None
+    """`seen_key` of a job to the highest generation that this node has written down. Nothing is done about a later
+    plan: after a restart, nobody would know that its number is used. None: every one is."""
     now: float = 0.0
     """Seconds of the clock that the view was fed with."""
 
@@ -45,6 +48,12 @@ class NodeState:
         """This node's worker that a plan names for a stage; None: another node's, or one of an earlier daemon."""
         is_ours = (stage.node, stage.node_incarnation) == (self.name, self.incarnation)
         return self.workers[stage.device_index] if is_ours and stage.device_index < len(self.workers) else None
+
+    def may_obey(self, job: JobView, plan: PlanRecord) -> bool:
+        """Whether a plan is not older than one that was in force, and this node will remember that it saw it."""
+        known = self.remembered
+        is_remembered = known is None or plan.generation <= known.get(seen_key(job.name, job.uid), 0)
+        return is_remembered and not self.is_outdated(job, plan)
 
     def is_outdated(self, job: JobView, plan: PlanRecord | None) -> bool:
         """Whether a plan is older than one that this node saw in force."""

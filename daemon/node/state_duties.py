@@ -6,6 +6,7 @@ is decided by coordination/boundaries.py, for coordinator and nodes alike.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from headway.daemon.coordination.boundaries import (
     copier,
@@ -22,6 +23,9 @@ from headway.daemon.records import PlanRecord, StateFile, StateRecord
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration
 
+KEPT_AFTER_RESTORE_S: Final = 3600.0
+"""How long files of a job that etcd does not know are kept after etcd's history went back."""
+
 
 def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
     """Registrations, deletions and durable copies that are due."""
@@ -35,6 +39,8 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
     if view.why_set_aside(name):
         return  # whatever it says, nothing of it is thrown away
     if job is None or job.submission is None:
+        if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
+            return  # etcd may be older than the job: whoever restored it has time to bring the job back
         for (timeline, boundary), files in node.held_of(name).items():
             yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
     elif not node.is_behind(job):

@@ -64,8 +64,10 @@ def ask(
     """The question for the best plan for a job; arguments as for `make_plan`."""
     quarantined, previous = conditions.get("quarantined", frozenset()), conditions.get("previous")
     busy, held = conditions.get("busy", frozenset()), conditions.get("held") or {}
+    nodes = tuple(nodes)
     wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
-    out = [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
+    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes if node.stays_out]
+    out += [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
     out += [
         f"{node.name} has no worker on device {' and '.join(map(str, node.down_devices))}"
         for node in wanted
@@ -96,6 +98,7 @@ def ask(
 def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
     return (
         not node.is_draining
+        and not node.stays_out
         and node.protocol == PROTOCOL_VERSION
         and (not spec.placement.sites or node.site in spec.placement.sites)
     )

@@ -9,7 +9,7 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, RegisterState, Step, UnregisterState
 from headway.daemon.node.node_state import NodeState, generations_seen
-from headway.daemon.node.state_duties import is_welcome, state_steps
+from headway.daemon.node.state_duties import KEPT_AFTER_RESTORE_S, is_welcome, state_steps
 from headway.daemon.records import (
     CheckpointRecord,
     Keys,
@@ -232,3 +232,14 @@ def test_files_of_a_job_whose_spec_is_garbage_stay(is_known: bool) -> None:
     assert list(state_steps(cluster, node((3, 40))))
     cluster.apply(Keys.of("j", "spec"), b"\xff", mod_revision=10**6, create_revision=1)
     assert list(state_steps(cluster, node((3, 40)))) == []
+
+
+def test_files_of_a_job_that_a_restored_etcd_does_not_know_stay_for_an_hour() -> None:
+    """etcd went back to before the submission: nothing goes for the stated time; without that, it goes at once."""
+    cluster = view(None)
+    assert [type(step) for step in state_steps(cluster, node((3, 40), now=10.0))] == [DeleteState]
+    cluster.start_anew(now=100.0)
+    assert list(state_steps(cluster, node((3, 40), now=100.0 + KEPT_AFTER_RESTORE_S - 1))) == []
+    assert [type(step) for step in state_steps(cluster, node((3, 40), now=101.0 + KEPT_AFTER_RESTORE_S))] == [
+        DeleteState
+    ]

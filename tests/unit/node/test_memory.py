@@ -1,10 +1,15 @@
 """What a node remembers of generations, across restarts and for how many jobs."""
 
+import errno
+import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from headway.daemon.errors import ConfigError, InvariantLostError
 from headway.daemon.node.memory import NUM_JOBS_REMEMBERED, NUM_SUBMISSIONS_REMEMBERED, NodeMemory
 from headway.daemon.records import seen_key
 
@@ -57,3 +62,63 @@ def test_of_one_name_the_newest_submissions_are_remembered(memory: NodeMemory, t
     kept = range(num - NUM_SUBMISSIONS_REMEMBERED, num)
     assert memory.generations == {"demo": num} | {f"demo/u{number}": number + 1 for number in kept}
     memory.close()
+
+
+def test_what_cannot_be_written_is_not_taken_over(memory: NodeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room on the disk: the node knows what it knew before; with room again, everything is remembered."""
+    assert saw(memory, "demo", "u", 3)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "_write_now", full)
+        with pytest.raises(OSError, match="No space left"):
+            saw(memory, "demo", "u", 4)
+        assert memory.generations == {"demo": 3, "demo/u": 3}
+    assert saw(memory, "demo", "u", 4)
+    assert memory.generations == {"demo": 4, "demo/u": 4}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_file_system_keeps_the_old_memory(tmp_path: Path) -> None:
+    """A small state folder, filled by somebody else: an error, the old numbers, and with room again the new ones."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False).returncode:
+        pytest.skip("may not mount")
+    memory = NodeMemory(folder)
+    try:
+        memory.open()
+        assert saw(memory, "demo", "u", 3)
+        filler = folder / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        with pytest.raises(OSError, match="No space left"):
+            saw(memory, "demo", "u", 4)
+        again = NodeMemory(folder)
+        assert again._read_generations() == {"demo": 3, "demo/u": 3}
+        filler.unlink()
+        assert saw(memory, "demo", "u", 4)
+        assert again._read_generations() == {"demo": 4, "demo/u": 4}
+    finally:
+        memory.close()
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_state_folder_that_was_made_anew_is_locked_again(memory: NodeMemory, tmp_path: Path) -> None:
+    """Deleted under the daemon: it locks the new one and writes what it knows; one that another has locked ends it."""
+    saw(memory, "demo", "u", 3)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    memory.check_lock()
+    other = NodeMemory(tmp_path)
+    with pytest.raises(ConfigError, match="another daemon runs"):
+        other.open()
+    assert other._read_generations() == {"demo": 3, "demo/u": 3}
+    (tmp_path / "daemon.lock").unlink()
+    other.open()
+    with pytest.raises(InvariantLostError, match="another daemon runs on this state_dir"):
+        memory.check_lock()
+    other.close()
