@@ -68,6 +68,8 @@ class NodeRecord:
     is_draining: bool = False
     down_devices: tuple[int, ...] = ()
     """Devices whose worker process is not there: it died, and the next one still starts. Plans leave them out."""
+    site_is_private: bool = False
+    """As in NodeConfig: between machines of such a site workers may have plain links."""
     worker_ports: str = ""
     """As in NodeConfig: outside of these, nobody reaches its workers."""
     worker_trouble: str = ""

@@ -6,7 +6,7 @@ from typing import Any
 from headway.daemon.client.watch_view import node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, num_counted
-from headway.daemon.records import to_builtins
+from headway.daemon.records import NodeRecord, to_builtins
 
 
 def report_nodes(view: ClusterView) -> list[dict[str, Any]]:
@@ -18,6 +18,10 @@ def report_nodes(view: ClusterView) -> list[dict[str, Any]]:
     ]
 
 
+def _site(node: NodeRecord) -> str:
+    return f"site {node.site}" + (", private: its machines may have plain links" if node.site_is_private else "")
+
+
 def node_lines(view: ClusterView) -> list[str]:
     """A line for each node, and below it each of its failures."""
     lines = []
@@ -27,7 +31,7 @@ def node_lines(view: ClusterView) -> list[str]:
         if (node := view.nodes.get(name)) is not None:
             devices = ", ".join(f"{device.kind} {device.model}".strip() for device in node.devices)
             notes = node_notes(node, leader, num_failures=len(failures))
-            lines.append(f"{name}  {node.address}  site {node.site}  {devices}" + (f"  ({notes})" if notes else ""))
+            lines.append(f"{name}  {node.address}  {_site(node)}  {devices}" + (f"  ({notes})" if notes else ""))
             lines += [f"    {node.worker_trouble}"] if node.worker_trouble else []
             lines += [f"    {what}: {sentence}" for what, sentence in sorted(node.ailments.items())]
         else:

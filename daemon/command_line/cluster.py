@@ -50,8 +50,14 @@ def daemon(
     site: Annotated[
         str | None,
         typer.Option(
-            help="Nodes of one site have a fast, trusted network: there large tensors between CPU workers are not "
-            'encrypted, unless the job says link = "grpc".'
+            help="Nodes of one site have a fast network between them, and stay neighbours in the pipeline."
+        ),
+    ] = None,
+    site_is_private: Annotated[
+        bool | None,
+        typer.Option(
+            help="Nobody else is on the site's network: there large tensors between CPU workers are not encrypted, "
+            'unless the job says link = "grpc".'
         ),
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="What must survive a restart.")] = None,

@@ -389,6 +389,7 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
         node.down_devices,
         tuple(replace(device, speed=1.0) for device in node.devices),
         node.site,
+        node.site_is_private,
         node.arithmetic_class,
         node.protocol,
     )

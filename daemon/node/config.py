@@ -20,6 +20,8 @@ from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.names import NODE_NAME_RULE, is_node_name
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
+UNNAMED_SITE = "default"
+"""The site of a node that was told of none: nothing is known about the network between two of them."""
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
 """What clients call their folder of certificates: counts for a daemon whose file, variables and flags name none."""
 
@@ -42,8 +44,10 @@ class NodeConfig:
     """A name or address of this machine that others dial; the host of `listen` when empty, or this machine's name."""
     worker_ports: str = ""
     """Ports where its workers listen, such as 7100-7107; empty: free ones. One each for workers and spares."""
-    site: str = "default"
-    """Nodes of one site have a fast, trusted network: with link = "auto" large tensors are not encrypted there."""
+    site: str = UNNAMED_SITE
+    """Nodes of one site have a fast network between them."""
+    site_is_private: bool = False
+    """Nobody else is on the site's network: its machines may send large tensors to each other without encryption."""
     state_dir: Path = Path("/var/lib/headway")
     """What must survive a restart: generations seen, logs of jobs."""
     store_dir: Path | None = None
@@ -184,6 +188,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("name", f"a node's name is {NODE_NAME_RULE}; give one with --name")
     if not config.site or len(config.site) > MAX_TEXT or not config.site.isprintable():
         raise refuse("site", f"a site's name is 1 to {MAX_TEXT} printable characters")
+    if config.site_is_private and config.site == UNNAMED_SITE:
+        raise refuse("site_is_private", "which site? Name it with `site`, alike on all of its nodes")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
     if not 1.0 <= config.slowdown < inf:

@@ -138,6 +138,7 @@ class Daemon:
             address=join_address(host, port),
             host=host,
             site=config.site,
+            site_is_private=config.site_is_private,
             devices=devices,
             memory_bytes=memory_bytes(),
             arithmetic_class=class_of(devices),

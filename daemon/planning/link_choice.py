@@ -15,9 +15,6 @@ from headway.daemon.planning.layer_costs import element_bytes, layer_costs, num_
 from headway.daemon.records import NodeRecord, PlanRecord
 from headway.stages.codec import coded_bytes
 
-UNNAMED_SITE: Final = "default"
-"""What a node says that was told of no site: nothing is known about the network between two of them."""
-
 WORTH_A_GROUP_BYTES: Final = 1 << 20
 """`auto` takes a collective link for frames from this size on: `bench/wire.py --both-ways` has it twice as fast."""
 
@@ -33,6 +30,8 @@ class LinkEnd:
     site: str
     host: str
     device_kind: str
+    site_is_private: bool = False
+    """Whether its administrator says that nobody else is on the site's network."""
     has_ports: bool = False
     """Whether its workers keep to some ports: a process group takes any."""
 
@@ -41,7 +40,14 @@ class LinkEnd:
         """A node's device; of no kind if the node does not have it any more."""
         kind = next((device.kind for device in node.devices if device.index == device_index), "")
         has_ports = bool(node.worker_ports)
-        return cls(node=node.name, site=node.site, host=node.host, device_kind=kind, has_ports=has_ports)
+        return cls(
+            node=node.name,
+            site=node.site,
+            host=node.host,
+            device_kind=kind,
+            site_is_private=node.site_is_private,
+            has_ports=has_ports,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +68,25 @@ def choose_link(
         return LinkChoice(False, f"sites {one.site} and {other.site}: between sites everything is encrypted")
     if one.device_kind != other.device_kind:
         return LinkChoice(False, f"{one.device_kind} and {other.device_kind}: one group has one kind of device")
-    if one.host != other.host and (one.has_ports or other.has_ports):
-        keeper = one if one.has_ports else other
-        return LinkChoice(False, f"node {keeper.node} has worker_ports, and a process group takes any port")
+    if one.host != other.host and (refusal := _not_between_hosts(one, other)):
+        return LinkChoice(False, refusal)
     if wanted == "collective":
         return LinkChoice(True, f"the job asks for collective links, and both are in site {one.site}")
-    if one.site == UNNAMED_SITE and one.host != other.host:
-        return LinkChoice(False, "the nodes name no site: only inside a named one do tensors travel without encryption")
     if one.device_kind != "cpu":
         return LinkChoice(False, 'links by NCCL are not measured yet: link = "collective" asks for them')
     size = f"frames of {frame_bytes / 2**20:.3g} MiB"
     if frame_bytes < WORTH_A_GROUP_BYTES:
         return LinkChoice(False, f"{size}: gRPC carries them as fast, and resumes what breaks")
     return LinkChoice(True, f"{size} inside site {one.site}: process groups carry them faster")
+
+
+def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
+    """Why two machines of a site have no process group; empty: they may."""
+    open_end = next((end for end in (one, other) if not end.site_is_private), None)
+    if open_end is not None:
+        return f"node {open_end.node} has no site_is_private: between machines only such a site has plain links"
+    keeper = next((end for end in (one, other) if end.has_ports), None)
+    return f"node {keeper.node} has worker_ports, and a process group takes any port" if keeper is not None else ""
 
 
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:

@@ -44,6 +44,8 @@ class NodeEntry:
     count: int = 1
     site: str = "default"
     """Nodes of one site have a fast network between them."""
+    site_is_private: bool = False
+    """As of a daemon: CPU workers of its machines may have plain links."""
     memory_gb: float = 0.0
     """Of the host; 0: enough."""
     devices: tuple[DeviceEntry, ...] = (DeviceEntry(),)
@@ -138,6 +140,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
         address="",
         host=name,
         site=entry.site,
+        site_is_private=entry.site_is_private,
         devices=devices,
         memory_bytes=round(entry.memory_gb * GB),
         arithmetic_class=" and ".join(sorted({device.model or f"any {device.kind}" for device in entry.devices})),

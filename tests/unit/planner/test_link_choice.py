@@ -20,8 +20,8 @@ from headway.daemon.records import PlanRecord, StagePlan
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.unit.planner.clusters import job, node
 
-HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu")
-THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu")
+HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu", site_is_private=True)
+THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu", site_is_private=True)
 BIG = WORTH_A_GROUP_BYTES
 
 
@@ -30,22 +30,33 @@ BIG = WORTH_A_GROUP_BYTES
     [
         ("auto", {}, BIG, True, "process groups carry them faster"),
         ("auto", {}, BIG - 1, False, "gRPC carries them as fast"),
-        ("auto", {"site": "default"}, BIG, False, "name no site"),
-        ("auto", {"site": "default", "host": "10.0.0.1"}, BIG, True, "faster"),
+        ("auto", {"site_is_private": False}, BIG, False, "has no site_is_private"),
+        ("auto", {"site_is_private": False, "host": "10.0.0.1"}, BIG, True, "faster"),
+        ("collective", {"site_is_private": False}, BIG, False, "has no site_is_private"),
+        ("collective", {"site_is_private": False, "host": "10.0.0.1"}, BIG, True, "the job asks"),
         ("auto", {"device_kind": "cuda"}, BIG, False, "not measured"),
         ("collective", {}, 1, True, "the job asks for collective links"),
-        ("collective", {"site": "default"}, 1, True, "the job asks for collective links"),
         ("collective", {"device_kind": "cuda"}, 1, True, "the job asks for collective links"),
         ("grpc", {}, BIG, False, "the job asks for gRPC links"),
     ],
 )
-def test_inside_one_site(wanted: str, changes: dict[str, str], frame_bytes: int, is_collective: bool, why: str) -> None:
+def test_inside_one_site(wanted: str, changes: dict[str, object], frame_bytes: int, is_collective: bool, why: str) -> None:
     """Two workers that are alike: the kind, and the sentence that says why."""
     one, other = replace(HERE, **changes), replace(THERE, **changes)  # type: ignore[arg-type]
     choice = choose_link(wanted, one, other, frame_bytes=frame_bytes)  # type: ignore[arg-type]
     assert choice.is_collective == is_collective
     assert why in choice.reason
     assert choose_link(wanted, other, one, frame_bytes=frame_bytes).is_collective == is_collective  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wanted", ["auto", "collective"])
+def test_one_machine_whose_site_is_not_private_is_enough_for_encryption(wanted: str) -> None:
+    """Both administrators have to say it, and the reason names the one that did not."""
+    guarded = replace(THERE, site_is_private=False)
+    for ends in ((HERE, guarded), (guarded, HERE)):
+        choice = choose_link(wanted, *ends, frame_bytes=BIG)  # type: ignore[arg-type]
+        assert not choice.is_collective
+        assert choice.reason.startswith("node b has no site_is_private")
 
 
 @pytest.mark.parametrize("wanted", ["auto", "collective"])
