@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
+from headway.daemon.client.node_list import plain_sites
 from headway.daemon.client.set_aside import set_aside_lines
 from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.local.etcd_server import BINARY_VARIABLE, find_etcd_binary
+from headway.daemon.etcd.releases import remark
+from headway.daemon.local.etcd_server import BINARY_VARIABLE, binary_release, find_etcd_binary
 
 LEAST_SHARED_BYTES = 256 << 20
 
@@ -75,7 +77,10 @@ def _torch() -> Finding:
 def _etcd_binary(chosen: Path | None, *, is_needed: bool) -> Finding:
     """Needed where `headway up` has a cluster. Elsewhere its absence is a remark, unless one was named."""
     try:
-        return Finding(what="etcd binary", is_fine=True, found=str(find_etcd_binary(chosen)))
+        binary = find_etcd_binary(chosen)
+        release = binary_release(binary)
+        found = f"{binary}, {release}" if release else str(binary)
+        return Finding(what="etcd binary", is_fine=True, found=found, advice=remark(release))
     except ConfigError as error:
         is_fine = not (is_needed or chosen or os.environ.get(BINARY_VARIABLE))
         advice = "only `up`, `run` and `demo` need one here"
@@ -128,7 +133,8 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
             status = await session.client.status()
             view = await session.view()
             leader = view.leader.node if view.leader else "nobody"
-            return f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
+            found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
+            return "; ".join(filter(None, (found, plain_sites(view), remark(status.version))))
 
     return _checked("cluster", lambda: asyncio.run(ask()))
 

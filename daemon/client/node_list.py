@@ -22,6 +22,14 @@ def _site(node: NodeRecord) -> str:
     return f"site {node.site}" + (", private: its machines may have plain links" if node.site_is_private else "")
 
 
+def plain_sites(view: ClusterView) -> str:
+    """The sites inside which machines may have plain links, in words."""
+    private = sorted({node.site for node in view.nodes.values() if node.site_is_private})
+    return (
+        f"plain links between machines of site {', '.join(private)}" if private else "no plain links between machines"
+    )
+
+
 def node_lines(view: ClusterView) -> list[str]:
     """A line for each node, and below it each of its failures."""
     lines = []

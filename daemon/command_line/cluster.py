@@ -42,6 +42,9 @@ def daemon(
             "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
         ),
     ] = None,
+    accept_faulty_etcd: Annotated[
+        bool | None, typer.Option(help="Work with etcd 3.5.0 to 3.5.2, which may lose commits, on other machines.")
+    ] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0: a free one.")] = None,
     advertise_host: Annotated[str | None, typer.Option(help="This machine's name or address that others dial.")] = None,
     worker_ports: Annotated[
@@ -49,9 +52,7 @@ def daemon(
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(
-            help="Nodes of one site have a fast network between them, and stay neighbours in the pipeline."
-        ),
+        typer.Option(help="Nodes of one site have a fast network between them, and stay neighbours in the pipeline."),
     ] = None,
     site_is_private: Annotated[
         bool | None,

@@ -115,6 +115,8 @@ def up(
             say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
             option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
             say(f"in another terminal, in this folder: headway submit JOB.toml{option}")
+            if cluster.etcd_remark:
+                say(cluster.etcd_remark)
             say("Ctrl-C here saves every job and stops")
             await cluster.guard()
         return 0

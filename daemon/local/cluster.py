@@ -25,8 +25,9 @@ import msgspec
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
 from headway.daemon.errors import ConfigError, StoreError
+from headway.daemon.etcd.releases import remark
 from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, binary_release, find_etcd_binary
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
 from headway.stages.errors import UnavailableError
@@ -88,6 +89,8 @@ class LocalCluster:
         self._store_dir: Path | None = None
         self._authority: CertificateAuthority | None = None
         self._etcd: EtcdServer | None = None
+        self.etcd_remark = ""
+        """What people should know of the release of etcd, once it has started; empty: nothing."""
 
     @property
     def address(self) -> ClusterAddress:
@@ -124,6 +127,7 @@ class LocalCluster:
         ended, or was not registered within its deadline.
         """
         binary = find_etcd_binary(self._etcd_binary)
+        self.etcd_remark = remark(await asyncio.to_thread(binary_release, binary))
         self._take_state_dir()
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-"))
         in_memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else self._run_dir

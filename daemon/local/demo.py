@@ -12,7 +12,9 @@ from headway.daemon.client.loss_curve import draw_curve
 from headway.daemon.client.watch_view import open_display
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, JobFailedError
+from headway.daemon.etcd.releases import remark
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.local.etcd_server import binary_release, find_etcd_binary
 from headway.daemon.local.run import RunFolder, run_job
 from headway.daemon.records import PlanRecord
 
@@ -86,6 +88,8 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
             ) from error
     _clear(folder)
     _say(f"starting etcd and {NUM_NODES} nodes; a fourth joins half way")
+    if told := remark(await asyncio.to_thread(binary_release, find_etcd_binary(etcd_binary))):
+        _say(told)
     joining = JoinHalfWay()
     job = await run_job(
         job_file,

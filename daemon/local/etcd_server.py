@@ -24,6 +24,7 @@ BINARY_VARIABLE = "HEADWAY_ETCD_BINARY"
 MEMBER_NAME = "headway"
 PORT_IN_USE = "address already in use"
 START_ATTEMPTS = 3
+VERSION_TIMEOUT_S = 10.0
 KEPT_REVISIONS = 10_000
 """etcd compacts down to these every five minutes; without that its database only grows."""
 QUOTA_BYTES = 2 * 2**30
@@ -198,6 +199,15 @@ class EtcdServer:
                         f"was not ready within {self.config.ready_timeout_s:g} s ({reason}; {where})",
                     )
                 await asyncio.sleep(0.02)
+
+
+def binary_release(binary: Path) -> str:
+    """What `etcd --version` says, as 3.5.1; empty where it says nothing of the kind."""
+    try:
+        done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.partition("etcd Version:")[2].partition("\n")[0].strip()
 
 
 def find_etcd_binary(chosen: Path | None = None, *, environment: Mapping[str, str] = os.environ) -> Path:

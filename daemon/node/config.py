@@ -34,6 +34,8 @@ class NodeConfig:
     """The node's name in the cluster; the host name when empty."""
     etcd: tuple[str, ...] = ("127.0.0.1:2379",)
     """host:port of each etcd member, https:// before it or not; in the environment separated by commas."""
+    accept_faulty_etcd: bool = False
+    """Work with an etcd of other machines although it is 3.5.0 to 3.5.2, which may lose commits when it is killed."""
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")

@@ -27,6 +27,7 @@ from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.history.sightings import note_sightings
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
+from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.logs import configure_logs
@@ -116,7 +117,7 @@ class Daemon:
         # 3. etcd: ask once, so that a wrong address is told at once; later outages are waited for.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
-        await etcd.status()
+        await check_etcd_release((await etcd.status()).version, config)
         cluster = ClusterWatch(etcd)
         activities = Activities(node=config.name)
         activities.watch_callbacks()

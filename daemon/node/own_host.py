@@ -48,7 +48,7 @@ async def check_advertised_host(config: NodeConfig) -> None:
         where = ", ".join(others) or "any of its addresses"
         line = f"{told}: this machine cannot listen at {where}, where workers would; {ADVICE}"
         raise UnavailableError(SETTING, line) if may_come else ConfigError(line, SETTING)
-    if all(_without_zone(address).is_loopback for address in own) and (member := await _far_member(config.etcd)):
+    if all(_without_zone(address).is_loopback for address in own) and (member := await far_member(config.etcd)):
         what = f"that is {', '.join(own)}, where every machine dials itself, and etcd at {member} serves others too"
         raise ConfigError(f"{told}: {what}; {ADVICE}", SETTING)
 
@@ -64,7 +64,7 @@ async def _resolved(host: str, told: str) -> _Addresses:
         raise ConfigError(f"{told}: no address and no name that is known here ({reason}); {ADVICE}", SETTING) from error
 
 
-async def _far_member(members: Iterable[str]) -> str | None:
+async def far_member(members: Iterable[str]) -> str | None:
     """The first member of etcd with an address that is not loopback."""
     for member in members:
         host, _ = split_address(member, "etcd")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headway.daemon.client.daemon_status import DaemonStatus
-from headway.daemon.client.node_list import node_lines
+from headway.daemon.client.node_list import node_lines, plain_sites
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.status_report import status_reply
 from headway.daemon.records import Keys, LeaderRecord, NodeFailureRecord, Phase, PhaseRecord, encode
@@ -68,6 +68,17 @@ def test_a_worker_that_does_not_start_is_told_of_below_its_node() -> None:
     view.apply(Keys.node("b"), encode(record), mod_revision=1000, create_revision=1)
     lines = node_lines(view)
     assert lines[lines.index(f"    {trouble}") - 1].startswith("b ")
+
+
+def test_a_private_site_is_told_of() -> None:
+    """Where machines may have plain links, `nodes` says it at each of them and `doctor` once."""
+    view = cluster_view()
+    assert plain_sites(view) == "no plain links between machines"
+    record = replace(view.nodes["b"], site="hall", site_is_private=True)
+    view.apply(Keys.node("b"), encode(record), mod_revision=1000, create_revision=1)
+    assert plain_sites(view) == "plain links between machines of site hall"
+    private = [line for line in node_lines(view) if "private: its machines may have plain links" in line]
+    assert [line.split()[0] for line in private] == ["b"]
 
 
 def test_a_quarantined_node_says_so() -> None:

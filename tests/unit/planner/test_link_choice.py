@@ -40,7 +40,9 @@ BIG = WORTH_A_GROUP_BYTES
         ("grpc", {}, BIG, False, "the job asks for gRPC links"),
     ],
 )
-def test_inside_one_site(wanted: str, changes: dict[str, object], frame_bytes: int, is_collective: bool, why: str) -> None:
+def test_inside_one_site(
+    wanted: str, changes: dict[str, object], frame_bytes: int, is_collective: bool, why: str
+) -> None:
     """Two workers that are alike: the kind, and the sentence that says why."""
     one, other = replace(HERE, **changes), replace(THERE, **changes)  # type: ignore[arg-type]
     choice = choose_link(wanted, one, other, frame_bytes=frame_bytes)  # type: ignore[arg-type]
