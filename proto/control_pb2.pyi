@@ -30,6 +30,30 @@ class WorkerTrace(_message.Message):
     clock_error_s: float
     def __init__(self, node: _Optional[str] = ..., worker: _Optional[int] = ..., trouble: _Optional[str] = ..., operations: _Optional[_Union[RecentOperations, _Mapping]] = ..., clock_ahead_s: _Optional[float] = ..., clock_error_s: _Optional[float] = ...) -> None: ...
 
+class DialPeersRequest(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DialPeersReply(_message.Message):
+    __slots__ = ("ports",)
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    ports: _containers.RepeatedCompositeFieldContainer[DialledPort]
+    def __init__(self, ports: _Optional[_Iterable[_Union[DialledPort, _Mapping]]] = ...) -> None: ...
+
+class DialledPort(_message.Message):
+    __slots__ = ("node", "port", "address", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    port: str
+    address: str
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., port: _Optional[str] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ProbeRequest(_message.Message):
     __slots__ = ("num_bytes", "counted")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]

@@ -66,6 +66,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.ProbeReply.FromString,
                 _registered_method=True)
+        self.DialPeers = channel.unary_unary(
+                '/headway.control.Node/DialPeers',
+                request_serializer=headway_dot_proto_dot_control__pb2.DialPeersRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.DialPeersReply.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/headway.control.Node/Trace',
                 request_serializer=headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
@@ -120,6 +125,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DialPeers(self, request, context):
+        """Dial the ports that other nodes have registered: whether they are reached from here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """What the workers of a job did last, one message per worker of the plan in force.
         """
@@ -159,6 +171,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=headway_dot_proto_dot_control__pb2.ProbeRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.ProbeReply.SerializeToString,
+            ),
+            'DialPeers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DialPeers,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.DialPeersRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.DialPeersReply.SerializeToString,
             ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
@@ -330,6 +347,33 @@ class Node:
             '/headway.control.Node/Probe',
             headway_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DialPeers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.control.Node/DialPeers',
+            headway_dot_proto_dot_control__pb2.DialPeersRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.DialPeersReply.FromString,
             options,
             channel_credentials,
             insecure,

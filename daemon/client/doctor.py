@@ -9,28 +9,18 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
+from headway.daemon.client.findings import Finding
 from headway.daemon.client.node_list import plain_sites
 from headway.daemon.client.set_aside import set_aside_lines
+from headway.daemon.client.ways import examine_ways
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.releases import remark
 from headway.daemon.local.etcd_server import BINARY_VARIABLE, binary_release, find_etcd_binary
 
 LEAST_SHARED_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    is_fine: bool
-    found: str
-    advice: str = ""
-    """What to do; beside what is fine, a remark."""
 
 
 def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
@@ -47,6 +37,7 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
     ]
     if is_elsewhere or is_local or certs:
         findings.append(_cluster(etcd, certs, cluster))
+        findings += _ways(etcd, certs, cluster)
         findings += _records(etcd, certs, cluster)
     return findings
 
@@ -152,6 +143,19 @@ def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list
         return []
     advice = "a newer release wrote them: update this one; else delete the keys with etcdctl"
     return [Finding(what="records", is_fine=False, found="; ".join(lines), advice=advice)] if lines else []
+
+
+def _ways(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
+    """Nothing where the cluster is out of reach: its own line says why."""
+
+    async def ask() -> list[Finding]:
+        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
+            return await examine_ways(session, await session.view())
+
+    try:
+        return asyncio.run(ask())
+    except (ConfigError, StoreError):
+        return []
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

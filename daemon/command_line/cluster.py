@@ -165,6 +165,8 @@ def doctor(
 ) -> int:
     """Check this machine, and the cluster if one is named: what is missing, and what to do.
 
+    Each daemon dials the others as their peers would, so that a closed port shows before a job meets it.
+
     \b
     headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
     """

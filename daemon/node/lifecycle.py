@@ -183,6 +183,7 @@ class Daemon:
         """Be a member until a signal. Returns the membership that is to be ended; raises what ended it before."""
         membership = Membership(house)
         desk.incarnation, desk.recent_operations = membership.incarnation, membership.recent_operations
+        desk.dial_peers = membership.dial_peers
         await membership.join()
         working = asyncio.create_task(membership.run(), name="membership")
         self._notifier.ready(f"node {self._config.name}, {len(house.record.devices)} worker(s)")

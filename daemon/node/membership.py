@@ -3,6 +3,7 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from headway.daemon.node.companions import Companions
 from headway.daemon.node.compiled_code import keep_small
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.device_speeds import DeviceSpeeds
+from headway.daemon.node.dial_back import DialBack
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.node_state import generations_seen
 from headway.daemon.node.outgoing import OutgoingTransfers
@@ -42,7 +44,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.activities import Activities
 from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
-from headway.proto.control_pb2 import RecentOperations
+from headway.proto.control_pb2 import DialledPort, RecentOperations
 from headway.stages.errors import UnavailableError
 from headway.stages.tls_identity import TlsIdentity
 
@@ -94,6 +96,7 @@ class Membership:
             predecessor=house.memory.last_incarnation,
         )
         self._supervisor: Supervisor | None = None
+        self._dial_back: DialBack | None = None
         plans = PlanBook()
         self._leadership = Leadership(
             house.etcd,
@@ -177,6 +180,7 @@ class Membership:
             dial=lambda target: dial(target, house.identity, source=house.config.name),
             lease_id=lambda: registration.lease_id,
         )
+        self._dial_back = DialBack(house.cluster.view, node=house.config.name, prove=reaching.prove)
         companions = Companions(
             node=house.config.name,
             etcd=house.etcd,
@@ -214,6 +218,12 @@ class Membership:
         if self._supervisor is None:
             raise UnavailableError(f"node {self._house.config.name}", "has no workers yet")
         return await self._supervisor.recent_operations(device_index)
+
+    async def dial_peers(self, nodes: Sequence[str]) -> list[DialledPort]:
+        """Which registered ports of some nodes are reached from here. Raises UnavailableError."""
+        if self._dial_back is None:
+            raise UnavailableError(f"node {self._house.config.name}", "does not dial yet")
+        return await self._dial_back.dial(nodes)
 
     async def drain(self) -> None:
         """Ask for plans without this node, and return when no plan names it, or needs a file that it alone has.

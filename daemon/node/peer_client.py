@@ -1,7 +1,7 @@
 """Calls to other nodes' daemons: mTLS, a deadline each, errors that name the peer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ MessageT = TypeVar("MessageT")
 
 CALL_TIMEOUT_S = 10.0
 TRACE_TIMEOUT_S = 30.0
+DIAL_TIMEOUT_S = 90.0
+"""For a node to dial others, some of which do not answer."""
 TRANSFER_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
@@ -89,6 +91,11 @@ class NodeClient:
         """What the daemon there knows of a job, or of all, also while etcd is away. Raises PeerError."""
         request = control_pb2.StatusRequest(job=job)
         return await self._ask(endpoint, lambda stub: stub.Status(request, timeout=timeout_s))
+
+    async def dial_peers(self, endpoint: NodeEndpoint, nodes: Iterable[str]) -> control_pb2.DialPeersReply:
+        """Which registered ports of some nodes are reached from there. Raises PeerError."""
+        request = control_pb2.DialPeersRequest(nodes=nodes)
+        return await self._ask(endpoint, lambda stub: stub.DialPeers(request, timeout=DIAL_TIMEOUT_S))
 
     def probe(
         self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False

@@ -50,12 +50,13 @@ def targets_of(view: ClusterView, name: str) -> list[Target]:
     own = view.nodes.get(name)
     if own is None:
         return []
-    found = [target for peer in peers_of(view, name, most=MAX_PROVEN, same_host=True) for target in _ports(peer)]
-    own_workers = [target for target in _ports(own) if target.port is Port.WORKER]
+    found = [target for peer in peers_of(view, name, most=MAX_PROVEN, same_host=True) for target in ports_of(peer)]
+    own_workers = [target for target in ports_of(own) if target.port is Port.WORKER]
     return found + (own_workers if len(own.devices) > 1 else [])
 
 
-def _ports(node: NodeRecord) -> list[Target]:
+def ports_of(node: NodeRecord) -> list[Target]:
+    """Where a node has registered that it listens: its daemon, and each of its workers."""
     daemon = Target(node=node.name, incarnation=node.incarnation, port=Port.DAEMON, address=node.address)
     workers = (
         Target(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,11 @@ async def no_workers(device_index: int) -> control_pb2.RecentOperations:
     raise UnavailableError(f"worker {device_index}", "is not up yet")
 
 
+async def no_ways(_: Sequence[str]) -> list[control_pb2.DialledPort]:
+    """Before a daemon is a member of the cluster. Raises UnavailableError."""
+    raise UnavailableError("this daemon", "is not a member of the cluster yet")
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeDesk:
     """What the service answers from. `incarnation` and `recent_operations` change in the life of a daemon."""
@@ -69,6 +74,8 @@ class NodeDesk:
     """How long etcd has been away; None: it is there."""
     recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
     """What the worker of a device did last; raises UnavailableError."""
+    dial_peers: Callable[[Sequence[str]], Awaitable[list[control_pb2.DialledPort]]] = no_ways
+    """Dials what other nodes have registered; raises UnavailableError."""
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     clock: Callable[[], float] = time.perf_counter
     """CLOCK_MONOTONIC, as the workers' times."""
@@ -132,6 +139,13 @@ class NodeService(control_pb2_grpc.NodeServicer):
             yield control_pb2.ProbeReply(num_segments=sent.number, num_lost=sent.num_lost)
         for offset in range(0, request.num_bytes, PROBE_CHUNK_BYTES):
             yield control_pb2.ProbeReply(data=bytes(min(PROBE_CHUNK_BYTES, request.num_bytes - offset)))
+
+    async def DialPeers(self, request: control_pb2.DialPeersRequest, context: Any) -> control_pb2.DialPeersReply:  # noqa: N802
+        """Whether other nodes are reached from here, by what they have registered and nothing else."""
+        ports: list[control_pb2.DialledPort] = []
+        async with _answering(context):
+            ports = await self._desk.dial_peers(request.nodes)
+        return control_pb2.DialPeersReply(ports=ports)
 
     async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
         """One layer's file: from the store, or, when asked to forward, from a holder or the checkpoint."""

@@ -4,9 +4,11 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,13 +16,17 @@ import torch
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.ways import examine_ways
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.node.dial_back import DialBack
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import measure
+from headway.daemon.node.reach_dial import Target, dial
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.node.trace_source import measure_clock
 from headway.daemon.records import (
@@ -32,6 +38,7 @@ from headway.daemon.records import (
     StagePlan,
     StateFile,
     StateRecord,
+    WorkerPort,
 )
 from headway.daemon.storage import transfer
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
@@ -95,6 +102,7 @@ class Network:
     desks: dict[str, NodeDesk]
     view: ClusterView
     client: NodeClient
+    identity: TlsIdentity
 
     @property
     def job(self) -> JobView:
@@ -110,7 +118,8 @@ class Network:
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
     """Both services on the loopback, with certificates of one authority."""
     authority = CertificateAuthority.create(tmp_path / "authority")
-    client = NodeClient(TlsIdentity.read(authority.issue("test")))
+    identity = TlsIdentity.read(authority.issue("test"))
+    client = NodeClient(identity)
     job = JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
     view = ClusterView(jobs={"j": job})
     nodes, servers, desks = [], [], {}
@@ -150,7 +159,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
             arithmetic_class="",
         )
         nodes.append(Node(name, address, store, library, folder))
-    yield Network(nodes[0], nodes[1], desks, view, client)
+    yield Network(nodes[0], nodes[1], desks, view, client, identity)
     await client.close()
     for server in servers:
         await server.stop(None)
@@ -186,9 +195,42 @@ async def test_the_checkpoint_is_the_last_resort(network: Network, tmp_path: Pat
 
 async def test_a_daemon_at_another_nodes_address_answers_for_nobody(network: Network) -> None:
     """a is asked for at b's address, as after a change of addresses: b's certificate is not a's."""
-    with pytest.raises(UnavailableError, match="Hostname Verification Check failed") as caught:
+    with pytest.raises(UnavailableError, match="does not carry the expected name") as caught:
         await network.client.describe(NodeEndpoint("a", network.b.address))
     assert caught.value.peer == f"node a at {network.b.address}"
+
+
+async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a and b dial each other; then b's worker has registered a port where nobody listens: the way to it says so."""
+    monkeypatch.setattr("headway.daemon.node.reach_dial.PAUSE_S", 0.01)
+    for name, desk in network.desks.items():
+        prove = partial(dial, identity=network.identity, source=name)
+        desk.dial_peers = DialBack(network.view, node=name, prove=prove).dial
+    session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
+    there, back, all_ways = await examine_ways(session, network.view)
+    assert (there.what, back.what, there.is_fine, back.is_fine) == ("a → b", "b → a", True, True)
+    assert there.found == f"daemon at {network.b.address} answers"
+    assert all_ways.found == "2 of 2 answer"
+    silent = WorkerPort(device_index=0, address="127.0.0.1:1", incarnation="w")
+    network.view.nodes["b"] = replace(network.view.nodes["b"], workers=(silent,))
+    there, back, all_ways = await examine_ways(session, network.view)
+    assert (there.is_fine, back.is_fine, all_ways.is_fine) == (False, True, False)
+    assert there.found == "its worker at 127.0.0.1:1: the connection was refused"
+    assert "worker_ports" in there.advice
+
+
+async def test_a_daemon_dials_nothing_that_is_not_registered(network: Network) -> None:
+    """Addresses, strangers' names and its own: nobody's port is touched."""
+    dialled: list[Target] = []
+
+    async def prove(target: Target) -> str:
+        dialled.append(target)
+        return ""
+
+    network.desks["a"].dial_peers = DialBack(network.view, node="a", prove=prove).dial
+    reply = await network.client.dial_peers(network.a.endpoint, ["127.0.0.1:22", network.b.address, "x", "a", "b", "b"])
+    assert [port.address for port in reply.ports] == [network.b.address]
+    assert [target.node for target in dialled] == ["b"]
 
 
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:

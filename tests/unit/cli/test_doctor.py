@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.client import doctor
+from headway.daemon.client.findings import Finding
 
 Headway = Callable[..., tuple[int, str, str]]
 
@@ -22,7 +23,7 @@ def machine_without_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(f"HEADWAY_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
     for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder", "_cluster"):
-        finding = doctor.Finding(what=look.strip("_"), is_fine=True, found="fine")
+        finding = Finding(what=look.strip("_"), is_fine=True, found="fine")
         monkeypatch.setattr(doctor, look, lambda *_, finding=finding: finding)
 
 

@@ -1,0 +1,60 @@
+"""What `headway doctor` finds out about the ways between nodes: each daemon dials the others, as their peers would."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.findings import Finding
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.errors import RecoveryError
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.planning.blocked_ways import REMEDY
+from headway.proto.control_pb2 import DialledPort
+from headway.stages.errors import PeerError
+
+MOST_NODES: Final = 16
+"""Of more nodes those that are first by name are asked, and dial each other."""
+MOST_LISTED: Final = 20
+"""Ways: of more, those that answer are counted."""
+
+
+async def examine_ways(session: ClusterSession, view: ClusterView) -> list[Finding]:
+    """One finding for each way, from each node to each other one, and one for all."""
+    names = sorted(view.nodes)[:MOST_NODES]
+    if session.identity is None or len(names) < 2:
+        return []
+    client = NodeClient(session.identity)
+    try:
+        answers = await asyncio.gather(*(_ask(client, view, name, names) for name in names))
+    finally:
+        await client.close()
+    ways = [way for answer in answers for way in answer]
+    blocked = [way for way in ways if not way.is_fine]
+    listed = ways if len(ways) <= MOST_LISTED else blocked
+    left_out = len(view.nodes) - len(names)
+    found = f"{len(ways) - len(blocked)} of {len(ways)} answer"
+    if left_out:
+        found += f"; {left_out} more nodes were not asked"
+    return [*listed, Finding(what="ways between nodes", is_fine=not blocked, found=found)]
+
+
+async def _ask(client: NodeClient, view: ClusterView, source: str, names: Sequence[str]) -> list[Finding]:
+    others = [name for name in names if name != source]
+    try:
+        reply = await client.dial_peers(view.nodes[source].endpoint, others)
+    except (PeerError, RecoveryError) as error:
+        advice = "its daemon could not be asked from here; see the ways to it"
+        return [Finding(what=f"{source} → the others", is_fine=False, found=str(error), advice=advice)]
+    return [way_of(source, other, [port for port in reply.ports if port.node == other]) for other in others]
+
+
+def way_of(source: str, target: str, ports: Iterable[DialledPort]) -> Finding:
+    """One way: which ports of the target answered the source."""
+    told = list(ports)
+    silent = [f"its {port.port} at {port.address}: {port.reason}" for port in told if port.reason]
+    if not told:
+        return Finding(what=f"{source} → {target}", is_fine=True, found="the node is not registered any more")
+    found = "; ".join(silent) or ", ".join(f"{port.port} at {port.address} answers" for port in told)
+    advice = REMEDY if silent else ""
+    return Finding(what=f"{source} → {target}", is_fine=not silent, found=found, advice=advice)
