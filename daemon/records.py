@@ -367,6 +367,13 @@ class WorkerRecord:
     """One line that two workers with the same error share; empty when it was killed or lost a neighbour."""
     is_hopeless: bool = False
     """Trying again would end in the same error: a loss that is not finite."""
+    lost_peer: int = -1
+    """Position of the neighbour whose link is lost, if that is why it failed; -1: it is not."""
+    was_unreached: bool = False
+    """That neighbour was dialled and never answered: the link never opened."""
+    proven: tuple[int, ...] | None = None
+    """Positions of the neighbours that this node has dialled for this plan, once it reaches all of them. None: a daemon
+    of an earlier version, which does not dial beforehand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

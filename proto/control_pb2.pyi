@@ -423,7 +423,7 @@ class RecentOperations(_message.Message):
     def __init__(self, request: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., worker: _Optional[int] = ..., launched: _Optional[bool] = ..., kinds: _Optional[bytes] = ..., batches: _Optional[_Iterable[int]] = ..., microbatches: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., started_s: _Optional[_Iterable[float]] = ..., ended_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch")
+    __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch", "lost_peer", "unreached")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,8 @@ class Refused(_message.Message):
     HOPELESS_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_PATH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOST_PEER_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     reason: str
@@ -438,7 +440,9 @@ class Refused(_message.Message):
     hopeless: bool
     damaged_path: str
     batch: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., fault: _Optional[str] = ..., hopeless: _Optional[bool] = ..., damaged_path: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
+    lost_peer: int
+    unreached: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., fault: _Optional[str] = ..., hopeless: _Optional[bool] = ..., damaged_path: _Optional[str] = ..., batch: _Optional[int] = ..., lost_peer: _Optional[int] = ..., unreached: _Optional[bool] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots", "tell_operations")
@@ -531,7 +535,7 @@ class Peer(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., collective: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job")
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job", "neighbours_load_s")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +550,7 @@ class Start(_message.Message):
     SNAPSHOT_LIVE_FIELD_NUMBER: _ClassVar[int]
     FURTHEST_FIELD_NUMBER: _ClassVar[int]
     SOURCE_JOB_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     generation: int
     timeline: int
@@ -560,7 +565,8 @@ class Start(_message.Message):
     snapshot_live: bool
     furthest: int
     source_job: str
-    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ...) -> None: ...
+    neighbours_load_s: float
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ..., neighbours_load_s: _Optional[float] = ...) -> None: ...
 
 class ChooseStop(_message.Message):
     __slots__ = ("job_name", "generation")

@@ -224,7 +224,8 @@ class CollectiveEndpoint:
         while not link.is_over:
             left_s = give_up_at - self._loop.loop.time()
             if left_s <= 0:
-                return link.lose(f"not connected within {terms.first_contact.total_seconds():g} s: {reason}")
+                what = f"not connected within {terms.first_contact.total_seconds():g} s: {reason}"
+                return link.lose(what, was_unreached=True)
             try:
                 reply = await self._ask(terms, timeout_s=min(CALL_TIMEOUT.total_seconds(), left_s))
             except ConnectionError as error:
@@ -234,7 +235,7 @@ class CollectiveEndpoint:
                     return link.meet(partial(self._form, terms, reply))
                 if reply.verdict != HelloReply.NOT_YET:
                     return link.lose(f"{HelloReply.Verdict.Name(reply.verdict)}: {reply.reason}")
-                reason = reply.reason
+                reason, give_up_at = reply.reason, self._loop.loop.time() + terms.first_contact.total_seconds()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
         return None

@@ -145,14 +145,14 @@ class CollectiveLink:
             self._changed.notify()
         self._loop.call_soon(self._see_to_the_end)
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, *, was_unreached: bool = False) -> None:
         """Give the link up: LinkLost in the inbox, unless it is closed or lost already. From any thread."""
         with self._changed:
             if not self._is_open:
                 return
             self._is_open = False
             self._queue.clear()
-            self._inbox.put(LinkLost(self._peer, reason))
+            self._inbox.put(LinkLost(self._peer, reason, was_unreached))
             self._changed.notify()
         self._loop.call_soon(self._see_to_the_end)
 

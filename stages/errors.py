@@ -18,6 +18,10 @@ class UnavailableError(PeerError):
     """The peer did not answer within its deadline, or is gone."""
 
 
+class UnreachedError(UnavailableError):
+    """The peer was dialled and never answered."""
+
+
 @dataclass
 class PortsTakenError(Exception):
     """Somebody else listens at every port that this process may take."""

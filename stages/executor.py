@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.stages.clipping import SquaresRelay, clip_coefficient, fold, layer_square
 from headway.stages.coded_link import decoded
-from headway.stages.errors import AbortedError, ProtocolError, UnavailableError
+from headway.stages.errors import AbortedError, ProtocolError, UnavailableError, UnreachedError
 from headway.stages.frame_contract import DOWNSTREAM_KINDS
 from headway.stages.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.gradient_sums import GradientSums
@@ -270,7 +270,7 @@ class Executor:
         if isinstance(item, Frame):
             self._accept_frame(item)
         elif isinstance(item, LinkLost):
-            raise UnavailableError(item.peer, item.reason)
+            raise (UnreachedError if item.was_unreached else UnavailableError)(item.peer, item.reason)
         elif isinstance(item, SnapshotEnded) and self._snapshots is not None:
             self._snapshots.ended(item)
             self._tell(item)

@@ -188,12 +188,12 @@ class GrpcLink:
         """The number of the frame that is expected next. Stands still between two turns."""
         return self._assembler.next_sequence
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, *, was_unreached: bool = False) -> None:
         """Give the link up: LinkLost in the inbox, unless it is closed or lost already."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
-                self._inbox.put(LinkLost(self._peer, reason))
+                self._inbox.put(LinkLost(self._peer, reason, was_unreached))
         self._end()
 
     def violated(self, error: ProtocolError) -> None:

@@ -46,6 +46,8 @@ class LinkLost:
 
     peer: str
     reason: str
+    was_unreached: bool = False
+    """The neighbour was dialled and never answered: not even that it is not ready yet."""
 
 
 class Inbox(Protocol):

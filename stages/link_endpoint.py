@@ -82,6 +82,10 @@ class _RefusedError(Exception):
     """The neighbour, or what listens in its place, will never accept this link."""
 
 
+class _NotYetError(ConnectionError):
+    """The neighbour is there and not ready: it loads its layers, however long that takes."""
+
+
 class LinkEndpoint:
     """Listens from `start` to `stop`. `accept` and `dial` return at once, from any thread but the loop's."""
 
@@ -206,8 +210,8 @@ class LinkEndpoint:
         stage, worker: our stage, and our position among all workers of the plan. peer_node: as in `accept`.
         peer_stage: the stage after, if nothing is said. peer: the neighbour's name for people.
 
-        LinkLost arrives in the inbox if it has not accepted within `first_contact`, or not again within
-        `resume_timeout` of a break, or at once if it refuses for good.
+        LinkLost arrives in the inbox if it has not answered for `first_contact`, or not again within `resume_timeout`
+        of a break, or at once if it refuses for good. An answer that it is not ready yet is one.
         """
         if peer_stage is None:
             peer_stage = StageIndex(stage + 1)
@@ -399,7 +403,8 @@ class LinkEndpoint:
             left_s = since + limit_s - self._loop.loop.time()
             if left_s <= 0:
                 what = "resumed" if link.was_connected else "connected"
-                return link.lose(f"not {what} within {limit_s:g} s: {reason}")
+                is_first = not link.was_connected
+                return link.lose(f"not {what} within {limit_s:g} s: {reason}", was_unreached=is_first)
             hello.attempt += 1
             num_streams = link.num_streams
             try:
@@ -409,6 +414,8 @@ class LinkEndpoint:
             except ProtocolError as error:
                 reason = error.reason
                 link.violated(error)
+            except _NotYetError as error:
+                reason, begun_at = str(error), self._loop.loop.time()
             except ConnectionError as error:
                 reason = str(error)
             except TimeoutError:
@@ -444,7 +451,7 @@ class LinkEndpoint:
                 async with asyncio.timeout(timeout_s):
                     reply = await _greet(stream, hello)
                 if reply.verdict == HelloReply.NOT_YET:
-                    raise ConnectionError(reply.reason)
+                    raise _NotYetError(reply.reason)
                 if reply.verdict != HelloReply.ACCEPTED:
                     raise _RefusedError(f"{HelloReply.Verdict.Name(reply.verdict)}: {reply.reason}")
                 self._num_resumed += link.was_connected

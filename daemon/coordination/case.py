@@ -386,9 +386,13 @@ class Case:
 
     @cached_property
     def deaths(self) -> tuple[Death, ...]:
-        """What counts for the failure budget: who is to blame; or, if that is nobody, one of those that complain."""
+        """What counts for the failure budget: who is to blame; or, if that is nobody, one of those that complain.
+
+        Where a pair of nodes is to blame, nobody is: the next plan avoids the pair.
+        """
         to_blame = [loss.death for loss in self.losses if loss.is_death]
-        if not to_blame and all(loss.worker is not None for loss in self.losses):
+        is_pairs_fault = any(loss.is_between(self.blocked) for loss in self.losses)
+        if not to_blame and not is_pairs_fault and all(loss.worker is not None for loss in self.losses):
             to_blame = [loss.death for loss in self.losses[:1]]
         return tuple(to_blame)
 

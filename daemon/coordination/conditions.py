@@ -7,6 +7,7 @@ from headway.daemon.coordination.boundaries import due_checkpoint, parts_of
 from headway.daemon.coordination.case import TELL_AFTER_S, Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.failure_budget import was_killed
+from headway.daemon.coordination.link_proofs import blocked_links, unproven
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_news
 from headway.daemon.records import Desired, Phase, Save, WorkerState
@@ -78,7 +79,14 @@ def a_node_of_next_is_gone_replaced_or_draining(case: Case) -> bool:
 
 
 def all_workers_of_next_are_ready(case: Case) -> bool:
-    return case.job.next is not None and not case.unready(case.job.next, WorkerState.READY)
+    """And each has reached all its neighbours."""
+    plan = case.job.next
+    return plan is not None and not case.unready(plan, WorkerState.READY) and not unproven(case, plan)
+
+
+def two_nodes_of_next_cannot_talk(case: Case) -> bool:
+    """Neighbours or replicas: the plan is dropped, and neither node has failed by that."""
+    return bool(blocked_links(case, case.job.next))
 
 
 # --- Running --------------------------------------------------------------------------------------------------------

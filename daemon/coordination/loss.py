@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headway.daemon.coordination.failure_budget import Death, was_killed
+from headway.daemon.planning.blocked_ways import BlockedWays, pair_of
 from headway.daemon.records import NodeFailureRecord, PlanRecord, StagePlan, WorkerRecord
 
 
@@ -47,6 +48,14 @@ class Loss:
         why = f": {self.worker.fault}" if self.worker is not None and self.worker.fault else ""
         text = f"its worker {how} in job {job}{why}"
         return NodeFailureRecord(at=at, text=text, job=job, is_jobs_error=self.is_jobs_error)
+
+    def is_between(self, blocked: BlockedWays) -> bool:
+        """Whether a pair of nodes is to blame: the link never opened, or one does not reach the other now."""
+        worker = self.worker
+        if worker is None or not 0 <= worker.lost_peer < len(self.plan.stages):
+            return False
+        pair = pair_of(self.stage.node, self.plan.stages[worker.lost_peer].node)
+        return worker.was_unreached or pair in blocked.pairs
 
     @property
     def death(self) -> Death:

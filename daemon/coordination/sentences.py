@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.link_proofs import blocked_links, unproven
 from headway.daemon.coordination.listing import listed
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
-from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, WorkerState
+from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
 
 
 def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
@@ -50,14 +51,17 @@ def why_dropped(case: Case) -> str:
         return f"The new plan is dropped: its worker of {worker_name(job.next.stages, failed[0])} failed"
     if stage := case.unusable(job.next):
         return f"The new plan is dropped: {trouble(case, stage.node, stage.node_incarnation)}"
+    if ways := blocked_links(case, job.next):
+        return f"The new plan is dropped: {ways}"
     if case.stopped_at(job.plan, case.spec.train.batches):
         return "The new plan is dropped: training has reached its end"
     if case.known_generation > job.phase.generation:
         return "The new plan is dropped: nodes know a later one"
     if not case.can_load(job.next):
         return "The new plan is dropped: the nodes that held its state are gone"
-    late = listed(case.unready(job.next, WorkerState.READY))
-    return f"The new plan is dropped: {late} {_not_ready(case)}"
+    if late := case.unready(job.next, WorkerState.READY):
+        return f"The new plan is dropped: {listed(late)} {_not_ready(case)}"
+    return f"The new plan is dropped: {who_is_not_reached(case, job.next)} in time"
 
 
 def why_stopped(case: Case, boundary: int | None) -> str:
@@ -89,7 +93,18 @@ def why_recovering(case: Case) -> str:
         return f"the nodes that held boundary {plan.boundary if plan is not None else 0} are gone"
     if draining := case.draining(job.next):
         return _leaving(draining)
+    if ways := blocked_links(case, job.next):
+        return str(ways)
     return "a plan is possible again"
+
+
+def who_is_not_reached(case: Case, plan: PlanRecord | None) -> str:
+    """`stage 0 on a has not reached stage 1 on b`, of the first worker that still dials its neighbours."""
+    pairs = unproven(case, plan)
+    if plan is None or not pairs:
+        return "its workers were not ready"
+    position, other = pairs[0]
+    return f"{worker_name(plan.stages, position)} has not reached {worker_name(plan.stages, other)}"
 
 
 def where_it_goes(case: Case, plan: ClusterPlan) -> str:
@@ -144,6 +159,8 @@ def _leaving(draining: tuple[str, ...]) -> str:
 def _what_was_lost(case: Case, loss: Loss) -> str:
     workers, position = loss.plan.stages, loss.position
     who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
+    if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):
+        return f"{who} {_which_link(loss.worker, worker_name(workers, loss.worker.lost_peer))}"
     if loss.worker is not None:
         return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
     if not loss.is_late:
@@ -164,6 +181,12 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
         if position in case.unready_workers(case.job.plan, *started):
             return f"{who} did not start in time"
     return f"{who} did not reach the end in time"
+
+
+def _which_link(worker: WorkerRecord, peer: str) -> str:
+    """`did not reach stage 1 on b (… the connection was refused)`"""
+    what = "did not reach" if worker.was_unreached else "lost its link to"
+    return f"{what} {peer} ({worker.error.split(chr(10), 1)[0]})"
 
 
 def _not_ready(case: Case) -> str:

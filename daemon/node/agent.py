@@ -36,17 +36,20 @@ from headway.daemon.node.agent_steps import (
     OrderStart,
     OrderStopAt,
     OrderWrite,
+    ProveLink,
     RegisterState,
     RegisterWorker,
     Step,
     UnregisterState,
 )
 from headway.daemon.node.goodput import GoodputReports
+from headway.daemon.node.link_proofs import LinkProofs
 from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
+from headway.daemon.node.reach_target import Reach
 from headway.daemon.node.state_keeper import StateKeeper
 from headway.daemon.records import Keys, encode, seen_key
 from headway.daemon.storage.state_key import StateKey
@@ -94,6 +97,8 @@ class Surroundings:
     library: DataLibrary
     client: NodeClient
     checkpoint_root: Path | None
+    reach: Reach
+    """What finds out whether ports of other nodes answer."""
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     activities: Activities = field(default_factory=Activities)
     remembered: Callable[[], Mapping[str, int] | None] = lambda: None
@@ -115,6 +120,7 @@ class Agent:
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
+        self._links = LinkProofs(around.view, around.reach)
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
         self._epoch = around.view.epoch
@@ -286,6 +292,7 @@ class Agent:
     def _node_state(self, supervisor: Supervisor) -> NodeState:
         self._keeper.forget_what_is_gone()
         self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
+        self._links.look_again(supervisor.statuses)
         self._missed = {of: places for of, places in self._missed.items() if not is_over(self._around.view, of)}
         for job in self._around.view.jobs.values():
             if job.plan is not None:
@@ -303,6 +310,7 @@ class Agent:
             spacings=self._spacings,
             missed=self._missed,
             remembered=self._around.remembered(),
+            proven=self._links.proven,
             now=time.monotonic(),
         )
 
@@ -360,6 +368,8 @@ class Agent:
             case OpenData():
                 data = self._spec(step.of.job).data
                 self._data_paths[data.sha256] = str(await around.library.open(data))
+            case ProveLink():
+                await self._links.prove(step)
             case FetchState():
                 await self._keeper.fetch(step)
             case FetchCopies():

@@ -26,6 +26,7 @@ from headway.daemon.node.agent_steps import (
     OrderStart,
     OrderStopAt,
     OrderWrite,
+    ProveLink,
     RegisterWorker,
     Source,
     SourceKind,
@@ -34,8 +35,9 @@ from headway.daemon.node.agent_steps import (
 from headway.daemon.node.copy_duties import copy_steps_of, parts_of_worker
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import state_steps_of
+from headway.daemon.planning.blocked_ways import pair_of
 from headway.daemon.planning.link_choice import LinkEnd, choose_link, largest_frame_bytes
-from headway.daemon.planning.plan_links import linked
+from headway.daemon.planning.plan_links import linked, neighbours
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
@@ -125,6 +127,7 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
     if job.next is not None and node.may_obey(job, job.next):
         for post in _posts(job, job.next, node):
             yield from _prepare(post, node)
+            yield from _prove(post, node)
             if is_recovering:
                 yield from _fetch_ahead(view, post, node)
             yield from _register(view, post, node)
@@ -184,6 +187,33 @@ def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
         yield OpenData(worker.device_index, of)
         return
     yield OrderPrepare(worker.device_index, of, post.position, post.plan, data_path)
+
+
+def _prove(post: _Post, node: NodeState) -> Iterator[Step]:
+    """Whoever will have a link with the worker and can be dialled is dialled, in both directions."""
+    if post.worker.prepared != post.of or post.of in post.worker.failures:
+        return
+    records = post.job.workers_of(post.plan)
+    for other in neighbours(post.plan.stages, post.position):
+        record, stage = records.get(other), post.plan.stages[other]
+        is_there = record is not None and record.state is WorkerState.READY
+        if record is not None and is_there and (post.of, post.position, other) not in node.proven:
+            yield ProveLink(
+                post.of,
+                post.position,
+                other,
+                stage.node,
+                stage.node_incarnation,
+                stage.device_index,
+                record.address,
+                record.incarnation,
+            )
+
+
+def _proven(post: _Post, node: NodeState) -> tuple[int, ...]:
+    """The worker's neighbours, once all of them are proven: the record is written once more, and not for each."""
+    around = neighbours(post.plan.stages, post.position)
+    return around if all((post.of, post.position, other) in node.proven for other in around) else ()
 
 
 def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
@@ -389,7 +419,9 @@ def _register(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]
     known = post.job.workers.get((post.plan.generation, post.position))
     if record is None or record == known:
         return
-    if record.state is WorkerState.FAILED and not _tells_of_the_device(view, post, node):
+    if record.state is WorkerState.FAILED and not (
+        _tells_of_the_device(view, post, node) and _tells_of_the_pair(view, post, record)
+    ):
         return
     if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
         return
@@ -400,6 +432,17 @@ def _tells_of_the_device(view: ClusterView, post: _Post, node: NodeState) -> boo
     """Whether our node record says if the device has a worker now: the failure's next plan depends on it."""
     own = view.nodes.get(node.name)
     return own is None or (post.worker.device_index in own.down_devices) == post.worker.has_died
+
+
+def _tells_of_the_pair(view: ClusterView, post: _Post, record: WorkerRecord) -> bool:
+    """Whether etcd says that the neighbour is out of reach, so that the next plan avoids the pair; or it is gone."""
+    if not record.was_unreached or not 0 <= record.lost_peer < len(post.plan.stages):
+        return True
+    other = post.plan.stages[record.lost_peer]
+    peer = view.nodes.get(other.node)
+    if peer is None or peer.incarnation != other.node_incarnation:
+        return True
+    return pair_of(post.stage.node, other.node) in view.blocked.pairs
 
 
 def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
@@ -427,6 +470,9 @@ def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
         batch=failure.batch,
         fault=failure.fault,
         is_hopeless=failure.is_hopeless,
+        lost_peer=failure.lost_peer,
+        was_unreached=failure.was_unreached,
+        proven=_proven(post, node),
     )
 
 

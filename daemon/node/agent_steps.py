@@ -29,6 +29,24 @@ class OrderPrepare:
     """Empty except on the first stage."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProveLink:
+    """Dial the worker that a prepared one will have a link with, before the plan comes into force."""
+
+    of: JobGeneration
+    position: int
+    """Of this node's worker in the plan."""
+    other: int
+    """Of its neighbour."""
+    node: str
+    node_incarnation: str
+    device_index: int
+    """The neighbour's."""
+    address: str
+    worker: str
+    """The incarnation of the neighbour's process."""
+
+
 class SourceKind(StrEnum):
     """Where a worker takes a layer from."""
 
@@ -242,6 +260,7 @@ class GiveUp:
 Step = (
     OpenData
     | OrderPrepare
+    | ProveLink
     | OrderStart
     | OrderChooseStop
     | AnswerStop

@@ -136,6 +136,14 @@ class Membership:
     async def run(self) -> None:
         """Work until cancelled. Raises InvariantLostError: no other error of an activity ends the daemon."""
         house, registration, activities = self._house, self._registration, self._house.activities
+        reaching = Reaching(
+            node=house.config.name,
+            incarnation=self.incarnation,
+            etcd=house.etcd,
+            cluster=house.cluster,
+            dial=lambda target: dial(target, house.identity, source=house.config.name),
+            lease_id=lambda: registration.lease_id,
+        )
         agent = Agent(
             Surroundings(
                 node=house.config.name,
@@ -148,6 +156,7 @@ class Membership:
                 client=house.client,
                 checkpoint_root=house.config.checkpoint_root,
                 outgoing=house.outgoing,
+                reach=reaching,
                 activities=activities,
                 remembered=lambda: house.memory.generations,
             )
@@ -170,14 +179,6 @@ class Membership:
             etcd=house.etcd,
             cluster=house.cluster,
             client=house.client,
-            lease_id=lambda: registration.lease_id,
-        )
-        reaching = Reaching(
-            node=house.config.name,
-            incarnation=self.incarnation,
-            etcd=house.etcd,
-            cluster=house.cluster,
-            dial=lambda target: dial(target, house.identity, source=house.config.name),
             lease_id=lambda: registration.lease_id,
         )
         self._dial_back = DialBack(house.cluster.view, node=house.config.name, prove=reaching.prove)

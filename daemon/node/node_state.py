@@ -17,6 +17,10 @@ class Spacing:
     boundary: int = -1
 
 
+ProvenLink = tuple[JobGeneration, int, int]
+"""(plan, position of our worker, position of its neighbour)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """One node, as its agent sees it."""
@@ -41,6 +45,8 @@ class NodeState:
     remembered: Mapping[str, int] | None = None
     """`seen_key` of a job to the highest generation that this node has written down. Nothing is done about a later
     plan: after a restart, nobody would know that its number is used. None: every one is."""
+    proven: Set[ProvenLink] = frozenset()
+    """The links of prepared workers whose other ends this node has dialled."""
     now: float = 0.0
     """Seconds of the clock that the view was fed with."""
 

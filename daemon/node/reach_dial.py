@@ -1,7 +1,6 @@
 """Dials one port of another node as its neighbours would: TCP, TLS and a hello to the process that is meant."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -10,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from headway.daemon.fault_points import InjectedFaultError, fault_point
 from headway.daemon.measurements import Port
+from headway.daemon.node.reach_target import Target
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
@@ -30,20 +30,6 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One port of a node, and the process that should listen there."""
-
-    node: str
-    incarnation: str
-    """Of the node's daemon."""
-    port: Port
-    address: str
-    device_index: int = -1
-    worker: str = ""
-    """The incarnation of the worker; empty for a daemon."""
 
 
 async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:

@@ -20,7 +20,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.node.probing import peers_of
-from headway.daemon.node.reach_dial import Target
+from headway.daemon.node.reach_target import Target
 from headway.daemon.records import Keys, NodeRecord, encode
 
 log = structlog.get_logger()

@@ -339,7 +339,9 @@ class Supervisor:
         batch = refused.batch or _last_batch(handle, of)
         text = f"{handle.name}: {refused.reason}"
         is_unanswered_release = (OrderKind.RELEASE, of) in handle.status.pending
-        handle.status = handle.status.failed(Failure(text, batch, refused.fault, refused.hopeless), of=of)
+        lost_peer = refused.lost_peer - 1
+        failure = Failure(text, batch, refused.fault, refused.hopeless, lost_peer, refused.unreached)
+        handle.status = handle.status.failed(failure, of=of)
         if is_unanswered_release:
             self._condemn(handle, f"refused to be released: {refused.reason}")
 

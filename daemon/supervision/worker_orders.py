@@ -77,6 +77,7 @@ def order_message(
                 snapshot_live=step.takes_snapshots and any(source.kind is SourceKind.LIVE for source in step.sources),
                 furthest=step.plan.furthest,
                 source_job=step.source_job,
+                neighbours_load_s=loading_s(spec_of(step.of.job), spec_of(step.of.job).layers),
             )
             layers = step.plan.stages[step.position].layers
             return AddressedOrder(

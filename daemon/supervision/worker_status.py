@@ -39,12 +39,14 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker could not do its part of a generation. The last three are as in WorkerRecord."""
+    """Why a worker could not do its part of a generation. All but the text is as in WorkerRecord."""
 
     text: str
     batch: int = -1
     fault: str = ""
     is_hopeless: bool = False
+    lost_peer: int = -1
+    was_unreached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

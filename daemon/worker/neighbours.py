@@ -17,9 +17,10 @@ from headway.stages.link_endpoint import LinkEndpoint, kinds_between
 from headway.stages.stage_context import StageContext
 from headway.stages.stage_links import StageLinks
 
-FIRST_CONTACT = timedelta(minutes=10)
-"""How long a neighbour may load its layers before it answers or dials; the coordinator's own deadline is the sharper.
-Only a link that was there once breaks after the job's `link_timeout_s`."""
+FIRST_ANSWER = timedelta(seconds=20)
+"""How long a neighbour that is dialled may say nothing, before the link first opens. One that loads its layers answers
+that it is not ready, and its daemon notices sooner when its process stands still. Only a link that was open breaks
+after the job's `link_timeout_s`."""
 
 
 class Neighbours:
@@ -32,6 +33,8 @@ class Neighbours:
         self._collective = collective
         self._inbox = inbox
         self._links: list[Link] = []
+        self._positions: dict[str, int] = {}
+        """What a link calls its peer, to the peer's position in the plan."""
 
     def open(self, start: Start, spec: JobSpec, context: StageContext) -> StageLinks:
         """To the neighbours of this generation, after those of the one before are closed and forgotten.
@@ -85,6 +88,7 @@ class Neighbours:
         for peer in dialled:
             links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker], context)
         self._links += links.values()
+        self._positions = {link.peer: worker for worker, link in links.items()}
         for worker, codec in codecs.items():
             if codec:
                 links[worker] = CodedLink(links[worker], codec, spec.train)
@@ -93,6 +97,10 @@ class Neighbours:
             downstream={group: links[peer.worker] for group, peer in downstream.items()},
             siblings={k: links[peer.worker] for k, peer in siblings.items()},
         )
+
+    def position_of(self, peer: str) -> int:
+        """The position in the plan of the neighbour that a link's error names; -1: no link does."""
+        return self._positions.get(peer, -1)
 
     def close(self) -> None:
         """Nothing arrives from a closed link; what has arrived from it before is of no use to anybody."""
@@ -115,7 +123,8 @@ class Neighbours:
         is_last: bool,
     ) -> Link:
         if peer.collective:
-            return self._collective.accept(self._terms(start, spec, peer, contract, context), is_last=is_last)
+            terms = self._terms(start, spec, peer, contract, context, dials=False)
+            return self._collective.accept(terms, is_last=is_last)
         resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
         return self._endpoint.accept(
             start.job_name,
@@ -125,7 +134,7 @@ class Neighbours:
             peer_node=peer.node,
             inbox=self._inbox,
             contract=contract,
-            first_contact=max(FIRST_CONTACT, resume_timeout),
+            first_contact=_until_dialled(start, spec),
             resume_timeout=resume_timeout,
             address=peer.address,
             peer_stage=StageIndex(peer.stage),
@@ -136,7 +145,7 @@ class Neighbours:
 
     def _dial(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, context: StageContext) -> Link:
         if peer.collective:
-            return self._collective.dial(self._terms(start, spec, peer, contract, context))
+            return self._collective.dial(self._terms(start, spec, peer, contract, context, dials=True))
         resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
         return self._endpoint.dial(
             peer.address,
@@ -147,7 +156,7 @@ class Neighbours:
             peer_node=peer.node,
             inbox=self._inbox,
             contract=contract,
-            first_contact=max(FIRST_CONTACT, resume_timeout),
+            first_contact=FIRST_ANSWER,
             resume_timeout=resume_timeout,
             worker=start.stage.worker,
             peer_stage=StageIndex(peer.stage),
@@ -155,7 +164,14 @@ class Neighbours:
         )
 
     def _terms(
-        self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, context: StageContext
+        self,
+        start: Start,
+        spec: JobSpec,
+        peer: Peer,
+        contract: FrameContract,
+        context: StageContext,
+        *,
+        dials: bool,
     ) -> CollectiveTerms:
         silence = timedelta(seconds=spec.fault.link_timeout_s)
         return CollectiveTerms(
@@ -173,9 +189,14 @@ class Neighbours:
             contract=contract,
             receives=kinds_between(StageIndex(peer.stage), context.stage_index),
             device=context.device,
-            first_contact=max(FIRST_CONTACT, silence),
+            first_contact=FIRST_ANSWER if dials else _until_dialled(start, spec),
             silence=silence,
         )
+
+
+def _until_dialled(start: Start, spec: JobSpec) -> timedelta:
+    """How long a neighbour may take to dial: it loads its layers first."""
+    return timedelta(seconds=start.neighbours_load_s + spec.fault.link_timeout_s) + FIRST_ANSWER
 
 
 def _distinct(peers: Iterable[Peer]) -> list[Peer]:

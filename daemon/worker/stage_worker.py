@@ -39,6 +39,7 @@ from headway.stages.errors import (
     DataError,
     NonFiniteLossError,
     PeerError,
+    UnreachedError,
 )
 from headway.stages.executor import Executor
 from headway.stages.goodput import IDLE, REPLAN, Goodput
@@ -356,7 +357,8 @@ class StageWorker:
             log.warning(
                 "neighbour_lost", job=session.job, generation=session.generation, peer=error.peer, reason=error.reason
             )
-            self._report(self._failed(error))
+            lost_peer = self._neighbours.position_of(error.peer)
+            self._report(self._failed(error, lost_peer=lost_peer, unreached=isinstance(error, UnreachedError)))
         except NonFiniteLossError as error:
             reason = str(error)
             log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
@@ -461,7 +463,15 @@ class StageWorker:
         self._records.event(event, boundary=item.boundary, reason=reason, factor=factor)
         self._report(snapshot_missed(item, reason=reason, factor=factor))
 
-    def _failed(self, error: Exception, *, fault: str = "", is_hopeless: bool = False) -> Report:
+    def _failed(
+        self,
+        error: Exception,
+        *,
+        fault: str = "",
+        is_hopeless: bool = False,
+        lost_peer: int = -1,
+        unreached: bool = False,
+    ) -> Report:
         session = self._session
         batch = self._executor.batch if self._executor is not None else self._batch
         if isinstance(error, NonFiniteLossError):
@@ -473,6 +483,8 @@ class StageWorker:
             fault=fault,
             hopeless=is_hopeless,
             batch=batch,
+            lost_peer=lost_peer + 1,
+            unreached=unreached,
         )
         return Report(refused=refused)
 

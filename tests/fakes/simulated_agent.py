@@ -1,5 +1,6 @@
 """What a node's daemon does about the plans that its own view shows, on simulated files and workers."""
 
+import random
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
@@ -7,7 +8,9 @@ from headway.daemon.coordination.boundaries import kept, lineage_of, newest_comp
 from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.lineage import Lineage
+from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.planning.copy_places import copy_places
+from headway.daemon.planning.plan_links import neighbours
 from headway.daemon.records import (
     Keys,
     PlanRecord,
@@ -31,10 +34,14 @@ FileKey = tuple[str, int, int, str]
 class SimulatedAgents(ABC):
     """The agents of all nodes; the world is its heir."""
 
+    random: random.Random
     store: Store
     nodes: dict[str, Node]
     checkpoint_files: dict[FileKey, Lineage]
     """(job, timeline, boundary, part): what was trained into a file in durable storage."""
+
+    blocked: set[tuple[str, str]]
+    """(node, other): no connection from the one to the other opens."""
 
     @abstractmethod
     def facts(self) -> ClusterView:
@@ -45,6 +52,7 @@ class SimulatedAgents(ABC):
         if not node.is_alive or node.is_frozen:
             return
         self._register_again(node)
+        self._dial_again(node)
         for job in list(node.view.jobs.values()):
             for plan in (job.plan, job.next):
                 for position, stage in enumerate(plan.stages if plan is not None else ()):
@@ -69,6 +77,59 @@ class SimulatedAgents(ABC):
         key = Keys.node(node.name)
         if self.store.values.get(key) != encode(node.record):
             self.store.transact({}, {key: encode(node.record)}, lease=node.lease)
+
+    # --- Who reaches whom ---------------------------------------------------------------------------------------------
+
+    def _dial_again(self, node: Node) -> None:
+        """What was out of reach and is not any more is found out; now and then something new is."""
+        if not self.blocked and not node.out_of_reach:
+            return
+        others = sorted(name for name in node.view.nodes if (node.name, name) in self.blocked)
+        node.out_of_reach &= set(others)
+        node.out_of_reach |= {name for name in others if self.random.random() < 0.02}
+        self._tell_reach(node)
+
+    def _tell_reach(self, node: Node) -> None:
+        facts = tuple(
+            ReachFact(
+                to=name,
+                to_incarnation=node.view.nodes[name].incarnation,
+                port=Port.WORKER,
+                address=f"{name}:2",
+                device_index=0,
+                reason="the connection was refused",
+            )
+            for name in sorted(node.out_of_reach)
+            if name in node.view.nodes
+        )
+        record, key = encode(ReachRecord(incarnation=node.lease, facts=facts)), Keys.reach(node.name)
+        if self.store.values.get(key) != record and Keys.node(node.name) in self.store.values:
+            self.store.transact({}, {key: record}, lease=node.lease)
+
+    def _prove(self, node: Node, job: JobView, plan: PlanRecord, position: int) -> tuple[int, ...]:
+        """The worker's neighbours, once all of them are dialled; whoever is out of reach becomes a fact."""
+        around = neighbours(plan.stages, position)
+        records = job.workers_of(plan)
+        for other in around:
+            record, name = records.get(other), plan.stages[other].node
+            if record is None or record.state is not WorkerState.READY:
+                continue
+            if (node.name, name) in self.blocked:
+                node.out_of_reach.add(name)
+                self._tell_reach(node)
+            else:
+                node.proven.add((job.name, plan.generation, position, other))
+        mine = {link[3] for link in node.proven if link[:3] == (job.name, plan.generation, position)}
+        return around if mine == set(around) else ()
+
+    def can_run(self, plan: PlanRecord) -> bool:
+        """Whether every link of a plan is open in the direction in which it is dialled."""
+        return all(
+            (plan.stages[position].node, plan.stages[other].node) not in self.blocked
+            for position in range(len(plan.stages))
+            for other in neighbours(plan.stages, position)
+            if other > position
+        )
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -189,11 +250,22 @@ class SimulatedAgents(ABC):
         is_in_force = job.plan is plan
         if is_in_force and not has_failed and worker.prepared == generation and worker.started < generation:
             self._start(node, job, plan, position, worker)
+        if is_in_force and not has_failed and worker.started == generation and not worker.is_stopped:
+            self._lose_link(plan, position, worker)
         if is_in_force and not has_failed and worker.started == generation:
             self._adopt(node, job, plan, position, worker)
             self._stop(node, job, plan, position, worker)
             self._save(node, job, plan, position, worker)
         self._tell(node, job, plan, position, worker)
+
+    def _lose_link(self, plan: PlanRecord, position: int, worker: Worker) -> None:
+        """A link that does not open, or not again, is told by the worker that dials it."""
+        if not self.blocked or self.random.random() > 0.3:
+            return
+        for other in neighbours(plan.stages, position):
+            ends = plan.stages[position].node, plan.stages[other].node
+            if other > position and ends in self.blocked:
+                worker.failure, worker.fault = (plan.generation, f"the link to {ends[1]} is lost"), ""
 
     def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stage = plan.stages[position]
@@ -290,6 +362,7 @@ class SimulatedAgents(ABC):
             boundary=boundary,
             error=error,
             fault=fault,
+            proven=self._prove(node, job, plan, position),
         )
         key = Keys.worker(job.name, plan.generation, position)
         if self.store.values.get(key) != encode(record):

@@ -18,6 +18,7 @@ from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
+from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.records import (
     CheckpointRecord,
     Desired,
@@ -71,6 +72,7 @@ class SimulatedCluster(SimulatedAgents):
         self.now = 100.0
         self.store = Store()
         self.nodes: dict[str, Node] = {}
+        self.blocked = set()
         self.checkpoint_files = {}
         self.manifests: dict[str, bytes] = {}
         self.num_incarnations = 0
@@ -345,6 +347,7 @@ class SimulatedCluster(SimulatedAgents):
             if not is_written:
                 break
         if done:
+            self._check_neighbours(command)
             self._check(command, had[0])
         return done
 
@@ -360,7 +363,7 @@ class SimulatedCluster(SimulatedAgents):
                 for worker in node.workers
                 if plan is not None and node.is_alive and worker.job == job.name and worker.started == plan.generation
             ]
-            if plan is None or spec is None or len(workers) < len(plan.stages):
+            if plan is None or spec is None or len(workers) < len(plan.stages) or not self.can_run(plan):
                 continue
             first = next(worker for worker in workers if worker.position == 0)
             every = spec.fault.snapshot_every
@@ -382,6 +385,15 @@ class SimulatedCluster(SimulatedAgents):
                 self.store.transact({}, {Keys.of(job.name, "progress"): encode(progress)})
 
     # --- The invariants -----------------------------------------------------------------------------------------------
+
+    def _check_neighbours(self, written: Transaction) -> None:
+        """No plan that is offered or comes into force has a link that the leader knows to be blocked."""
+        known = self.nodes[self.leader].view.blocked.pairs if self.leader in self.nodes else frozenset()
+        job = self.facts().jobs.get(written.job)
+        for leaf in ("plan", "next"):
+            plan = getattr(job, leaf, None)
+            if plan is not None and Keys.of(written.job, leaf) in written.puts:
+                assert linked_pairs(plan.stages).isdisjoint(known), f"neighbours of {written.job} cannot talk"
 
     def _check(self, written: Transaction, plan_before: PlanRecord | None) -> None:
         """Of every transaction of a leader, on what is then in etcd."""

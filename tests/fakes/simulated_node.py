@@ -63,6 +63,10 @@ class Node:
     held: dict[HeldKey, Lineage] = field(default_factory=dict)
     """Files, and what was trained into each."""
     durable: set[HeldKey] = field(default_factory=set)
+    proven: set[tuple[str, int, int, int]] = field(default_factory=set)
+    """(job, generation, position, neighbour's position) of the links that its daemon has dialled."""
+    out_of_reach: set[str] = field(default_factory=set)
+    """Nodes whose workers it has dialled in vain."""
     is_alive: bool = True
     is_frozen: bool = False
     """Neither acts nor hears, but its lease still runs."""

@@ -9,7 +9,8 @@ import pytest
 
 from headway.daemon.measurements import Port
 from headway.daemon.node import reach_dial
-from headway.daemon.node.reach_dial import Target, dial
+from headway.daemon.node.reach_dial import dial
+from headway.daemon.node.reach_target import Target
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.loop_thread import LoopThread
@@ -43,7 +44,7 @@ def worker(loop: LoopThread, identity: TlsIdentity) -> Iterator[Target]:
 
 def target_at(port: int) -> Target:
     return Target(
-        node="b", incarnation="b-1", port=Port.WORKER, address=f"127.0.0.1:{port}", device_index=0, worker="w-1"
+        node="node", incarnation="b-1", port=Port.WORKER, address=f"127.0.0.1:{port}", device_index=0, worker="w-1"
     )
 
 
@@ -73,7 +74,7 @@ def test_another_worker_behind_the_address_is_told(loop: LoopThread, worker: Tar
 
 
 def test_a_stranger_is_told_by_the_certificate(loop: LoopThread, worker: Target, stranger: TlsIdentity) -> None:
-    assert "authority" in dialled(loop, worker, stranger)
+    assert "ca.pem" in dialled(loop, worker, stranger)
 
 
 def test_a_listener_that_says_nothing_does_not_answer(loop: LoopThread, identity: TlsIdentity) -> None:

@@ -168,7 +168,7 @@ def scene(tmp_path: Path) -> Scene:
     store = StateStore(tmp_path / "store", quota_bytes=1000)
     store.open()
     etcd = EtcdOfOneView(view)
-    around: dict[str, Any] = {"etcd": etcd, "library": None, "client": None, "checkpoint_root": tmp_path}
+    around: dict[str, Any] = {"etcd": etcd, "library": None, "client": None, "checkpoint_root": tmp_path, "reach": None}
     agent = Agent(
         Surroundings(node="a", incarnation="a-1", lease_id=lambda: found.lease_id, view=view, store=store, **around)
     )

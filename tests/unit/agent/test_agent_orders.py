@@ -106,7 +106,9 @@ def node(status: WorkerStatus, *, name: str = "a", **fields: object) -> NodeStat
 
 def record(state: WorkerState, *, name: str = "a", boundary: int | None = None, error: str = "") -> WorkerRecord:
     """What node `name` says of its worker."""
-    return WorkerRecord(node=name, incarnation="w", address="a:1", pid=7, state=state, boundary=boundary, error=error)
+    return WorkerRecord(
+        node=name, incarnation="w", address="a:1", pid=7, state=state, boundary=boundary, error=error, proven=()
+    )
 
 
 def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:

@@ -19,6 +19,8 @@ from headway.daemon.node.agent_steps import (
     OrderStart,
     OrderStopAt,
     OrderWrite,
+    ProveLink,
+    RegisterWorker,
     SourceKind,
     Step,
 )
@@ -335,3 +337,42 @@ def test_the_lead_of_a_stage_copies_its_files_to_the_checkpoint() -> None:
     assert [copier(job, (1, 20), layer, view.nodes) for layer in (*LAYERS, JOURNAL)] == ["a", "a", "c", "d", "d"]
     del view.nodes["d"]
     assert copier(job, (1, 20), "head", view.nodes) == "e"
+
+
+def test_before_a_plan_comes_into_force_every_neighbour_is_dialled_from_both_ends() -> None:
+    """The middle of 2-1-2 dials all four; a replica of the first stage dials its sibling and the middle."""
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+
+    def dialled(name: str, *proven: int) -> list[tuple[int, str]]:
+        state = replace(node(name), proven={(JobGeneration("j", 1), POSITIONS[name], other) for other in proven})
+        return [(step.other, step.address) for step in next_steps(view, state) if isinstance(step, ProveLink)]
+
+    assert dialled("c") == [(0, "a:1"), (1, "b:1"), (3, "d:1"), (4, "e:1")]
+    assert dialled("a") == [(1, "b:1"), (2, "c:1")]
+    assert dialled("c", 0, 3) == [(1, "b:1"), (4, "e:1")]
+    assert dialled("f") == []
+
+
+def test_a_neighbour_that_is_not_ready_yet_or_has_failed_is_not_dialled() -> None:
+    view = view_of(TWO_ONE_TWO, states={"a": WorkerState.FAILED})
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+    del job.workers[1, POSITIONS["d"]]
+    steps = next_steps(view, node("c"))
+    assert [step.other for step in steps if isinstance(step, ProveLink)] == [POSITIONS["b"], POSITIONS["e"]]
+
+
+def test_a_worker_says_that_it_reaches_its_neighbours_once_it_reaches_all() -> None:
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+
+    def told(*proven: int) -> tuple[int, ...] | None:
+        state = replace(node("a"), proven={(JobGeneration("j", 1), 0, other) for other in proven})
+        [step] = [step for step in next_steps(view, state) if isinstance(step, RegisterWorker)]
+        return step.record.proven
+
+    assert told() == told(1) == ()
+    assert told(1, 2) == (1, 2)

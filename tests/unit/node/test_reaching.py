@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import Port, ReachFact
-from headway.daemon.node.reach_dial import Target
+from headway.daemon.node.reach_target import Target
 from headway.daemon.node.reaching import (
     DATED_EVERY_S,
     EVERY_S,

@@ -1,0 +1,26 @@
+"""Which links of a plan are blocked, and which are not proven yet: from the facts and the workers' records. Pure."""
+
+from headway.daemon.coordination.case import Case
+from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
+from headway.daemon.planning.plan_links import linked_pairs, neighbours
+from headway.daemon.records import PlanRecord
+
+
+def blocked_links(case: Case, plan: PlanRecord | None) -> BlockedWays:
+    """The ways between neighbours of a plan on which one does not reach the other."""
+    if plan is None or not case.blocked:
+        return NOTHING_BLOCKED
+    return case.blocked.between(linked_pairs(plan.stages))
+
+
+def unproven(case: Case, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]:
+    """(position, neighbour) of the workers that have told of themselves and not reached all their neighbours yet."""
+    if plan is None:
+        return ()
+    return tuple(
+        (position, other)
+        for position, worker in sorted(case.job.workers_of(plan).items())
+        if worker.proven is not None
+        for other in neighbours(plan.stages, position)
+        if other not in worker.proven
+    )

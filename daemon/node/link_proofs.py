@@ -1,0 +1,51 @@
+"""What this node has found out about the links of its workers: proven before a plan, or lost under it."""
+
+from collections.abc import Iterable, Set
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.node.agent_orders import is_over
+from headway.daemon.node.agent_steps import ProveLink
+from headway.daemon.node.lost_links import lost_links
+from headway.daemon.node.node_state import ProvenLink
+from headway.daemon.node.reach_target import Reach, worker_target
+from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
+from headway.stages.errors import UnavailableError
+
+
+class LinkProofs:
+    """Of the plans that etcd names."""
+
+    def __init__(self, view: ClusterView, reach: Reach) -> None:
+        self._view = view
+        self._reach = reach
+        self._proven: set[ProvenLink] = set()
+        self._passed_on: set[tuple[JobGeneration, int]] = set()
+        """(plan, device) of our workers whose lost link was told."""
+
+    @property
+    def proven(self) -> Set[ProvenLink]:
+        """The links whose other ends were dialled."""
+        return self._proven
+
+    async def prove(self, step: ProveLink) -> None:
+        """Raises UnavailableError. That the neighbour is out of reach is a fact in etcd then."""
+        target = worker_target(step.node, step.node_incarnation, step.device_index, step.address, step.worker)
+        if reason := await self._reach.prove(target):
+            raise UnavailableError(f"the worker of {step.node} at {step.address}", reason)
+        self._proven.add((step.of, step.position, step.other))
+
+    def look_again(self, workers: Iterable[WorkerStatus]) -> None:
+        """Tell of links that workers have lost, each once; forget plans that are over.
+
+        A link that did not open is a fact about two nodes. One that was lost makes both ends worth a look.
+        """
+        self._proven = {link for link in self._proven if not is_over(self._view, link[0])}
+        self._passed_on = {link for link in self._passed_on if not is_over(self._view, link[0])}
+        for lost in lost_links(self._view, workers):
+            if (lost.of, lost.device_index) in self._passed_on:
+                continue
+            self._passed_on.add((lost.of, lost.device_index))
+            if lost.was_unreached and lost.target is not None:
+                self._reach.link_failed(lost.target, lost.reason)
+            else:
+                self._reach.hurry(lost.node)

@@ -1,0 +1,143 @@
+"""Nodes that reach etcd and not each other, in the simulated cluster: pairs become blocked and heal, by seed."""
+
+import random
+from itertools import pairwise, permutations
+
+import pytest
+
+from headway.daemon.records import Phase
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.unit.coordinator.test_random_orders import build, finish, happen
+
+KIND = ("join", "drain", "elect")
+CRUEL = (*KIND, "lapse", "crash", "fail")
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 25))]
+
+
+def cluster_of(*names: str, **spec: object) -> SimulatedCluster:
+    cluster = SimulatedCluster(1)
+    cluster.quarantine_after = 3
+    for name in names:
+        cluster.add_node(name)
+    cluster.submit(small_spec("j", **spec))  # type: ignore[arg-type]
+    return cluster
+
+
+def nodes_of_plan(cluster: SimulatedCluster) -> list[str]:
+    plan = cluster.facts().jobs["j"].plan
+    return [stage.node for stage in plan.stages] if plan is not None else []
+
+
+def assert_nobody_is_blamed(cluster: SimulatedCluster) -> None:
+    assert not cluster.facts().failures, "no node is held responsible"
+    for job in cluster.facts().jobs.values():
+        assert job.phase.failures.num_deaths == 0, job.phase
+
+
+def test_a_pair_that_cannot_talk_is_found_out_at_prepare_and_planned_around() -> None:
+    """Three nodes, the first order has a and b beside each other: it is dropped, and c stands between them."""
+    cluster = cluster_of("a", "b", "c", min_nodes=3)
+    cluster.blocked = {("b", "a")}
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    assert nodes_of_plan(cluster)[1] == "c"
+    events = [event.text for event in cluster.facts().jobs["j"].events.values()]
+    assert any("b cannot reach the worker port of a at a:2" in text for text in events), events
+    assert_nobody_is_blamed(cluster)
+    assert cluster.phase("j").generation == 2, "the same order is not tried again"
+    assert sum("Trains from batch 0" in text for text in events) == 1, "the first plan never came into force"
+
+
+def test_where_no_order_works_the_job_says_which_way_is_blocked_and_waits() -> None:
+    cluster = cluster_of("a", "b", min_nodes=2)
+    cluster.blocked = {("a", "b")}
+    cluster.calm(max_rounds=100)
+    phase = cluster.phase("j")
+    assert phase.phase is Phase.QUEUED
+    assert "a cannot reach the worker port of b at b:2 (the connection was refused)" in phase.reason
+    assert phase.generation == 1, "the same order is not tried again while the fact stands"
+    assert_nobody_is_blamed(cluster)
+    cluster.blocked = set()
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
+
+
+def test_a_way_that_is_blocked_while_a_job_runs_ends_in_a_plan_that_avoids_it() -> None:
+    """One direction, after the neighbours met."""
+    cluster = cluster_of("a", "b", "c", min_nodes=3, batches=200)
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    first, second, third = nodes_of_plan(cluster)
+    cluster.blocked = {(first, second)}
+
+    def is_avoided() -> bool:
+        names = nodes_of_plan(cluster)
+        return cluster.phase("j").phase is Phase.RUNNING and len(names) == 3 and names[1] == third
+
+    cluster.calm(until=is_avoided)
+    assert not cluster.facts().failures
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
+
+
+def test_a_running_job_without_another_order_goes_on_when_the_pair_is_healed() -> None:
+    cluster = cluster_of("a", "b", min_nodes=2, batches=200)
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    first, second = nodes_of_plan(cluster)
+    cluster.blocked = {(first, second)}
+    cluster.calm(max_rounds=60)
+    phase = cluster.phase("j")
+    assert phase.phase is Phase.RECOVERING
+    assert f"{first} cannot reach the worker port of {second}" in phase.reason
+    assert not cluster.facts().failures
+    cluster.blocked = set()
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
+
+
+def test_a_job_that_takes_what_it_gets_goes_on_with_those_that_can_talk() -> None:
+    cluster = cluster_of("a", "b")
+    cluster.blocked = {("a", "b"), ("b", "a")}
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
+    assert_nobody_is_blamed(cluster)
+
+
+def block_or_heal(cluster: SimulatedCluster, chance: random.Random) -> None:
+    """Some way between two nodes, in one direction."""
+    names = sorted(cluster.nodes)
+    if cluster.blocked and chance.random() < 0.5:
+        cluster.blocked.discard(chance.choice(sorted(cluster.blocked)))
+    elif len(names) > 1:
+        cluster.blocked.add(chance.choice(list(permutations(names, 2))))
+
+
+@pytest.mark.parametrize("may_crash", [False, True])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_pairs_come_and_go_and_every_job_finishes(block: int, may_crash: bool) -> None:
+    """Blocks in one direction at any moment beside joins, drains and deaths. What the leader knows to be blocked is
+    never between neighbours (checked at every decision); when all have healed, the jobs reach their end."""
+    for seed in range(block * 4, block * 4 + 4):
+        cluster, chance = build(seed, num_groups=1 + seed % 3)
+        for _ in range(600):
+            cluster.random_step()
+            if chance.random() < 0.03:
+                block_or_heal(cluster, chance)
+            if chance.random() < 0.005:
+                happen(cluster, chance.choice(CRUEL if may_crash else KIND), chance)
+        cluster.blocked = set()
+        finish(cluster, seed)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_with_pairs_that_stay_blocked_a_job_runs_or_says_which(block: int) -> None:
+    """A job that demands all nodes: it runs if an order exists; else it says which way is blocked."""
+    for seed in range(block * 15, block * 15 + 15):
+        chance = random.Random(seed)
+        names = [f"n{index}" for index in range(chance.randint(2, 4))]
+        cluster = cluster_of(*names, min_nodes=len(names), num_blocks=4)
+        cluster.random.seed(seed)
+        cluster.blocked = {way for way in permutations(names, 2) if chance.random() < 0.3}
+        pairs = {frozenset(way) for way in cluster.blocked}
+        is_possible = any(all(frozenset(two) not in pairs for two in pairwise(order)) for order in permutations(names))
+        cluster.calm(max_rounds=250)
+        phase = cluster.phase("j")
+        assert (phase.phase is Phase.FINISHED) == is_possible, (seed, phase, sorted(cluster.blocked))
+        if not is_possible:
+            assert phase.phase is Phase.QUEUED
+            assert "cannot reach the worker port of" in phase.reason
+        assert_nobody_is_blamed(cluster)
