@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.node.reach_dial import Target
+from headway.daemon.node.reach_target import Target
 from headway.daemon.node.reaching import ports_of
 from headway.proto import control_pb2
 

@@ -26,7 +26,8 @@ from headway.daemon.node.dial_back import DialBack
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.probing import measure
-from headway.daemon.node.reach_dial import Target, dial
+from headway.daemon.node.reach_dial import dial
+from headway.daemon.node.reach_target import Target
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.node.trace_source import measure_clock
 from headway.daemon.records import (

@@ -141,3 +141,14 @@ def test_with_pairs_that_stay_blocked_a_job_runs_or_says_which(block: int) -> No
             assert phase.phase is Phase.QUEUED
             assert "cannot reach the worker port of" in phase.reason
         assert_nobody_is_blamed(cluster)
+
+
+@pytest.mark.parametrize(("told", "phase"), [((), Phase.PREPARING), (None, Phase.RUNNING)])
+def test_a_plan_waits_until_every_neighbour_is_reached(
+    told: tuple[int, ...] | None, phase: Phase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers are ready, and none has reached its neighbours yet; a daemon of an earlier version never says so."""
+    cluster = cluster_of("a", "b", min_nodes=2, batches=1000)
+    monkeypatch.setattr(cluster, "_prove", lambda *_: told)
+    cluster.calm(max_rounds=30)
+    assert cluster.phase("j").phase is phase
