@@ -30,6 +30,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point, is_armed
+from headway.daemon.planning.planner_pool import PlannerPool
 from headway.daemon.records import Keys, LeaderRecord, PhaseRecord, decode, encode
 from headway.daemon.storage.file_threads import FileThreads
 
@@ -149,7 +150,8 @@ class Leadership:
         await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
         busy: dict[TaskKey, asyncio.Task[None]] = {}
         self._plans.clear()
-        desk = PlanningDesk(self._plans, clock=self._clock)
+        planners = PlannerPool()
+        desk = PlanningDesk(self._plans, compute=planners.answer, clock=self._clock)
         try:
             while True:
                 seen = self._cluster.version
@@ -169,6 +171,7 @@ class Leadership:
                 wake_at = min(deadlines, default=None)
                 await self._pause(seen, {*busy.values(), *desk.under_way}, wake_at=wake_at)
         finally:
+            planners.close()
             self._troubles.clear()
             await _end(*busy.values())
 

@@ -211,6 +211,12 @@ class PlanBook:
             elif page.wanted_since is None:
                 page.wanted_since = now
 
+    def forget(self, request: PlanRequest) -> None:
+        """Ask for a plan again, though nothing that it depends on has changed."""
+        page = self._pages.get((request.job, request.purpose))
+        if page is not None and page.question == request.question:
+            page.question = page.outcome = None
+
     def clear(self) -> None:
         """Forget everything: whoever leads next begins anew."""
         self._pages.clear()

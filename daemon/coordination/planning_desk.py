@@ -14,15 +14,19 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.coordination.plan_book import Outcome, PlanBook, PlanRequest
+from headway.daemon.coordination.plan_book import Outcome, PlanBook, PlanRequest, Purpose
 from headway.daemon.errors import in_one_line
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import PlanRefused, answer
+from headway.daemon.planning.planner_pool import PlanningFailedError
 
 AT_ONCE_S: Final = 0.05
 """How long the loop may stand still for all plans of one decision."""
 PLAN_DEADLINE_S: Final = 60.0
 """For one plan. Then the job has none, for now, and others have their turn."""
+RETRY_S: Final = 60.0
+"""After a plan could not be computed; doubles with each further time, up to LONGEST_RETRY_S."""
+LONGEST_RETRY_S: Final = 3600.0
 
 _log = structlog.get_logger()
 
@@ -35,6 +39,16 @@ class _Work:
     began_at: float
     done: asyncio.Future[Outcome]
     is_late: bool = False
+
+
+@dataclass(slots=True)
+class _Failure:
+    """A plan that could not be computed, and when it is tried again though nothing has changed."""
+
+    num: int = 0
+    retry_at: float = 0.0
+    request: PlanRequest | None = None
+    """None: it has been asked for again."""
 
 
 class PlanningDesk:
@@ -56,6 +70,7 @@ class PlanningDesk:
         self._clock = clock
         self._deadline_s = deadline_s
         self._work: list[_Work] = []
+        self._failures: dict[tuple[str, Purpose], _Failure] = {}
 
     @property
     def under_way(self) -> tuple[asyncio.Future[Outcome], ...]:
@@ -64,15 +79,21 @@ class PlanningDesk:
 
     @property
     def wake_at(self) -> float | None:
-        """When a plan is late, by the clock; None: none is being computed that is not late already."""
-        return min((work.began_at + self._deadline_s for work in self._work if not work.is_late), default=None)
+        """When a plan is late, or one that failed is tried again, by the clock; None: never."""
+        late = [work.began_at + self._deadline_s for work in self._work if not work.is_late]
+        again = [failure.retry_at for failure in self._failures.values() if failure.request is not None]
+        return min([*late, *again], default=None)
 
     def collect(self) -> None:
         """Write down what is done, or late. What the planner raised is a refused plan of that job."""
         for work in [work for work in self._work if work.done.done()]:
             self._work.remove(work)
-            self._book.answered(work.request, _outcome(work.request, work.done.result))
+            self._book.answered(work.request, self._outcome(work.request, work.done.result))
             _log.info("plan_computed", **_names(work.request), seconds=round(self._clock() - work.began_at, 3))
+        for failure in self._failures.values():
+            if failure.request is not None and self._clock() >= failure.retry_at:
+                self._book.forget(failure.request)
+                failure.request = None
         for work in self._work:
             if not work.is_late and self._clock() >= work.began_at + self._deadline_s:
                 work.is_late = True
@@ -105,17 +126,25 @@ class PlanningDesk:
             done = asyncio.wrap_future(future)
             self._work.append(_Work(request=request, began_at=began_at, done=done))
             return False
-        self._book.answered(request, _outcome(request, future.result))
+        self._book.answered(request, self._outcome(request, future.result))
         return True
 
-
-def _outcome(request: PlanRequest, result: Callable[[], Outcome]) -> Outcome:
-    """What the planner answered. An error of it is a refused plan."""
-    try:
-        return result()
-    except Exception as error:
-        _log.error("plan_failed", **_names(request), exc_info=error)
-        return PlanRefused(reason=f"the planner failed: {in_one_line(error)}")
+    def _outcome(self, request: PlanRequest, result: Callable[[], Outcome]) -> Outcome:
+        """What the planner answered. A failure of it is a refused plan of that job, which is tried again later."""
+        key = (request.job, request.purpose)
+        try:
+            outcome = result()
+        except Exception as error:
+            is_told = isinstance(error, PlanningFailedError)
+            reason = str(error) if is_told else f"the planner failed: {in_one_line(error)}"
+            failure = self._failures.setdefault(key, _Failure())
+            pause_s = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(failure.num, 30))
+            failure.num, failure.retry_at, failure.request = failure.num + 1, self._clock() + pause_s, request
+            told = {} if is_told else {"exc_info": error}
+            _log.error("plan_failed", **_names(request), reason=reason, retry_in_s=pause_s, **told)
+            return PlanRefused(reason=reason)
+        self._failures.pop(key, None)
+        return outcome
 
 
 def _names(request: PlanRequest) -> dict[str, object]:

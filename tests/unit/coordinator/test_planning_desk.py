@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 
 from headway.daemon.coordination.plan_book import PlanBook, PlanRequest, Purpose
-from headway.daemon.coordination.planning_desk import AT_ONCE_S, PlanningDesk
+from headway.daemon.coordination.planning_desk import AT_ONCE_S, RETRY_S, PlanningDesk
 from headway.daemon.planning.plan_question import PlanQuestion, ask
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError
 from headway.daemon.records import Device, NodeRecord
 from tests.fakes.simulated_cluster import small_spec
 
@@ -54,7 +55,8 @@ async def gaps(done: asyncio.Future[object]) -> list[float]:
 async def test_the_loop_goes_on_while_a_heavy_plan_is_computed() -> None:
     """64 devices, 200 layers, m = 512: the loop has its turns, far within a lease, and the plan comes."""
     book = PlanBook()
-    desk, wanted = PlanningDesk(book), request(64, num_blocks=198, tight=True)
+    planners = PlannerPool()
+    desk, wanted = PlanningDesk(book, compute=planners.answer), request(64, num_blocks=198, tight=True)
     began = time.perf_counter()
     assert not desk.take_up([wanted], until=time.monotonic() + 10.0)
     assert time.perf_counter() - began < LONGEST_GAP_S
@@ -65,6 +67,7 @@ async def test_the_loop_goes_on_while_a_heavy_plan_is_computed() -> None:
     assert found_gaps[int(0.95 * len(found_gaps))] < USUAL_GAP_S
     assert found_gaps[-1] < LONGEST_GAP_S
     desk.collect()
+    planners.close()
     found = book.find(wanted)
     assert found is not None
     assert isinstance(found.outcome, ClusterPlan)
@@ -144,3 +147,38 @@ async def test_what_the_planner_raises_is_a_refused_plan_of_that_job() -> None:
         await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
         desk.collect()
     assert isinstance(book.find(other).outcome, ClusterPlan)  # type: ignore[union-attr]
+
+
+async def test_a_plan_that_failed_is_tried_again_though_nothing_has_changed() -> None:
+    """A process that died says nothing about the job: after a minute the plan is asked for again, then ever later."""
+    now, num = 100.0, 0
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        nonlocal num
+        num += 1
+        if num <= 2:
+            raise PlanningFailedError("the planning process ended with status -9")
+        return answer(question)
+
+    book, wanted = PlanBook(), request(2)
+    desk = PlanningDesk(book, compute=compute, clock=lambda: now)
+
+    async def ask() -> ClusterPlan | PlanRefused:
+        if not desk.take_up([wanted], until=now + AT_ONCE_S):
+            await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+            desk.collect()
+        found = book.find(wanted)
+        assert found is not None
+        return found.outcome
+
+    for pause_s in (RETRY_S, 2 * RETRY_S):
+        assert await ask() == PlanRefused(reason="the planning process ended with status -9")
+        assert desk.wake_at == now + pause_s
+        now += pause_s - 1
+        desk.collect()
+        assert book.find(wanted) is not None
+        now += 1
+        desk.collect()
+        assert book.find(wanted) is None
+    assert isinstance(await ask(), ClusterPlan)
+    assert desk.wake_at is None
