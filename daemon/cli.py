@@ -39,7 +39,6 @@ app = typer.Typer(
     name="headway",
     help="Train one model as a pipeline across machines that differ, come and go.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

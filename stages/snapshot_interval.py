@@ -7,17 +7,30 @@ so that doubling the interval helps, and ends."""
 
 
 class SnapshotInterval:
-    """Every n-th boundary, with n the job's number times a factor: 1, 2, 4 …, so that the stages' boundaries meet."""
+    """Every n-th boundary, with n the job's number times a factor: 1, 2, 4 …, so that the stages' boundaries meet.
+
+    Boundaries of checkpoints stay where the job wants them, unless they would come more often than those of snapshots.
+    """
 
     def __init__(self, snapshot_every: int, checkpoint_every: int) -> None:
         """Batches; 0: never."""
-        self._numbers = tuple(number for number in (snapshot_every, checkpoint_every) if number > 0)
+        self._snapshot_every, self._checkpoint_every = snapshot_every, checkpoint_every
         self._was_late = False
         self.factor = 1
 
     def is_due(self, boundary: int) -> bool:
         """Whether the boundary is one of those."""
-        return boundary > 0 and any(boundary % (number * self.factor) == 0 for number in self._numbers)
+        numbers = (self._snapshot_every * self.factor, self._checkpoint_every * self._checkpoint_factor)
+        return boundary > 0 and any(number > 0 and boundary % number == 0 for number in numbers)
+
+    @property
+    def _checkpoint_factor(self) -> int:
+        if not self._snapshot_every or not self._checkpoint_every:
+            return self.factor
+        factor = 1
+        while factor < self.factor and self._checkpoint_every * factor < self._snapshot_every * self.factor:
+            factor *= 2
+        return factor
 
     def space(self, factor: int) -> None:
         """Take only every factor-th from now on. Raises ValueError unless it is a power of two."""

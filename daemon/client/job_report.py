@@ -54,6 +54,7 @@ class JobReport:
     """Last batch whose loss is known."""
     batches: int
     loss: float | None
+    """Of `batch`."""
     tokens_per_second: float | None
     seconds_left: float | None
     exact: bool | None
@@ -112,7 +113,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         timeline=plan.timeline if plan else None,
         batch=batch,
         batches=spec.train.batches,
-        loss=progress.loss if progress else None,
+        loss=progress.loss if progress and progress.batch == batch else None,
         tokens_per_second=rate,
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
         exact=is_exact,

@@ -91,13 +91,17 @@ def up(
     """Start etcd and daemons on this machine, until Ctrl-C.
 
     Ctrl-C saves every job in a checkpoint first; the next `up` on the same state folder goes on with it. A second
-    Ctrl-C does not wait for that.
+    Ctrl-C does not wait for that. Exit code 0 when all was saved, 130 otherwise.
+
+    With HEADWAY_METRICS_LISTEN=HOST:PORT each daemon serves metrics at a port of its own, from PORT on.
 
     \b
     headway up --nodes 3
     """
     from headway.daemon.local.cluster import LocalCluster
     from headway.daemon.local.interrupts import run_interruptible
+
+    clusters: list[LocalCluster] = []
 
     async def main(force: "asyncio.Event") -> int:
         _say_starting(nodes)
@@ -109,6 +113,7 @@ def up(
             force=force,
             on_trouble=lambda text: typer.echo(f"warning: {text}", err=True),
         )
+        clusters.append(cluster)
         async with cluster:
             up = sum(node.process.poll() is None for node in cluster.nodes)
             count = f"{up} nodes are" if up > 1 else "1 node is"
@@ -117,11 +122,16 @@ def up(
             say(f"in another terminal, in this folder: headway submit JOB.toml{option}")
             if cluster.etcd_remark:
                 say(cluster.etcd_remark)
+            for name, listen in cluster.metrics.items():
+                say(f"metrics of {name}: http://{listen}/metrics")
             say("Ctrl-C here saves every job and stops")
             await cluster.guard()
         return 0
 
-    return run_interruptible(main, on_first=_say_stopping)
+    def has_ended_well() -> bool:
+        return all(cluster.has_ended_well for cluster in clusters)
+
+    return run_interruptible(main, on_first=_say_stopping, has_ended_well=has_ended_well)
 
 
 def reference(

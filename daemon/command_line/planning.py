@@ -1,5 +1,6 @@
 """`headway plan`: who would hold which layers, before anything is submitted or rented."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,8 +55,8 @@ def plan(
 ) -> None:
     """Who would hold which layers, and why: a dry run that changes nothing and needs no GPU.
 
-    With --nodes or --nodes-file it needs no cluster either: to size one before it is rented. A job that does not fit
-    is refused with the arithmetic.
+    With --nodes or --nodes-file it needs no cluster either: to size one before it is rented. Where no cluster is named
+    and none runs here, the plan is for this machine. A job that does not fit is refused with the arithmetic.
 
     \b
     depth   how many microbatches a worker may have begun and not ended
@@ -84,12 +85,17 @@ def plan(
         records, links = _from_file(nodes_file, spec)
     elif nodes:
         records = equal_nodes(nodes, memory_bytes=round(memory * (1 << 30)))
-    else:
+    elif _is_any_cluster(etcd, cluster):
 
         async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
             return tuple((await session.view()).nodes.values())
 
         records = with_cluster(etcd, certs, cluster, work)
+    else:
+        records = (_this_machine(),)
+        sys.stderr.write(
+            "headway: no cluster runs here, so this is a plan for this machine alone; --nodes N plans for more\n"
+        )
     told, run = preview(spec, records, links=links, is_simulated=picture is not None or trace is not None)
     if run is not None:
         _write(told, run, picture, trace)
@@ -101,6 +107,40 @@ def plan(
     for what, path in (("timeline", picture), ("trace", trace)):
         if path is not None:
             say(f"{what:8}  {path}")
+
+
+def _is_any_cluster(etcd: str | None, cluster: Path | None) -> bool:
+    """Whether a cluster is named, or a local one runs. A named one that does not answer is an error, not nothing."""
+    import os
+
+    from headway.daemon.client.cluster_access import find_cluster
+    from headway.daemon.errors import StoreUnreachableError
+
+    if etcd or cluster or os.environ.get("HEADWAY_ETCD") or os.environ.get("HEADWAY_CLUSTER"):
+        return True
+    try:
+        find_cluster()
+    except StoreUnreachableError:
+        return False
+    return True
+
+
+def _this_machine() -> "NodeRecord":
+    """One node with the devices that a daemon here would have."""
+    from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
+    from headway.daemon.records import NodeRecord
+
+    devices = find_devices("auto", 0)
+    return NodeRecord(
+        name="this-machine",
+        incarnation="preview",
+        address="",
+        host="",
+        site="default",
+        devices=devices,
+        memory_bytes=memory_bytes(),
+        arithmetic_class=class_of(devices),
+    )
 
 
 def _from_file(path: Path, spec: "JobSpec") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":

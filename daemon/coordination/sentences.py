@@ -15,12 +15,15 @@ from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, Worker
 
 def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
     """Of a planned change."""
-    old, new = {stage.node for stage in before.stages}, {stage.node for stage in after.stages}
+    added = {stage.node for stage in after.stages} - {stage.node for stage in before.stages}
+    newcomers = case.view.newcomers(case.job)
     causes = []
     if draining := case.draining(before):
         causes.append(_leaving(draining))
-    if joined := sorted(new - old):
+    if joined := sorted(added & newcomers):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
+    if idle := sorted(added - newcomers):
+        causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle so far, can be used")
     cause = " and ".join(causes) or _better(case, before, after)
     form, former = shape(after.stages), shape(before.stages)
     if form != former:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from typing import IO, Self
 
 import msgspec
 
+from headway.daemon.addresses import join_address, split_address
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
 from headway.daemon.errors import ConfigError, StoreError
@@ -70,6 +72,10 @@ class LocalCluster:
         self.state_dir = state_dir.absolute()
         self.force = force or asyncio.Event()
         self.nodes: list[NodeProcess] = []
+        self.has_ended_well = False
+        """Whether it was up, and every daemon then left by itself, with each job in a checkpoint."""
+        self.metrics: dict[str, str] = {}
+        """Node name to the address where Prometheus may ask, if HEADWAY_METRICS_LISTEN names one."""
         self._addresses: dict[str, str] = {}
         self._num_nodes = num_nodes
         self._num_named = 0
@@ -267,6 +273,7 @@ class LocalCluster:
         """
         if self._lock is not None:  # else the folder, and the file in it, are another cluster's
             (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
+        was_up = self._keeping_up is not None
         if self._keeping_up is not None:
             self._keeping_up.cancel()
             await asyncio.wait([self._keeping_up])
@@ -275,6 +282,8 @@ class LocalCluster:
         for node in self.nodes:
             node.signal(signal.SIGTERM)
         await self._ended(self._stop_timeout_s)
+        if self.nodes:
+            self.has_ended_well = was_up and all(node.has_left for node in self.nodes)
         for node in self.nodes:
             node.signal(signal.SIGKILL)
         await self._ended(KILL_TIMEOUT_S, is_forced=True)
@@ -328,7 +337,7 @@ class LocalCluster:
         name = f"node-{self._num_named}"
         state_dir = self.state_dir / "nodes" / name
         state_dir.mkdir(parents=True, exist_ok=True)
-        flags = {
+        flags = self._metrics_of(name) | {
             "etcd": ",".join(self.etcd_endpoints),
             "certificates": self._authority.issue(name),
             "state_dir": state_dir,
@@ -346,6 +355,21 @@ class LocalCluster:
         )
         self.nodes.append(node)
         return node
+
+    def _metrics_of(self, name: str) -> dict[str, object]:
+        """Of the port that all daemons of this machine are told, each takes its own: the first that one, and so on."""
+        told = {**os.environ, **self._environment}.get("HEADWAY_METRICS_LISTEN", "")
+        if not told or "metrics_listen" in self._node_settings:
+            return {}
+        host, port = split_address(told, "HEADWAY_METRICS_LISTEN")
+        if port:
+            port += self._num_named - 1
+        else:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+        self.metrics[name] = join_address(host, port)
+        return {"metrics_listen": self.metrics[name]}
 
     async def _registered(self, nodes: Iterable[NodeProcess], *, is_any_enough: bool = False) -> None:
         """Return when the nodes' records are in etcd, written by these very processes.

@@ -5,20 +5,23 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+Main = Callable[[asyncio.Event], Coroutine[Any, Any, int]]
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_interruptible(
-    main: Callable[[asyncio.Event], Coroutine[Any, Any, int]], *, on_first: Callable[[], None] | None = None
+    main: Main, *, on_first: Callable[[], None] | None = None, has_ended_well: Callable[[], bool] = lambda: False
 ) -> int:
     """Run `main(force)` in a new event loop; its result is the exit code, or 128 + the signal that ended it.
 
     The first signal cancels it, so that its `finally` clauses stop what it started; the second sets `force`.
+    has_ended_well: asked after a signal; where that is how the work ends, and all of it is done, the exit code is 0.
     """
-    return asyncio.run(_run(main, on_first))
+    return asyncio.run(_run(main, on_first, has_ended_well))
 
 
-async def _run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]], on_first: Callable[[], None] | None) -> int:
+async def _run(main: Main, on_first: Callable[[], None] | None, has_ended_well: Callable[[], bool]) -> int:
     loop, force = asyncio.get_running_loop(), asyncio.Event()
     caught: list[signal.Signals] = []
 
@@ -39,4 +42,4 @@ async def _run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]], on_fir
     except asyncio.CancelledError:
         if not caught:
             raise
-        return 128 + caught[0]
+        return 0 if len(caught) == 1 and has_ended_well() else 128 + caught[0]

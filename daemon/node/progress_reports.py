@@ -6,7 +6,7 @@ from collections import deque
 
 import structlog
 
-from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConflictError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
@@ -61,7 +61,7 @@ class ProgressReports:
     async def _write(self, job: str, generation: int, entries: list[control_pb2.JournalEntry]) -> bool:
         """Whether there is nothing more to do about these entries."""
         view = self._view.jobs.get(job)
-        if view is None or view.plan is None or view.plan.generation != generation:
+        if view is None or not _is_news(view, generation, entries[-1].batch):
             return True  # of a plan that is over: the journal has them
         seconds = sum(entry.seconds for entry in entries)
         newest = entries[-1]
@@ -74,12 +74,26 @@ class ProgressReports:
             updated_at=time.time(),
         )
         plan_key = Keys.of(job, "plan")
-        condition = Compare.unchanged(plan_key, self._view.revision_of(plan_key))
+        conditions = [
+            Compare.unchanged(plan_key, self._view.revision_of(plan_key)),
+            Compare.present(Keys.of(job, "spec")),
+        ]
         try:
-            await self._etcd.transaction([condition], [Put(Keys.of(job, "progress"), encode(record))])
+            await self._etcd.transaction(conditions, [Put(Keys.of(job, "progress"), encode(record))])
         except ConflictError:
-            return True
+            return False  # the view will say whether the plan is another one, or the job's last one is over
         except StoreError as error:
             log.warning("progress_not_written", job=job, error=str(error))
             return False
         return True
+
+
+def _is_news(job: JobView, generation: int, batch: int) -> bool:
+    """Whether a plan's batch is worth a record: of the plan in force, or the last one of a plan that has just ended.
+
+    A job's end deletes the plan, often before the last losses are written.
+    """
+    if job.plan is not None or job.next is not None:
+        return job.plan is not None and job.plan.generation == generation
+    before = job.progress
+    return before is None or (generation >= before.generation and batch > before.batch)

@@ -81,9 +81,9 @@ class Program:
         out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
 
-    def up(self, *arguments: str) -> subprocess.Popen[str]:
+    def up(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `headway up` and return when it says that it is up."""
-        process = self.start("up", *arguments)
+        process = self.start("up", *arguments, variables=variables)
         assert process.stdout is not None
         line = process.stdout.readline()
         if " up; etcd at " not in line:
@@ -118,10 +118,8 @@ class Program:
     def _leftovers(self) -> list[str]:
         found = [f"process {pid}: {_command(pid)}" for pid in self._marked()]
         found += [f"folder {path}" for path in (self.folder / "tmp").glob("headway-*")]
-        pids = {process.pid for process in self._started}
-        found += [
-            f"folder {path}" for path in Path("/dev/shm").glob("headway-*") if int(path.name.split("-")[1]) in pids
-        ]
+        pids = {str(process.pid) for process in self._started}
+        found += [f"folder {path}" for path in Path("/dev/shm").glob("headway-*") if path.name.split("-")[1] in pids]
         return found
 
     def _marked(self) -> list[int]:

@@ -4,20 +4,27 @@ import json
 import random
 import signal
 import time
+import urllib.request
 from typing import Any
 
 import pytest
 
 
 def test_up_registers_its_nodes_and_leaves_nothing(program: Any) -> None:
-    """Two nodes are up and known; Ctrl-C ends all: exit 130, no process, socket or temporary folder is left."""
-    up = program.up("--nodes", "2")
+    """Two nodes are up and known, each with metrics of its own; Ctrl-C ends all: exit 0, nothing is left."""
+    up = program.up("--nodes", "2", variables={"HEADWAY_METRICS_LISTEN": "127.0.0.1:0"})
+    said = list(iter(up.stdout.readline, "Ctrl-C here saves every job and stops\n"))
+    addresses = [line for line in said if line.startswith("metrics of ")]
+    assert [line.split(":")[0] for line in addresses] == ["metrics of node-1", "metrics of node-2"]
+    for line in addresses:
+        with urllib.request.urlopen(line.split()[-1], timeout=10) as answer:
+            assert b"headway_etcd_reachable 1" in answer.read()
     code, out, err = program.run("nodes", "--json")
     assert code == 0, err
     assert [node["name"] for node in json.loads(out)] == ["node-1", "node-2"]
     up.send_signal(signal.SIGINT)
     _, err = up.communicate(timeout=100)
-    assert up.returncode == 130, err
+    assert up.returncode == 0, err
     assert program.leftovers() == []
     assert not (program.folder / ".headway" / "cluster.json").exists()
     assert program.run("nodes")[0] == 3

@@ -307,3 +307,28 @@ def test_doubtful_data_is_told(tmp_path: Path, headway: Headway) -> None:
     assert "b.txt: is empty" in err
     assert "c.bin: does not look like text (a zero byte at 3)" in err
     assert err.count("\n") == 2
+
+
+def test_a_plan_alone_is_for_this_machine(headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan JOB.toml` where no cluster runs: this machine's devices, and a line that says so; a named one is asked."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADWAY_ETCD", "HEADWAY_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "job.toml").write_text('[job]\nname = "x"\n')
+    code, out, err = headway("plan", "job.toml")
+    assert code == 0
+    assert "this-machine" in out
+    assert "this is a plan for this machine alone; --nodes N plans for more" in err
+    code, _, err = headway("plan", "job.toml", "--cluster", "nowhere")
+    assert code == 3
+    assert "nowhere: no cluster runs here" in err
+
+
+def test_a_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the completion that `--install-completion` installs asks: commands that begin so."""
+    monkeypatch.setenv("_HEADWAY_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "headway sta")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit) as ended:
+        run([])
+    assert (ended.value.code, capsys.readouterr().out.split()) == (0, ["status"])

@@ -360,3 +360,17 @@ def test_missing_records_fail_the_job_instead_of_hanging_it() -> None:
     [command] = decide(view, now=cluster.now).commands
     assert isinstance(command, Transaction)
     assert "records in etcd are incomplete" in command.reason
+
+
+def test_a_node_that_was_there_from_the_start_has_not_joined() -> None:
+    """Two jobs on two nodes; one ends, and the other moves to the node that it left: nobody says that it joined."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("short", batches=3, max_nodes=1))
+    cluster.submit(small_spec("first", batches=200))
+    run_until(cluster, Phase.FINISHED, "short")
+    cluster.calm(until=lambda: len({stage.node for stage in plan(cluster).stages}) == 2, max_rounds=400)
+    told = " ".join(events(cluster))
+    assert "joined" not in told
+    assert "idle so far, can be used: 2 stages instead of 1" in told

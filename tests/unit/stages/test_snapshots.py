@@ -273,11 +273,26 @@ def test_boundaries_are_due_by_both_numbers_and_the_factor() -> None:
     interval = SnapshotInterval(20, 50)
     assert [b for b in range(121) if interval.is_due(b)] == [20, 40, 50, 60, 80, 100, 120]
     interval.space(2)
-    assert [b for b in range(121) if interval.is_due(b)] == [40, 80, 100, 120]
+    assert [b for b in range(121) if interval.is_due(b)] == [40, 50, 80, 100, 120]
     assert not any(SnapshotInterval(0, 0).is_due(b) for b in range(100))
     for factor in (0, 3, -2):
         with pytest.raises(ValueError, match="power of two"):
             interval.space(factor)
+
+
+def test_checkpoints_do_not_drift_when_snapshots_are_spaced() -> None:
+    """Every 20 and every 100 batches: four times as few snapshots leave each checkpoint where it is.
+
+    Only where checkpoints would come more often than the spaced snapshots are they spaced, too.
+    """
+    interval = SnapshotInterval(20, 100)
+    interval.space(4)
+    assert [b for b in range(401) if interval.is_due(b)] == [80, 100, 160, 200, 240, 300, 320, 400]
+    interval.space(16)
+    assert [b for b in range(1601) if interval.is_due(b)] == [320, 400, 640, 800, 960, 1200, 1280, 1600]
+    alone = SnapshotInterval(0, 10)
+    alone.space(2)
+    assert [b for b in range(61) if alone.is_due(b)] == [20, 40, 60]
 
 
 def test_the_interval_doubles_when_a_snapshot_is_late_twice_in_a_row() -> None:

@@ -1,0 +1,27 @@
+"""What a command's exit code is after Ctrl-C: 0 where that is how it ends and all was saved."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from headway.daemon.local.interrupts import run_interruptible
+
+
+@pytest.mark.parametrize(("num_signals", "is_saved", "code"), [(1, True, 0), (1, False, 130), (2, True, 130)])
+def test_an_interrupt_that_saved_everything_is_no_failure(num_signals: int, is_saved: bool, code: int) -> None:
+    """One signal and all saved: 0. Something not saved, or a second signal that did not wait: 130."""
+
+    async def main(force: asyncio.Event) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            if num_signals == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                await force.wait()
+        return 1
+
+    assert run_interruptible(main, has_ended_well=lambda: is_saved) == code
