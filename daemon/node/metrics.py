@@ -5,25 +5,29 @@ daemons are right. HTTP runs in a thread of its own; values are gathered in the 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headway.daemon.client.goodput_report import WAITING
 from headway.daemon.client.job_report import JobReport, report_in
-from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError
+from headway.daemon.node.metrics_server import MetricsServer
 from headway.daemon.node.outgoing import OutgoingTransfers
+from headway.daemon.records import TERMINAL_PHASES
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.activities import Activities
 
 Metric = CounterMetricFamily | GaugeMetricFamily
 
 GATHER_TIMEOUT_S: Final = 5.0
+MOST_JOBS: Final = 200
+"""With metrics of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +66,11 @@ def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Call
     registry = CollectorRegistry()
     registry.register(NodeMetrics(source))
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
+        server = MetricsServer(host, port, registry)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}", "metrics_listen") from error
 
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(GATHER_TIMEOUT_S)
-
-    return int(server.server_address[1]), stop
+    return int(server.server_address[1]), server.start()
 
 
 def node_metrics(source: MetricSource) -> Iterator[Metric]:
@@ -160,7 +159,8 @@ def job_metrics(source: MetricSource) -> Iterator[Metric]:
     view = source.view
     if view.leader is None or view.leader.node != source.node:
         return
-    reports = [report_in(view, job) for job in view.jobs_in_order()]
+    yield _gauge("headway_jobs", "Jobs that etcd has; the newest of them have metrics of their own.", len(view.jobs))
+    reports = [report_in(view, job) for job in told_of(view.jobs_in_order())]
     phases = GaugeMetricFamily("headway_job_phase", "1 for the phase that a job is in.", labels=("job", "phase"))
     for report in reports:
         phases.add_metric((report.name, report.phase), 1)
@@ -171,6 +171,14 @@ def job_metrics(source: MetricSource) -> Iterator[Metric]:
             if (value := value_of(report)) is not None:
                 family.add_metric((report.name,), value)
         yield family
+
+
+def told_of(jobs: Sequence[JobView]) -> list[JobView]:
+    """Each job is a label: those that are not over, and the newest of the others, up to a number."""
+    running = [job for job in jobs if job.phase.phase not in TERMINAL_PHASES]
+    over = [job for job in jobs if job.phase.phase in TERMINAL_PHASES]
+    kept = {job.name for job in (over + running)[-MOST_JOBS:]}
+    return [job for job in jobs if job.name in kept]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
