@@ -49,6 +49,8 @@ class LayerTime:
     """One microbatch, with what is computed again."""
     update_s: float = 0.0
     """One update."""
+    spread: float = 0.0
+    """By how much the samples of a microbatch differ, relatively: half of what their middle ones span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,6 +253,8 @@ class PlanRecord:
     """Batches below were begun before this plan: computing them again is replay."""
     stages: tuple[StagePlan, ...] = ()
     predicted_batch_seconds: float = 0.0
+    promised: float = 0.0
+    """How many times faster than the plan before it was predicted to be; 0: it had to be, whatever it is."""
     reason: str = ""
     is_exact: bool = True
     exact_reason: str = ""

@@ -387,14 +387,16 @@ class Heartbeat(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ..., layers: _Optional[_Mapping[str, LayerSeconds]] = ..., peak_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., replan_s: _Optional[float] = ..., device_speed: _Optional[float] = ..., steps: _Optional[int] = ..., expected_s: _Optional[float] = ...) -> None: ...
 
 class LayerSeconds(_message.Message):
-    __slots__ = ("forward_s", "backward_s", "update_s")
+    __slots__ = ("forward_s", "backward_s", "update_s", "spread")
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     UPDATE_S_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
     forward_s: float
     backward_s: float
     update_s: float
-    def __init__(self, forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ...) -> None: ...
+    spread: float
+    def __init__(self, forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ..., spread: _Optional[float] = ...) -> None: ...
 
 class RecentOperations(_message.Message):
     __slots__ = ("request", "job", "generation", "worker", "launched", "kinds", "batches", "microbatches", "versions", "started_s", "ended_s")

@@ -36,6 +36,8 @@ class LayerSeconds:
     forward_s: float
     backward_s: float
     update_s: float
+    spread: float = 0.0
+    """Of forward and backward: half of what the middle samples span, relative to the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +143,21 @@ class LayerTimes:
                     self._newest.setdefault((kind, what), deque(maxlen=WINDOW)).append(fmean(seconds))
         medians = {key: median(seconds) for key, seconds in self._newest.items()}
         self._layers = {
-            kind: LayerSeconds(medians[kind, "forward"], medians[kind, "backward"], medians[kind, "update"])
+            kind: LayerSeconds(
+                medians[kind, "forward"],
+                medians[kind, "backward"],
+                medians[kind, "update"],
+                spread=max(spread_of(self._newest[kind, what]) for what in ("forward", "backward")),
+            )
             for kind in dict.fromkeys(self._kinds)
             if all((kind, what) in medians for what in ("forward", "backward", "update"))
         }
+
+
+def spread_of(samples: Sequence[float]) -> float:
+    """Half of what samples span without the least and the greatest of them, relative to their median."""
+    middle = sorted(samples)[1:-1]
+    return (middle[-1] - middle[0]) / (2 * median(middle)) if middle else 0.0
 
 
 def _event() -> torch.cuda.Event:

@@ -77,7 +77,9 @@ def offer_change(case: Case, to: Phase) -> Command:
     assert isinstance(plan, ClusterPlan)
     assert before is not None
     same_timeline = Origin(source="nodes", boundary=0, source_timeline=before.timeline, lineage=before.lineage)
-    return offer(case, to, plan, reason=why_changed(case, before, plan), origin=same_timeline)
+    promised = case.outlook.factor if case.outlook is not None and not case.draining(before) else 0.0
+    reason = why_changed(case, before, plan)
+    return offer(case, to, plan, reason=reason, origin=same_timeline, promised=promised)
 
 
 def recover(case: Case, to: Phase) -> Command:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.coordination.record_places import (
     DECISIVE,
     RecordPlace,
@@ -22,6 +23,7 @@ from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
 from headway.daemon.planning.blocked_ways import BlockedWays, blocked_ways
+from headway.daemon.planning.promises import Promises
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
@@ -87,6 +89,8 @@ class JobView:
     profiles: dict[DeviceKey, ProfileRecord] = field(default_factory=dict)
     changed_at: tuple[float, ...] = field(default=(), compare=False)
     """When the plan in force was seen to become another one, the last `MAX_REMEMBERED` times."""
+    promises: Promises = field(default_factory=Promises, compare=False)
+    """What planned changes promised, and what came of them."""
     left: PlanRecord | None = field(default=None, compare=False)
     """The plan before the one in force, if it was seen."""
     entered_at: float = 0.0
@@ -169,7 +173,7 @@ class ClusterView:
     arrived_at: dict[str, float] = field(default_factory=dict)
     """Since when a node's present incarnation has been there."""
     arrived_in: dict[str, int] = field(default_factory=dict)
-    """The revision in which a node's present incarnation was registered when it was first seen; 0: in another epoch."""
+    """The revision in which a node came (see `newcomers`), as far as it was seen; 0: in another epoch."""
     departures: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """When a node's incarnations were seen to go, the last `MAX_REMEMBERED` times."""
     probes: dict[str, ProbeRecord] = field(default_factory=dict)
@@ -183,6 +187,8 @@ class ClusterView:
     epoch: int = 0
     """How often etcd's history went back (an older backup, an empty store) so that the view was made anew."""
     _deleted: dict[str, int] = field(default_factory=dict)
+    _restored: set[str] = field(default_factory=set)
+    """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
     """Each node's newest, also while it is absent."""
 
@@ -236,6 +242,7 @@ class ClusterView:
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
         self.arrived_in = dict.fromkeys(known, 0)
+        self._restored = known
         self.usage.advance(now)
         self.usage.held.clear()
         self.nodes_changed_at = now
@@ -272,9 +279,18 @@ class ClusterView:
         )
 
     def newcomers(self, job: JobView) -> frozenset[str]:
-        """Nodes that registered after a job's plan came into force."""
+        """Nodes that came after a job's plan came into force, and that it does not have.
+
+        A node comes when it registers, also again after its lease was lost, and when it is released: from draining,
+        from quarantine, or with the worker of a device that had none.
+        """
         planned_in = self.revision_of(Keys.of(job.name, "plan"))
-        return frozenset(name for name in self.nodes if self.arrived_in.get(name, 0) > planned_in)
+        own = {(stage.node, stage.node_incarnation) for stage in (job.plan.stages if job.plan is not None else ())}
+        return frozenset(
+            name
+            for name, node in self.nodes.items()
+            if self.arrived_in.get(name, 0) > planned_in and (name, node.incarnation) not in own
+        )
 
     @property
     def blocked(self) -> BlockedWays:
@@ -299,7 +315,10 @@ class ClusterView:
             case "reach":
                 _set(self.reach, place.name, record)
             case "failures":
+                was_left_out = self._is_left_out(place.name)
                 _set_inner(self.failures, place.name, place.numbers[0], record)
+                if was_left_out and not self._is_left_out(place.name):
+                    self.arrived_in[place.name] = self.last_revision_of(Keys.failure(place.name, place.numbers[0]))
                 self.nodes_changed_at = now
                 self.unrest.changed("", now=now)
             case "jobs":
@@ -317,6 +336,11 @@ class ClusterView:
         if place.folder != "jobs" or place.leaf not in DECISIVE:
             self._fold(place, None, create_revision=0, now=now)
 
+    def _is_left_out(self, node: str) -> bool:
+        """Whether a node is in quarantine for all jobs."""
+        limit = self.leader.quarantine_after if self.leader is not None else QUARANTINE_AFTER
+        return bool(left_out({node: self.failures.get(node, {}).values()}, limit=limit))
+
     def _fold_node(self, name: str, record: NodeRecord | None, *, create_revision: int, now: float) -> None:
         before = self.nodes.get(name)
         if record is not None:
@@ -333,6 +357,13 @@ class ClusterView:
         if after is not None and after.incarnation != self._incarnations.get(name):
             self._incarnations[name] = after.incarnation
             self.arrived_in[name] = create_revision
+        elif after is not None and before is None:
+            if name not in self._restored:  # an older etcd lost what all nodes had written
+                self.arrived_in[name] = create_revision
+        elif after is not None and before is not None and _offers_more(before, after):
+            self.arrived_in[name] = self.revision_of(Keys.node(name))
+        if after is not None:
+            self._restored.discard(name)
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
@@ -355,12 +386,16 @@ class ClusterView:
         elif place.leaf == "spec":
             job.spec_revision = create_revision if record is not None else 0
             job.submission, job.refusal = _admitted(job.submission, name)
+        elif place.leaf == "progress" and job.progress is not None:
+            job.promises = job.promises.progressed(job.progress.generation, job.progress.tokens_per_second)
         if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
             if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
                 job.started_at, job.starting_s = now, now - job.entered_at if known else 0.0
             job.entered_at = now
         if job.stop != stop_before:
             job.stop_changed_at = now
+        if job.plan is not None and (plan_before is None or job.plan.generation != plan_before.generation):
+            job.promises = job.promises.plan_changed(job.plan.generation, factor=job.plan.promised, now=now)
         if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
             job.left = plan_before
             job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
@@ -417,6 +452,12 @@ def _set(records: dict[Any, Any], key: object, record: Any) -> None:
         records.pop(key, None)
     else:
         records[key] = record
+
+
+def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:
+    """Whether plans may use something of a node that they could not use."""
+    is_released = before.is_draining and not after.is_draining
+    return is_released or not set(before.down_devices) <= set(after.down_devices)
 
 
 def _note_failures(job: JobView, now: float) -> None:

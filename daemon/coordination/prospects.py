@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.coordination.cluster_view import ClusterView, DeviceKey, JobView
+from headway.daemon.measurements import ProfileRecord
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.planning.predicted_time import predict
@@ -132,8 +133,18 @@ def outlook(
             bytes_per_s=min([DEFAULT_BYTES_PER_S, *rates]),
             pause_s=max(pauses, default=0.0) or DEFAULT_PAUSE_S,
         ),
+        spread=max((_spread(job.profiles[device]) for device in own if device in job.profiles), default=0.0),
+        doubt=job.promises.doubt(now) if newcomers.isdisjoint(stage.node for stage in best.stages) else 0.0,
         since_changes=tuple(now - at for at in job.changed_at),
     )
+
+
+def _spread(profile: ProfileRecord) -> float:
+    """Of a device's layers, each by the time that it takes."""
+    weights = [times.forward_s + times.backward_s for times in profile.layers.values()]
+    spreads = [times.spread for times in profile.layers.values()]
+    whole = sum(weights)
+    return sum(weight * spread for weight, spread in zip(weights, spreads, strict=True)) / whole if whole else 0.0
 
 
 def _is_measured(job: JobView, plan: PlanRecord, device: DeviceKey) -> bool:

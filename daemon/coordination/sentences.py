@@ -30,7 +30,7 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
     if case.outlook is not None:
-        factor = case.outlook.present_s / max(case.outlook.best_s, 1e-12)
+        factor = case.outlook.factor
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
     saved = f", {case.verdict.reason}" if not draining and case.verdict is not None and case.verdict.is_worth_it else ""
     return f"{cause}: {form}, predicted {speed}{saved}"

@@ -36,6 +36,7 @@ def profile_of(beat: control_pb2.Heartbeat) -> ProfileRecord:
                 forward_s=_rounded(times.forward_s),
                 backward_s=_rounded(times.backward_s),
                 update_s=_rounded(times.update_s),
+                spread=_rounded(times.spread),
             )
             for kind, times in sorted(beat.layers.items())
         },

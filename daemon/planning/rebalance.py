@@ -5,10 +5,11 @@ A move pays when
     (present − best) seconds a batch × batches that the new plan will live  >  MARGIN × (pause + bytes / rate)
 
 The new plan lives until the end of the job, or, where plans have changed of late, as long as those did on average.
-Noise moves nothing: less than `WORTH_A_CHANGE`, or `WORTH_A_CUT`, is no gain, one cut right after another takes more,
-and going back to the plan that was just left takes a clear one. After a change comes a rest that grows with the number
-of changes of the last minutes, and a node that keeps going is used again only when it has stayed for a while: a node
-that flaps costs itself, not the job.
+Noise moves nothing: less than `WORTH_A_CHANGE`, or `WORTH_A_CUT`, is no gain. A cut takes more where measurements
+spread, and right after another one. Every change takes more after one that did not bring what it promised
+(promises.py), and going back to the plan that was just left takes a clear gain. After a change comes a rest that grows
+with the number of changes of the last minutes, and a node that keeps going is used again only when it has stayed for a
+while: a node that flaps costs itself, not the job.
 """
 
 import re
@@ -26,6 +27,10 @@ WORTH_A_CUT: Final = 1.1
 WORTH_A_CUT_MORE: Final = 0.1
 """Added to that for each change within `UNREST_S`: where measurements are noisy, every cut looks better for a while."""
 UNREST_S: Final = 60.0
+SPREADS: Final = 3.0
+"""Added to that: so many times the spread of the measurements that the cut rests on."""
+DOUBT_REVIEW_S: Final = 30.0
+"""How often a plan that is doubted is looked at again."""
 WORTH_GOING_BACK: Final = 1.15
 """The same for the plan that was left last, within `WINDOW_S`."""
 MARGIN: Final = 1.5
@@ -78,8 +83,17 @@ class Outlook:
     """Whether the best plan is the one that was left last."""
     batches_left: int
     cost: MoveCost
+    spread: float = 0.0
+    """By how much the measurements of a layer differ among themselves, relatively; of the least certain worker."""
+    doubt: float = 0.0
+    """By how much earlier changes missed the factor that they promised."""
     since_changes: tuple[float, ...] = ()
     """Seconds since each change of plan that is known, in any order; older ones than `WINDOW_S` do not matter."""
+
+    @property
+    def factor(self) -> float:
+        """How many times faster the best plan is predicted to be."""
+        return self.present_s / max(self.best_s, 1e-12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +114,19 @@ def judge(outlook: Outlook) -> Verdict:
     if not outlook.is_other:
         return Verdict(is_worth_it=False, reason="the plan in force is the best there is")
     recent = sorted(since for since in outlook.since_changes if since < WINDOW_S)
-    factor = outlook.present_s / max(outlook.best_s, 1e-12)
+    factor = outlook.factor
     faster = f"a plan predicted {_factor(factor)}× faster"
     forgets_in = WINDOW_S - recent[-1] if recent else 0.0
     unrest = [since for since in recent if since < UNREST_S]
     worth_a_cut = WORTH_A_CUT + WORTH_A_CUT_MORE * len(unrest)
     if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else worth_a_cut):
-        calmer_in_s = UNREST_S - unrest[-1] if factor >= WORTH_A_CUT else 0.0
+        calmer_in_s = UNREST_S - unrest[-1] if unrest and factor >= WORTH_A_CUT else 0.0
         return Verdict(is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster", wait_s=calmer_in_s)
+    noise = 0.0 if outlook.brings_workers else SPREADS * outlook.spread
+    if factor < needed + noise:
+        return _no(f"{faster} lies within the noise of what was measured")
+    if factor < needed + noise + outlook.doubt:
+        return _no(f"{faster} is doubted: plans of late did not bring what was predicted", DOUBT_REVIEW_S)
     if outlook.goes_back and recent and factor < WORTH_GOING_BACK:
         left_for_s = WINDOW_S - recent[0]
         return _no(f"{faster} is the one that was left last, which takes {WORTH_GOING_BACK:g}×", left_for_s)

@@ -137,7 +137,10 @@ class StageWorker:
             for kind, times in measured.layers.items():
                 beat.layers[kind].CopyFrom(
                     control_pb2.LayerSeconds(
-                        forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s
+                        forward_s=times.forward_s,
+                        backward_s=times.backward_s,
+                        update_s=times.update_s,
+                        spread=times.spread,
                     )
                 )
         return beat

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from headway.daemon.coordination.actions import offer_change
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Transaction
@@ -16,9 +17,11 @@ from headway.daemon.coordination.coordinator import decide, waits
 from headway.daemon.coordination.prospects import LEAST_SAMPLES, measured
 from headway.daemon.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.planning.planner import ClusterPlan, make_plan
+from headway.daemon.planning.promises import LEAST_PACES
 from headway.daemon.records import (
     Device,
     Keys,
+    NodeFailureRecord,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -26,6 +29,7 @@ from headway.daemon.records import (
     SpecRecord,
     WorkerRecord,
     WorkerState,
+    decode,
     encode,
 )
 from tests.fakes.simulated_cluster import small_spec
@@ -186,9 +190,60 @@ def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
     assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset()
     scene.delete(Keys.node("c"), now=3.0)
     scene.join("c", now=4.0)
-    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset(), "its lease lapsed, and it is the same"
+    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset(), "its lease lapsed, and the plan has it"
     scene.join("c", now=5.0, life=2)
     assert scene.view.newcomers(scene.view.jobs["demo"]) == {"c"}
+
+
+def test_a_plan_is_held_to_what_it_promised() -> None:
+    """A cut promises a factor, and the pace stays as it was: the next such cut is doubted, and the job says so."""
+    scene = Scene()
+    scene.profile("a", slower=1.0)
+    scene.profile("b", slower=3.0)
+
+    def trains(generation: int, first: int) -> None:
+        for batch in range(first, first + LEAST_PACES):
+            progress = ProgressRecord(generation=generation, batch=batch, loss=1.0, tokens_per_second=1000.0)
+            scene.put(Keys.of("demo", "progress"), progress)
+
+    trains(1, 0)
+    case = scene.case()
+    assert a_better_plan_exists(case)
+    offered = offer_change(case, Phase.CHANGING)
+    assert isinstance(offered, Transaction)
+    successor = decode(offered.puts[Keys.of("demo", "next")], PlanRecord)
+    assert case.outlook is not None
+    assert successor.promised == case.outlook.factor > 1.2
+    scene.put(Keys.of("demo", "plan"), successor, now=1.0)
+    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2), now=1.0)
+    trains(2, 10)
+    [promise] = scene.view.jobs["demo"].promises.made
+    assert promise.shortfall == pytest.approx(successor.promised - 1.0)
+    assert scene.view.jobs["demo"].promises.doubt(1.0) == pytest.approx(promise.shortfall)
+
+
+@pytest.mark.parametrize("how", ["drained", "lapsed", "in quarantine", "without a worker"])
+def test_without_new_cuts_a_node_that_is_released_or_heals_is_used_again(how: str) -> None:
+    """The plan does without c, for a reason that passes: then c has come, as if it had joined."""
+    scene = Scene()
+    scene.put(Keys.of("demo", "spec"), SpecRecord(spec=replace(SPEC, placement=replace(SPEC.placement, recut=False))))
+    scene.join("c", now=1.0)
+    away = replace(scene.view.nodes["c"], is_draining=how == "drained", down_devices=(0,) if "worker" in how else ())
+    scene.put(Keys.node("c"), away)
+    for number in range(3 if how == "in quarantine" else 0):
+        scene.put(Keys.failure("c", number), NodeFailureRecord(at=0.0, text="lost"))
+    if how == "lapsed":
+        scene.delete(Keys.node("c"), now=1.0)
+    plan = make_plan(SPEC, [scene.view.nodes["a"], scene.view.nodes["b"]])
+    assert isinstance(plan, ClusterPlan)
+    scene.enforce(2, plan, now=2.0)
+    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
+    assert not a_better_plan_exists(scene.case())
+    if how == "in quarantine":
+        scene.delete(Keys.failure("c", 0), now=3.0)
+    else:
+        scene.join("c", now=3.0)
+    assert a_better_plan_exists(scene.case())
 
 
 def test_too_few_samples_say_nothing() -> None:
