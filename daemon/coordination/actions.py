@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.commands import Command
-from headway.daemon.coordination.conditions import outlook_text, planning_since, recovery_is_possible, waits_for
+from headway.daemon.coordination.conditions import outlook_text, planning_since, recovery_is_possible
 from headway.daemon.coordination.origin import Origin
 from headway.daemon.coordination.sentences import (
     shape_and_nodes,
@@ -20,6 +20,7 @@ from headway.daemon.coordination.sentences import (
     why_stopped,
 )
 from headway.daemon.coordination.transactions import held_against_nodes, move, offer, sentence
+from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import FailureCount, Phase, Save, StopRecord, encode
 

@@ -15,6 +15,7 @@ from headway.daemon.coordination.plan_book import Inquiry, Plans, PlansAtOnce, P
 from headway.daemon.coordination.prospects import as_fast_as_their_like, measured, on_probation, outlook
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, left_out
 from headway.daemon.coordination.settling import SETTLE_S
+from headway.daemon.coordination.standing import Standing
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.blocked_ways import BlockedWays
 from headway.daemon.planning.pipeline_shape import worker_name
@@ -80,9 +81,8 @@ class Case:
     written_at: float
     """Seconds since the epoch, for people to read."""
     busy: frozenset[DeviceKey] = field(default=frozenset())
-    """Devices that other jobs have."""
-    blocker: str = ""
-    """An earlier job that is still waiting for devices, if there is one."""
+    """Devices that other jobs have or claim."""
+    standing: Standing = field(default_factory=Standing)
     quarantine_after: int = QUARANTINE_AFTER
     """Failures of a node within the quarantine's time, after which it is left out; 0: never."""
     plans: Plans = field(default_factory=PlansAtOnce)

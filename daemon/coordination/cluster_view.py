@@ -97,6 +97,8 @@ class JobView:
     """When the job was seen to enter its present phase."""
     started_at: float = field(default=0.0, compare=False)
     """When the job was seen to begin to train, after it had waited."""
+    devices_changed_at: float = field(default=0.0, compare=False)
+    """When the devices of the plan in force were seen to become others."""
     starting_s: float = field(default=0.0, compare=False)
     """How long its workers took to be ready then."""
     stop_changed_at: float = 0.0
@@ -129,8 +131,7 @@ class JobView:
     @property
     def devices(self) -> frozenset[DeviceKey]:
         """Those that its plans name: nobody else may use them."""
-        plans = [plan for plan in (self.plan, self.next) if plan is not None]
-        return frozenset((stage.node, stage.device_index) for plan in plans for stage in plan.stages)
+        return _devices_of(self.plan) | _devices_of(self.next)
 
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
         """The workers that have said something about a plan, by position, if they are on the node that it names."""
@@ -399,6 +400,8 @@ class ClusterView:
         if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
             job.left = plan_before
             job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
+        if _devices_of(plan_before) != _devices_of(job.plan):
+            job.devices_changed_at = now
         if place.leaf in ("spec", "plan", "next"):
             self.usage.hold(name, job.user, len(job.devices), now=now)
         if not known:
@@ -407,6 +410,10 @@ class ClusterView:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):
                 del self.jobs[name]
+
+
+def _devices_of(plan: PlanRecord | None) -> frozenset[DeviceKey]:
+    return frozenset((stage.node, stage.device_index) for stage in plan.stages) if plan is not None else frozenset()
 
 
 def _admitted(submission: SpecRecord | None, name: str) -> tuple[SpecRecord | None, str]:

@@ -8,6 +8,7 @@ from headway.daemon.coordination.case import TELL_AFTER_S, Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
+from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_news
 from headway.daemon.records import Desired, Phase, Save, WorkerState
@@ -52,7 +53,7 @@ def it_breaks_a_rule(case: Case) -> bool:
 
 
 def its_turn_has_come_nodes_are_settled_and_a_plan_exists(case: Case) -> bool:
-    return not case.blocker and case.now >= case.settled_at and isinstance(case.best_plan, ClusterPlan)
+    return case.now >= case.settled_at and isinstance(case.best_plan, ClusterPlan)
 
 
 def it_contradicts_itself(case: Case) -> bool:
@@ -139,8 +140,28 @@ def a_node_drains(case: Case) -> bool:
     )
 
 
+def others_are_owed_some_of_its_devices(case: Case) -> bool:
+    """And it can go on with what is left: see claims.py."""
+    return (
+        bool(case.standing.gives_way_to)
+        and case.now >= case.change_allowed_at
+        and case.job.plan is not None
+        and not case.unready(case.job.plan, WorkerState.RUNNING)
+        and isinstance(case.best_plan, ClusterPlan)
+    )
+
+
+def others_are_owed_all_that_it_needs(case: Case) -> bool:
+    """It has run for a time slice, and cannot go on with what is left."""
+    return (
+        bool(case.standing.gives_way_to)
+        and case.now >= case.standing.left_alone_until
+        and isinstance(case.best_plan, PlanRefused)
+    )
+
+
 def a_better_plan_exists(case: Case) -> bool:
-    """It saves more than the change costs (planning/rebalance.py); nodes have settled, no earlier job waits for any."""
+    """It saves more than the change costs (planning/rebalance.py); nodes have settled, nobody else claims them."""
     return _may_change(case) and case.verdict is not None and case.verdict.is_worth_it
 
 
@@ -156,7 +177,7 @@ def outlook_text(case: Case) -> str:
 
 def _may_change(case: Case) -> bool:
     plan = case.job.plan
-    if plan is None or case.blocker or case.now < max(case.settled_at, case.change_allowed_at):
+    if plan is None or case.now < max(case.settled_at, case.change_allowed_at):
         return False
     return not case.unready(plan, WorkerState.RUNNING)
 
@@ -286,23 +307,3 @@ def planning_since(case: Case) -> float:
 def what_it_waits_for_is_another(case: Case) -> bool:
     """Only then is the sentence written again: a queued job costs no writes while nothing happens."""
     return case.job.phase.reason != waits_for(case)
-
-
-def waits_for(case: Case) -> str:
-    """Why a queued job does not start, or a recovering one does not go on."""
-    is_recovering = case.job.plan is not None
-    best = case.recovery_plan if is_recovering else case.best_plan
-    if isinstance(best, ClusterPlan) and is_recovering:
-        return f"waits for nodes that may hold newer state than boundary {case.origin.boundary}"
-    if case.blocker and not is_recovering:
-        return f"waits for its turn after job {case.blocker}"
-    if isinstance(best, ClusterPlan):
-        return "waits for the nodes to settle"
-    if isinstance(case.plan_on_everything, ClusterPlan):
-        owners = sorted(
-            other.name
-            for other in case.view.jobs.values()
-            if other is not case.job and (other.plan is not None or other.next is not None)
-        )
-        return f"waits for devices of job {' and '.join(owners) or 'another'}"
-    return f"{best.reason}; {case.why_quarantined}" if case.why_quarantined else best.reason

@@ -32,6 +32,7 @@ from headway.daemon.coordination.checkpoint_actions import (
     write_checkpoint,
     write_periodic_checkpoint,
 )
+from headway.daemon.coordination.claims import settle_claims
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import BrokenJob, Command, Decision
 from headway.daemon.coordination.conditions import (
@@ -64,6 +65,8 @@ from headway.daemon.coordination.conditions import (
     next_is_missing_and_a_plan_exists,
     no_node_would_be_left,
     old_checkpoints_are_left,
+    others_are_owed_all_that_it_needs,
+    others_are_owed_some_of_its_devices,
     pause_is_wanted,
     pause_is_wanted_and_no_plan_exists,
     running_is_requested_anew,
@@ -83,6 +86,7 @@ from headway.daemon.coordination.conditions import (
 from headway.daemon.coordination.deadlines import LEASE_TTL_S
 from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER
+from headway.daemon.coordination.queue_order import in_turn, is_queued
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records import Phase
 
@@ -144,6 +148,8 @@ TABLE: Final = (
     Row(RUNNING, pause_is_wanted, stop_for_checkpoint, STOPPING),
     Row(RUNNING, no_node_would_be_left, stop_for_checkpoint, STOPPING),
     Row(RUNNING, a_node_drains, offer_change, CHANGING),
+    Row(RUNNING, others_are_owed_some_of_its_devices, offer_change, CHANGING),
+    Row(RUNNING, others_are_owed_all_that_it_needs, stop_for_checkpoint, STOPPING),
     Row(RUNNING, a_better_plan_exists, offer_change, CHANGING),
     Row(RUNNING, why_no_better_plan_is_taken_is_another, explain_outlook, RUNNING),
     Row(RUNNING, a_periodic_checkpoint_is_complete, write_periodic_checkpoint, RUNNING),
@@ -245,32 +251,37 @@ def decide(
     broken_jobs: list[BrokenJob] = []
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
     content: set[str] = set()
-    blocker = ""
-    for job in view.jobs_in_order():
-        if view.why_set_aside(job.name):
-            continue  # its devices stay its own
-        busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
-        case = Case(
+    cases = {
+        job.name: Case(
             job=job,
             view=view,
             now=now,
             written_at=written_at,
-            busy=busy,
-            blocker=blocker,
             quarantine_after=quarantine_after,
             plans=plans or PlansAtOnce(),
         )
+        for job in in_turn(view, now=now)
+        if not view.why_set_aside(job.name)  # its devices stay its own
+    }
+    claims = settle_claims(cases, view, now=now)
+    ahead: list[str] = []
+    for job in (case.job for case in cases.values()):
+        case = cases[job.name]
+        busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
+        case.busy = busy | claims.against(job.name)
+        case.standing = claims.standing(case, ahead=ahead)
+        if is_queued(job):
+            ahead.append(job.name)
         try:
             judged = _judge(case)
         except Exception as error:  # of one job: the others are decided about as if it were not there
             found = broken(job.name, error)
             judged = _Judged(command=give_up(case, found, error))
             broken_jobs.append(found)
+            claims.of.pop(job.name, None)
         if judged.command is not None:
             commands.append(judged.command)
         owned[job.name] |= judged.takes
-        if not blocker and judged.is_in_the_way:
-            blocker = job.name
         deadlines += judged.deadlines
         missing += judged.missing
         if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not case.draining(job.plan):
@@ -296,8 +307,6 @@ class _Judged:
     command: Command | None
     takes: frozenset[DeviceKey] = frozenset()
     """Devices that the command gives to it."""
-    is_in_the_way: bool = False
-    """Jobs after it do not overtake it."""
     deadlines: tuple[float, ...] = ()
     missing: tuple[PlanRequest, ...] = ()
     stale: tuple[PlanRequest, ...] = ()
@@ -313,7 +322,6 @@ def _judge(case: Case) -> _Judged:
     if row is not None and row.action in OFFERS and not is_held_up:
         offered = case.recovery_plan if row.action is recover else case.best_plan
         takes = devices(offered) if isinstance(offered, ClusterPlan) else takes
-    is_in_the_way = not case.blocker and (is_held_up or _holds_devices_back(case, row))
     deadlines = [deadline for deadline in waits(case) if deadline > now]
     if case.inquiry.missing:
         since = case.inquiry.waits_since
@@ -321,7 +329,6 @@ def _judge(case: Case) -> _Judged:
     return _Judged(
         command=command,
         takes=takes,
-        is_in_the_way=is_in_the_way,
         deadlines=tuple(deadlines),
         missing=tuple(case.inquiry.missing),
         stale=tuple(case.inquiry.stale),
@@ -346,19 +353,6 @@ def _command(case: Case, row: Row) -> Command | None:
         return row.action(case, row.next_phase)
     except PlanMissingError:
         return None
-
-
-def _holds_devices_back(case: Case, row: Row | None) -> bool:
-    """Whether a job has no devices and would take them, as far as is known: those after it do not overtake it."""
-    phase = case.job.phase.phase
-    if phase is RECOVERING:
-        is_waiting = case.job.next is None and (row is None or row.action in (explain_wait, explain_planning))
-    else:
-        is_waiting = phase is QUEUED and (row is None or row.next_phase is QUEUED)
-    try:
-        return is_waiting and (bool(case.inquiry.missing) or isinstance(case.plan_on_everything, ClusterPlan))
-    except PlanMissingError:
-        return True
 
 
 def waits(case: Case) -> tuple[float, ...]:

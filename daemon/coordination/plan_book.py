@@ -41,6 +41,10 @@ class Purpose(StrEnum):
     RECOVERY_WITH_SUSPECTS = "recovery with suspects"
     RECOVERY_WITH_DRAINING_NODES = "recovery with draining nodes"
     ON_EVERYTHING = "on everything"
+    CLAIM = "claim"
+    CLAIM_OF_MORE = "claim of more"
+    SHRUNK = "shrunk"
+    SHRUNK_FURTHER = "shrunk further"
 
 
 RECOVERIES: Final = (Purpose.RECOVERY, Purpose.RECOVERY_WITH_SUSPECTS, Purpose.RECOVERY_WITH_DRAINING_NODES)

@@ -24,6 +24,8 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     if idle := sorted(added - newcomers):
         causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle so far, can be used")
+    if case.standing.gives_way_to:
+        causes.append(f"Gives devices to {_jobs(case, case.standing.gives_way_to)}")
     cause = " and ".join(causes) or _better(case, before, after)
     form, former = shape(after.stages), shape(before.stages)
     if form != former:
@@ -81,6 +83,8 @@ def why_stopped(case: Case, boundary: int | None) -> str:
         assert job.next is not None
         return f"The worker of {worker_name(job.next.stages, failed[0])} failed: stops and writes a checkpoint"
     draining = case.draining(job.plan)
+    if not draining and case.standing.gives_way_to:
+        return f"Gives way to {_jobs(case, case.standing.gives_way_to)}: stops and writes a checkpoint, and is queued"
     return f"{_leaving(draining)} and the rest cannot go on: writes a checkpoint"
 
 
@@ -153,6 +157,16 @@ def trouble(case: Case, name: str, incarnation: str) -> str:
 def shape_and_nodes(workers: Sequence[StagePlan]) -> str:
     """`3 stages on a, b and c`; a node is named once."""
     return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
+
+
+def _jobs(case: Case, names: Sequence[str]) -> str:
+    """`job b of bob (priority 5) and job c of carol`"""
+    told = []
+    for name in names:
+        job = case.view.jobs[name]
+        of = f" of {job.user}" if job.user else ""
+        told.append(f"job {name}{of}" + (f" (priority {job.priority})" if job.priority != case.job.priority else ""))
+    return listed(told)
 
 
 def _leaving(draining: tuple[str, ...]) -> str:

@@ -92,7 +92,7 @@ class SimulatedCluster(SimulatedAgents):
 
     # --- What people and machines do ----------------------------------------------------------------------------------
 
-    def add_node(self, name: str, *, num_devices: int = 1, speed: float = 1.0) -> Node:
+    def add_node(self, name: str, *, num_devices: int = 1, speed: float = 1.0, site: str = "here") -> Node:
         self.num_incarnations += 1
         incarnation = f"{name}-{self.num_incarnations}"
         record = NodeRecord(
@@ -100,7 +100,7 @@ class SimulatedCluster(SimulatedAgents):
             incarnation=incarnation,
             address=f"{name}:1",
             host=name,
-            site="here",
+            site=site,
             devices=tuple(Device(kind="cpu", index=index, speed=speed) for index in range(num_devices)),
             memory_bytes=0,
             arithmetic_class="one",

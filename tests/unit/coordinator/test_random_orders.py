@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.coordination import plan_book
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, decode
+from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, SharesRecord, decode, encode
 from tests.fakes.replicated_plans import answer_with_replicas
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store
@@ -102,10 +102,14 @@ def build(seed: int, *, num_groups: int = 1) -> tuple[SimulatedCluster, random.R
         snapshot_every=chance.choice((0, 2, 4)), copies=chance.choice((1, 2, 3)), checkpoint_every=chance.choice((0, 8))
     )
     sizes = {"num_blocks": chance.randint(1, 4), "batches": chance.choice((4, 60))}
-    cluster.submit(small_spec("first", fault=fault, reduction_groups=num_groups, **sizes))
+    users, priorities = chance.choice((("", ""), ("alice", "bob"))), chance.choice(((0, 0), (0, 5)))
+    cluster.store.transact({}, {Keys.SHARES: encode(SharesRecord(slice_s=chance.choice((10.0, 600.0))))})
+    first = small_spec("first", fault=fault, reduction_groups=num_groups, **sizes)
+    cluster.submit(first.with_priority(priorities[0]), user=users[0])
     limits: dict[str, Any] = {"max_nodes": chance.choice((0, 2)), "min_nodes": chance.choice((1, 1, 2))}
     batches = chance.choice((1, 4, 40, 40))
-    cluster.submit(small_spec("second", num_blocks=2, batches=batches, reduction_groups=num_groups, **limits))
+    second = small_spec("second", num_blocks=2, batches=batches, reduction_groups=num_groups, **limits)
+    cluster.submit(second.with_priority(priorities[1]), user=users[1])
     return cluster, chance
 
 

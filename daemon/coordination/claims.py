@@ -1,0 +1,278 @@
+"""Which devices each job claims, and so which running jobs give way: what fair_share deals out, checked by plans. Pure.
+
+A claim is a set of devices that nobody else may take, and that those who have them give up. A job claims no more than
+what a plan of its own uses. Who gives way shrinks by a planned change; who cannot run on what is left is stopped by a
+checkpoint and queued again, but only after it has run for a time slice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from headway.daemon.coordination.case import Case, DeviceKey, devices
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.coordination.fair_share import Claimant, Dealt, deal
+from headway.daemon.coordination.plan_book import Outcome, PlanMissingError, Purpose
+from headway.daemon.coordination.prospects import outlook
+from headway.daemon.coordination.standing import Standing
+from headway.daemon.coordination.usage import per_share, weight
+from headway.daemon.planning.plan_question import ask
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused
+from headway.daemon.planning.rebalance import judge
+from headway.daemon.records import Desired, Phase, Save
+
+STARTS_WORTH: Final = 20.0
+"""A job that took long to start is left alone for so many times as long, if that is more than a time slice."""
+NOTHING: Final = frozenset[DeviceKey]()
+
+
+@dataclass(slots=True)
+class Claims:
+    """What all jobs claim at one moment."""
+
+    claimants: dict[str, Claimant] = field(default_factory=dict)
+    of: dict[str, frozenset[DeviceKey]] = field(default_factory=dict)
+    """Job to devices."""
+
+    def standing(self, case: Case, *, ahead: Sequence[str] = ()) -> Standing:
+        """What a job is told. ahead: waiting jobs that go before it, the first first."""
+        name, own = case.job.name, self.claimants.get(case.job.name)
+        usable = own.usable if own is not None else NOTHING
+        rivals = (other for other in ahead if other in self.claimants and self.claimants[other].usable & usable)
+        return Standing(
+            gives_way_to=self.claimed_from(name),
+            left_alone_until=left_alone_until(case),
+            in_the_way=self.in_the_way(name),
+            after=next(rivals, ""),
+        )
+
+    def against(self, job: str) -> frozenset[DeviceKey]:
+        """What the others claim."""
+        return NOTHING.union(*(claimed for other, claimed in self.of.items() if other != job))
+
+    def claimed_from(self, job: str) -> tuple[str, ...]:
+        """Jobs that claim something which a job has."""
+        claimant = self.claimants.get(job)
+        if claimant is None or claimant.is_waiting:
+            return ()
+        return tuple(sorted(other for other, claimed in self.of.items() if other != job and claimed & claimant.holds))
+
+    def in_the_way(self, job: str) -> tuple[str, ...]:
+        """Jobs that have something which a waiting job claims; without a claim, which it could use."""
+        own = self.claimants.get(job)
+        if own is None:
+            return ()
+        wanted = self.of.get(job, NOTHING) or own.usable
+        others = (other for other in self.claimants.values() if other.job != job)
+        return tuple(sorted(other.job for other in others if other.holds & wanted))
+
+
+def is_contended(cases: Sequence[Case]) -> bool:
+    """Whether anything has to be divided: a job waits, or jobs of several users or priorities run."""
+    active = [case for case in cases if _is_active(case)]
+    if len(active) < 2:
+        return False
+    if any(_is_waiting(case) or _is_recovering(case) for case in active):
+        return True
+    return len({(case.job.user, case.job.priority) for case in active}) > 1
+
+
+def settle_claims(cases: Mapping[str, Case], view: ClusterView, *, now: float) -> Claims:
+    """What every job claims now."""
+    if not is_contended(list(cases.values())):
+        return Claims()
+    return _Settling(cases, view, now).settle()
+
+
+def left_alone_until(case: Case) -> float:
+    """Before then a job that trains is not stopped for another one."""
+    return case.job.started_at + max(case.view.shares.slice_s, STARTS_WORTH * case.job.starting_s)
+
+
+class _Settling:
+    """One moment. Two rounds: who turns out to need more than the least that its job file says, asks for that."""
+
+    def __init__(self, cases: Mapping[str, Case], view: ClusterView, now: float) -> None:
+        self._view, self._now = view, now
+        self._used = view.usage.read_out(now)
+        self._at_least: dict[str, int] = {}
+        self._unable: set[str] = set()
+        self._cases = {name: case for name, case in cases.items() if _is_active(case)}
+        set_aside = (job for name, job in view.jobs.items() if name not in cases)
+        self._not_dealt = NOTHING.union(*(job.devices for job in set_aside))
+        self._nobody_waits = not any(_is_waiting(case) for case in self._cases.values())
+        self._everything = NOTHING.union(
+            {(node.name, device.index) for node in view.nodes.values() for device in node.devices}
+        )
+
+    def settle(self) -> Claims:
+        claims = Claims()
+        for is_again in (False, True):
+            claimants = self._claimants()
+            dealt = deal(list(claimants.values()), slice_s=self._view.shares.slice_s)
+            claims = Claims(claimants, {})
+            is_settled = self._claim(claims, dealt, is_again=is_again)
+            is_settled &= self._give(claims, is_again=is_again)
+            if is_settled:
+                break
+        return claims
+
+    def _claim(self, claims: Claims, dealt: Dealt, *, is_again: bool) -> bool:
+        """What each job would use of what it is owed. False: some job needs more."""
+        is_settled = True
+        for name, claimant in claims.claimants.items():
+            due, case = dealt.due[name], self._cases[name]
+            if name in self._unable or not due - claimant.pinned:
+                continue
+            if claimant.is_recovering or name in dealt.partial:
+                claims.of[name] = due - claimant.holds
+                continue
+            if not claimant.is_waiting and due <= claimant.holds:
+                continue
+            try:
+                plan = self._plan(case, Purpose.CLAIM_OF_MORE if is_again else Purpose.CLAIM, self._everything - due)
+            except PlanMissingError:
+                free = due - NOTHING.union(*(other.holds for other in claims.claimants.values()))
+                claims.of[name] = free if claimant.is_waiting else NOTHING
+                continue
+            if isinstance(plan, ClusterPlan):
+                if claimant.is_waiting or self._is_worth_it(case, plan):
+                    claims.of[name] = devices(plan)
+            elif claimant.is_waiting:
+                is_settled &= self._needs_no_more(case, due)
+        return is_settled
+
+    def _needs_no_more(self, case: Case, due: frozenset[DeviceKey]) -> bool:
+        """For a waiting job that has no plan on what it is owed."""
+        name = case.job.name
+        try:
+            whole = case.plan_on_everything
+        except PlanMissingError:
+            return True
+        if isinstance(whole, PlanRefused) or len(whole.stages) <= len(due) or name in self._at_least:
+            self._unable.add(name)
+            return True
+        self._at_least[name] = len(whole.stages)
+        return False
+
+    def _give(self, claims: Claims, *, is_again: bool) -> bool:
+        """False: some job that has to give way cannot do with less, so it is all or nothing."""
+        is_settled = True
+        for name, claimant in claims.claimants.items():
+            case, lost = self._cases[name], claimant.holds & claims.against(name)
+            if not lost or lost >= claimant.holds or name in self._at_least:
+                continue
+            busy = claims.against(name) | NOTHING.union(
+                *(other.job.devices for other in self._cases.values() if other is not case)
+            )
+            try:
+                plan = self._plan(case, Purpose.SHRUNK_FURTHER if is_again else Purpose.SHRUNK, busy)
+            except PlanMissingError:
+                continue
+            if isinstance(plan, PlanRefused):
+                self._at_least[name] = len(claimant.holds)
+                is_settled = False
+        return is_settled
+
+    def _plan(self, case: Case, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
+        """Raises PlanMissingError."""
+        return case.inquiry.plan(
+            purpose,
+            case.spec,
+            tuple(case.nodes.values()),
+            previous=case.job.plan,
+            busy=busy,
+            history=case.history,
+            was_rounded=case.was_rounded,
+            quarantined=case.quarantined,
+            profiles=case.profiles,
+        )
+
+    def _is_worth_it(self, case: Case, plan: ClusterPlan) -> bool:
+        """Whether a running job would move to a plan with more devices."""
+        newcomers = case.view.newcomers(case.job)
+        gain = outlook(case.job, case.nodes.values(), plan, case.profiles, now=self._now, newcomers=newcomers)
+        return gain is not None and judge(gain).is_worth_it
+
+    def _claimants(self) -> dict[str, Claimant]:
+        found = {}
+        for name, case in self._cases.items():
+            try:
+                claimant = self._claimant(case)
+            except Exception:  # of one job: it fails by it when it is decided about itself
+                continue
+            if claimant is not None:
+                found[name] = claimant
+        return found
+
+    def _claimant(self, case: Case) -> Claimant | None:
+        """None: it is about to leave what it has."""
+        job, placement, train = case.job, case.spec.placement, case.spec.train
+        if (held := _held(case)) is None:
+            return None
+        left_out = {*case.on_probation, *case.unsettled}
+        seats = ask(case.spec, case.nodes.values(), quarantined=case.quarantined, busy=self._not_dealt).seats
+        own = held & {(seat.node, seat.device.index) for seat in seats}
+        usable = own | {(seat.node, seat.device.index) for seat in seats if seat.node not in left_out}
+        most = sum(placement.replicas) or min(len(case.spec.layers), train.microbatches) * train.reduction_groups
+        least = min(max(placement.min_nodes, sum(placement.replicas), self._at_least.get(job.name, 1)), most)
+        claimant = Claimant(
+            job=job.name,
+            user=job.user,
+            priority=job.priority,
+            weight=weight(job.user, self._view.shares),
+            used=per_share(self._used, job.user, self._view.shares),
+            rank=job.spec_revision,
+            usable=usable,
+            holds=own,
+            is_waiting=_is_waiting(case),
+            is_recovering=not _is_waiting(case) and (_is_recovering(case) or bool(case.losses)),
+            had=len(job.plan.stages) if job.plan is not None else 0,
+            least_devices=least,
+            most_devices=most,
+            least_nodes=placement.min_nodes,
+            most_nodes=placement.max_nodes or 10**6,
+        )
+        return claimant.with_pinned(self._pinned(case, claimant))
+
+    def _pinned(self, case: Case, claimant: Claimant) -> frozenset[DeviceKey]:
+        """What nobody may take from it now."""
+        if claimant.is_recovering or _phase(case) is not Phase.RUNNING:
+            return claimant.holds
+        slice_s = self._view.shares.slice_s
+        if self._nobody_waits and self._now < case.job.devices_changed_at + slice_s:
+            return claimant.holds  # jobs that run change places by time slices
+        return claimant.least_of_its_own() if self._now < left_alone_until(case) else NOTHING
+
+
+def _phase(case: Case) -> Phase:
+    return case.job.phase.phase
+
+
+def _is_active(case: Case) -> bool:
+    phase = _phase(case)
+    if case.job.desired.state is not Desired.RUNNING:
+        return False
+    return phase in (Phase.QUEUED, Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
+
+
+def _is_waiting(case: Case) -> bool:
+    return _phase(case) is Phase.QUEUED
+
+
+def _is_recovering(case: Case) -> bool:
+    return _phase(case) is Phase.RECOVERING and case.job.next is None
+
+
+def _held(case: Case) -> frozenset[DeviceKey] | None:
+    """What it will have when the change that is under way is done; None: nothing, and it is not waiting either."""
+    job = case.job
+    match _phase(case):
+        case Phase.QUEUED:
+            return NOTHING
+        case Phase.RUNNING:
+            return devices(job.plan)
+        case Phase.STOPPING if job.stop is None or job.stop.save is Save.CHECKPOINT:
+            return None
+        case _:
+            return devices(job.next or job.plan)

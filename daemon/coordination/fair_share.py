@@ -1,0 +1,261 @@
+"""Who is owed which devices: jobs that run and jobs that wait, by priority and by their users' shares. Pure.
+
+Devices are dealt out in rounds, and each time the user with the fewest so far for the weight of the share is next; of
+users with equally many, the one who has used less of late. A job first gets what it cannot do without, all at once:
+
+1. jobs that recover get what they had, of what is free,
+2. priority by priority, the least of each running job, and of the first waiting job of each user who has none running,
+3. priority by priority, the rest: first what a user's running jobs hold, then the user's waiting jobs, first in first
+   out, then what running jobs would like besides.
+
+So one user's jobs run first in, first out, and new devices go to a waiting job before a running one grows. Another
+user's job gets a share at once where running jobs can shrink. Where they cannot, the one who has used less goes first:
+that takes turns, and `slice_s` of one device is how much more somebody must have used before it is another's turn.
+
+A waiting job that cannot have all it needs yet keeps what is free of it, so that a row of small jobs never starves it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+DeviceKey = tuple[str, int]
+"""(node, device)"""
+
+EQUAL_WITHIN: Final = 0.1
+"""Of a time slice: users whose use differs by less count as equal, and jobs then go first in, first out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimant:
+    """A job that has devices or wants some."""
+
+    job: str
+    user: str = ""
+    priority: int = 0
+    weight: float = 1.0
+    used: float = 0.0
+    """Device-seconds of late, of the user, over the weight."""
+    rank: int = 0
+    """First in, first out."""
+    usable: frozenset[DeviceKey] = frozenset()
+    holds: frozenset[DeviceKey] = frozenset()
+    """What it has, and will have when a change that is under way is done."""
+    pinned: frozenset[DeviceKey] = frozenset()
+    """Of that: what nobody may take from it now."""
+    is_waiting: bool = False
+    is_recovering: bool = False
+    least_devices: int = 1
+    most_devices: int = 10**6
+    least_nodes: int = 1
+    most_nodes: int = 10**6
+    had: int = 0
+    """How many devices a job that recovers had before."""
+
+    def with_pinned(self, pinned: frozenset[DeviceKey]) -> "Claimant":
+        """The same, of which nobody may take this."""
+        return replace(self, pinned=pinned)
+
+    def least_of_its_own(self) -> frozenset[DeviceKey]:
+        """Of what it holds, as much as it cannot do without."""
+        first_of_nodes = dict(sorted(self.holds, reverse=True))
+        in_order = sorted(self.holds, key=lambda key: (first_of_nodes[key[0]] != key[1], key))
+        return frozenset(in_order[: max(self.least_devices, self.least_nodes)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """What each job is owed. No device is owed to two."""
+
+    due: dict[str, frozenset[DeviceKey]]
+    partial: frozenset[str]
+    """Waiting jobs for which something free is kept, though it is not enough yet."""
+
+
+def deal(claimants: Sequence[Claimant], *, slice_s: float) -> Dealt:
+    """Every device that somebody can use to one job at most."""
+    return _Dealing(claimants, slice_s).run()
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A user in one round, with what the user's jobs ask for, in order."""
+
+    user: str
+    weight: float
+    used: float
+    asks: "list[_Ask]" = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """least: all that a job cannot do without, at once. Otherwise one device at a time: of its own, or any."""
+
+    claimant: Claimant
+    is_least: bool = False
+    is_own: bool = False
+
+
+_Asks = Callable[[Sequence[Claimant]], list[_Ask]]
+
+
+class _Dealing:
+    """One deal."""
+
+    def __init__(self, claimants: Sequence[Claimant], slice_s: float) -> None:
+        self._claimants = sorted(claimants, key=lambda claimant: claimant.rank)
+        self._slice_s = max(slice_s, 1e-9)
+        self._given = {claimant.job: set(claimant.pinned) for claimant in claimants}
+        self._holder = {device: claimant for claimant in claimants for device in claimant.holds}
+        pinned = frozenset[DeviceKey]().union(*(claimant.pinned for claimant in claimants))
+        usable = frozenset[DeviceKey]().union(*(claimant.usable for claimant in claimants))
+        self._left = set(usable - pinned)
+        self._wanted_by = {device: sum(device in claimant.usable for claimant in claimants) for device in usable}
+        self._served = {claimant.job for claimant in claimants if not claimant.is_waiting and claimant.pinned}
+        self._partial: set[str] = set()
+
+    def run(self) -> Dealt:
+        for claimant in self._claimants:
+            if claimant.is_recovering:
+                self._keep_free(claimant, claimant.had)
+        priorities = sorted({claimant.priority for claimant in self._claimants}, reverse=True)
+        for priority in priorities:
+            self._round(priority, self._first_asks, spares_higher=True)
+        for priority in priorities:
+            self._round(priority, self._further_asks, spares_higher=False)
+        return Dealt(
+            due={job: frozenset(devices) for job, devices in self._given.items()}, partial=frozenset(self._partial)
+        )
+
+    # --- What is asked for --------------------------------------------------------------------------------------------
+
+    def _first_asks(self, own: Sequence[Claimant]) -> list[_Ask]:
+        running = [claimant for claimant in own if not claimant.is_waiting]
+        return [_Ask(claimant, is_least=True) for claimant in running or own[:1]]
+
+    def _further_asks(self, own: Sequence[Claimant]) -> list[_Ask]:
+        running = [claimant for claimant in own if not claimant.is_waiting and claimant.job in self._served]
+        asks = [_Ask(claimant, is_own=True) for claimant in running]
+        for claimant in own:
+            if claimant.is_waiting:
+                asks += [_Ask(claimant, is_least=True), _Ask(claimant)]
+        return asks + [_Ask(claimant) for claimant in running]
+
+    def _round(self, priority: int, asks: _Asks, *, spares_higher: bool) -> None:
+        seats = self._seats(priority, asks)
+        while seats:
+            seat = min(seats, key=self._turn)
+            if not self._serve(seat.asks[0], spares_higher=spares_higher):
+                seat.asks.pop(0)
+                if not seat.asks:
+                    seats.remove(seat)
+
+    def _seats(self, priority: int, asks: _Asks) -> list[_Seat]:
+        users: dict[str, list[Claimant]] = {}
+        for claimant in self._claimants:
+            if claimant.priority == priority:
+                users.setdefault(claimant.user, []).append(claimant)
+        seats = [_Seat(user, own[0].weight, own[0].used, asks(own)) for user, own in users.items()]
+        return [seat for seat in seats if seat.asks]
+
+    def _turn(self, seat: _Seat) -> tuple[float, int, int]:
+        """The least is next."""
+        given = sum(len(self._given[claimant.job]) for claimant in self._claimants if claimant.user == seat.user)
+        has = sum(len(claimant.holds) for claimant in self._claimants if claimant.user == seat.user)
+        # Who has more than was dealt so far would have to give it up: only if somebody has used clearly less.
+        used = seat.used - (self._slice_s / seat.weight if has > given else 0.0)
+        return given / seat.weight, int(used // (self._slice_s * EQUAL_WITHIN)), seat.asks[0].claimant.rank
+
+    # --- What is given ------------------------------------------------------------------------------------------------
+
+    def _serve(self, ask: _Ask, *, spares_higher: bool) -> bool:
+        """Give what is asked for. False: there is no more to give to it."""
+        claimant, given = ask.claimant, self._given[ask.claimant.job]
+        if ask.is_least:
+            self._give_least(claimant, spares_higher=spares_higher)
+            return False
+        if claimant.job not in self._served or len(given) >= claimant.most_devices:
+            return False
+        choice = self._choice(claimant, self._left & (claimant.holds if ask.is_own else claimant.usable), given)
+        if choice is None:
+            return False
+        self._give(claimant, [choice])
+        return True
+
+    def _give_least(self, claimant: Claimant, *, spares_higher: bool) -> None:
+        if claimant.job in self._served and self._is_enough(claimant, self._given[claimant.job]):
+            return
+        allowed = self._left & claimant.usable
+        if spares_higher:
+            allowed = {device for device in allowed if not self._is_of_higher(device, claimant)}
+        chosen = self._least(claimant, allowed)
+        if chosen is not None:
+            self._give(claimant, chosen)
+            self._served.add(claimant.job)
+        elif claimant.is_waiting and self._least(claimant, claimant.usable) is not None:
+            self._keep_free(claimant, claimant.least_devices)
+            if self._given[claimant.job]:
+                self._partial.add(claimant.job)
+
+    def _least(self, claimant: Claimant, allowed: Iterable[DeviceKey]) -> list[DeviceKey] | None:
+        """Enough devices on enough nodes, beside those that it has been given; None: there are not so many."""
+        given, left = set(self._given[claimant.job]), set(allowed)
+        chosen: list[DeviceKey] = []
+        while not self._is_enough(claimant, given):
+            nodes = {node for node, _ in given}
+            on_new_nodes = {device for device in left if device[0] not in nodes}
+            needs_nodes = len(nodes) < claimant.least_nodes
+            choice = self._choice(claimant, on_new_nodes if needs_nodes else left, given)
+            if choice is None:
+                return None
+            chosen.append(choice)
+            given.add(choice)
+            left.discard(choice)
+        return chosen
+
+    def _keep_free(self, claimant: Claimant, number: int) -> None:
+        """Up to so many, of what nobody has."""
+        given = self._given[claimant.job]
+        while len(given) < number:
+            free = {device for device in self._left & claimant.usable if device not in self._holder}
+            choice = self._choice(claimant, free, given)
+            if choice is None:
+                return
+            self._give(claimant, [choice])
+
+    def _give(self, claimant: Claimant, chosen: Iterable[DeviceKey]) -> None:
+        for device in chosen:
+            self._given[claimant.job].add(device)
+            self._left.discard(device)
+
+    def _choice(self, claimant: Claimant, among: set[DeviceKey], given: set[DeviceKey]) -> DeviceKey | None:
+        """The device whose loss hurts others least: its own, a free one, one of a job that has some to spare."""
+        nodes = {node for node, _ in given}
+        if len(nodes) >= claimant.most_nodes:
+            among = {device for device in among if device[0] in nodes}
+        return min(among, key=lambda device: self._harm(claimant, device, nodes), default=None)
+
+    def _harm(self, claimant: Claimant, device: DeviceKey, nodes: set[str]) -> tuple[object, ...]:
+        holder = self._holder.get(device)
+        if holder is None or holder.job == claimant.job:
+            return holder is None, False, 0, 0.0, 0, device[0] not in nodes, self._wanted_by[device], device
+        spare = len(self._given[holder.job]) + len(self._left & holder.holds) - holder.least_devices
+        # Of those who have nothing to spare: the lowest priority, then who has used most, then who came last.
+        return (
+            True,
+            True,
+            -min(spare, 1),
+            holder.priority,
+            -holder.used,
+            -spare,
+            -holder.rank,
+            device[0] not in nodes,
+            device,
+        )
+
+    def _is_enough(self, claimant: Claimant, given: set[DeviceKey]) -> bool:
+        return len(given) >= claimant.least_devices and len({node for node, _ in given}) >= claimant.least_nodes
+
+    def _is_of_higher(self, device: DeviceKey, claimant: Claimant) -> bool:
+        holder = self._holder.get(device)
+        return holder is not None and holder.priority > claimant.priority

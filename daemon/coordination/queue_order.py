@@ -1,0 +1,38 @@
+"""In which order waiting jobs are served: priority, then who has used less of late, then first in first out. Pure."""
+
+from collections.abc import Iterable
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.fair_share import EQUAL_WITHIN
+from headway.daemon.coordination.usage import per_share
+from headway.daemon.records import Desired, Phase
+
+
+def in_queue_order(jobs: Iterable[JobView], view: ClusterView, *, now: float) -> list[JobView]:
+    """The next one first. now: by the clock that the view was fed with."""
+    used, equal_s = view.usage.read_out(now), max(view.shares.slice_s * EQUAL_WITHIN, 1e-9)
+
+    def key(job: JobView) -> tuple[int, int, int]:
+        return -job.priority, int(per_share(used, job.user, view.shares) // equal_s), job.spec_revision
+
+    return sorted(jobs, key=key)
+
+
+def in_turn(view: ClusterView, *, now: float) -> list[JobView]:
+    """All jobs as they are decided about: those that recover, those that wait, then the others, first in first."""
+    jobs = view.jobs_in_order()
+    recovering = [job for job in jobs if job.phase.phase is Phase.RECOVERING]
+    waiting = in_queue_order((job for job in jobs if job.phase.phase is Phase.QUEUED), view, now=now)
+    others = [job for job in jobs if job.phase.phase not in (Phase.RECOVERING, Phase.QUEUED)]
+    return [*recovering, *waiting, *others]
+
+
+def queue(view: ClusterView, *, now: float) -> list[JobView]:
+    """The jobs that wait for devices, the next one first."""
+    waiting = (job for job in view.jobs.values() if job.submission is not None and is_queued(job))
+    return in_queue_order(waiting, view, now=now)
+
+
+def is_queued(job: JobView) -> bool:
+    """Whether it wants to start and has not."""
+    return job.phase.phase is Phase.QUEUED and job.desired.state is Desired.RUNNING

@@ -1,0 +1,52 @@
+"""Why a queued job does not start, or a recovering one does not go on, as one sentence without its full stop. Pure."""
+
+from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.planning.planner import ClusterPlan
+from headway.daemon.records import Phase
+
+
+def waits_for(case: Case) -> str:
+    """Written into the phase record, so it changes only when the cause does: it has no seconds that pass."""
+    is_recovering = case.job.plan is not None
+    best = case.recovery_plan if is_recovering else case.best_plan
+    if isinstance(best, ClusterPlan):
+        if is_recovering:
+            return f"waits for nodes that may hold newer state than boundary {case.origin.boundary}"
+        return "waits for the nodes to settle"
+    if case.standing.after and not is_recovering:
+        return f"waits for its turn after job {case.standing.after}"
+    if isinstance(case.plan_on_everything, ClusterPlan):
+        owners = sorted(set(case.standing.in_the_way) or _owners(case))
+        return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(case, owners)}"
+    return f"{best.reason}; {case.why_quarantined}" if case.why_quarantined else best.reason
+
+
+def _owners(case: Case) -> set[str]:
+    """Of devices, whatever for."""
+    return {other.name for other in case.view.jobs.values() if other is not case.job and other.devices}
+
+
+def _what_has_to_happen(case: Case, owners: list[str]) -> str:
+    """One clause for each cause; nothing where jobs are simply served one after the other."""
+    causes: dict[str, list[str]] = {}
+    for name in owners:
+        if cause := _cause(case, case.view.jobs[name]):
+            causes.setdefault(cause, []).append(name)
+    of_all = len(causes) == 1 and len(next(iter(causes.values()))) == len(owners)
+    clauses = [cause if of_all else f"{' and '.join(names)} {cause}" for cause, names in causes.items()]
+    return f": {'; '.join(clauses)}" if clauses else ""
+
+
+def _cause(case: Case, owner: JobView) -> str:
+    if owner.phase.phase in (Phase.CHANGING, Phase.STOPPING):
+        return "gives way"
+    if owner.priority > case.job.priority:
+        return f"has priority {owner.priority}"
+    if owner.priority == case.job.priority and owner.user == case.job.user:
+        return ""
+    if case.now < owner.started_at + case.view.shares.slice_s:
+        return f"is left alone until it has run for {case.view.shares.slice_s:g} s"
+    if owner.priority < case.job.priority:
+        return "gives way"
+    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {case.job.user or 'this user'}"
