@@ -1,4 +1,4 @@
-# The whole interface: setup, check, test, test-all, faults, soak, mutants, bench, proto, demo, clean.
+# The whole interface: setup, check, test, test-all, faults, soak, s3, mutants, bench, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults soak endurance fuzz mutants bench proto demo clean
+.PHONY: setup check test test-all faults soak endurance fuzz s3 mutants bench proto demo clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,11 @@ fuzz: export PYTHONPATH := $(CURDIR)
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.run --minutes 7 $(FUZZ)
 	$(BIN)/python -m tests.fuzz.live --minutes 3
+
+# An S3 server that goes away for a minute in every phase; what it needs beside `setup` comes from the s3 extras.
+s3: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[s3,s3-server]'
+	$(BIN)/python -m pytest tests/integration/faults/test_s3.py
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py

@@ -70,6 +70,10 @@ class NoAccessError(RecoveryError):
     """This node lacks the credentials or the package that a file system asks for; another node may have them."""
 
 
+class DamagedCopyError(RecoveryError):
+    """A copy is not what it was registered as: another attempt would find the same."""
+
+
 @dataclass
 class JobFailedError(Exception):
     """A job ended without finishing: `phase` says how, `last_line` is its traceback's, `where` names the whole text."""

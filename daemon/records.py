@@ -400,6 +400,8 @@ class StateRecord:
     """By layer; `journal` is one of them."""
     trouble: str = ""
     """Why a file could not be copied to the checkpoint folder."""
+    lacks_access: bool = False
+    """The node has no credentials or no package for the checkpoint folder: others copy what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

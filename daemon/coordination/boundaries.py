@@ -11,7 +11,7 @@ from typing import Final
 from headway.daemon.coordination.cluster_view import JobView, Place
 from headway.daemon.lineage import Lineage
 from headway.daemon.planning.copy_places import num_copies
-from headway.daemon.records import TERMINAL_PHASES, NodeRecord, Phase, PlanRecord, StagePlan, WorkerState
+from headway.daemon.records import TERMINAL_PHASES, NodeRecord, Phase, PlanRecord, StagePlan, StateRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL
 
 NUM_KEPT: Final = 2
@@ -88,17 +88,27 @@ def due_checkpoint(job: JobView) -> Place | None:
     due = [place for place in own_places(job) if place[1] > after and place[1] % spec.fault.checkpoint_every == 0]
     whole = max((age(place) for place in due if _is_whole(job, place)), default=(-1, -1))
     due = [place for place in due if _is_whole(job, place) or age(place) > whole]
-    untroubled = [place for place in due if not any(record.trouble for record in job.state[place].values())]
+    untroubled = [place for place in due if not any(_is_troubled(record) for record in job.state[place].values())]
     return min(untroubled, key=age) if untroubled else max(due, key=age, default=None)
 
 
 def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord]) -> str | None:
-    """The node that copies a part to durable storage: of the worker that leads the layer's stage, if it holds it."""
+    """The node that copies a part to durable storage: of the worker that leads the layer's stage, if it holds it.
+
+    Where some holder has access to the checkpoint folder, not one without.
+    """
     names = holders(job, place, nodes).get(part, set())
+    names = names - those_without_access(job) or names
     if not names:
         return None
     owner = lead_of(job.plan, part).node if job.plan is not None else ""
     return owner if owner in names else min(names)
+
+
+def those_without_access(job: JobView) -> set[str]:
+    """Nodes that said of anything they hold that they have no access to the job's checkpoint folder."""
+    told = (item for records in job.state.values() for item in records.items())
+    return {name for name, record in told if record.lacks_access}
 
 
 def lead_of(plan: PlanRecord, part: str) -> StagePlan:
@@ -151,6 +161,11 @@ def pinned(job: JobView) -> Iterable[Place]:
             yield plan.source_timeline, plan.boundary
     if job.plan is not None and job.stop is not None and job.stop.boundary is not None:
         yield job.plan.timeline, job.stop.boundary
+
+
+def _is_troubled(record: StateRecord) -> bool:
+    """Whether the folder did not take a file; where a node has no access to it, another copies in its stead."""
+    return bool(record.trouble) and not record.lacks_access
 
 
 def _ends(places: Sequence[Place]) -> set[Place]:

@@ -7,10 +7,12 @@ node could say that the work is done.
 from dataclasses import dataclass
 from typing import Final
 
+from headway.daemon.coordination.boundaries import parts_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.layer_costs import layer_costs
+from headway.daemon.records import Save
 from headway.daemon.storage.pace import transfer_s
 
 LEASE_TTL_S: Final = 5.0
@@ -19,6 +21,8 @@ START_DEADLINE_S: Final = 120.0
 """For every worker of a plan that came into force to load its layers and run, beside the time that loading takes."""
 STOP_DEADLINE_S: Final = 60.0
 """For every worker to reach the stop boundary and write, beside the batches and the bytes that this takes."""
+FOLDER_PATIENCE_S: Final = 600.0
+"""For a checkpoint folder that takes nothing, at a stop: an outage of storage is no failure of the job."""
 STOP_BATCHES: Final = 4
 """Batches' worth of time that a stop may take: the rest of one, the next, and as much again for a slow machine."""
 
@@ -67,7 +71,20 @@ class Deadlines:
     @property
     def stop(self) -> float:
         """When the present step of a stop is late."""
-        return self.seen(self.job.stop_changed_at) + self._stop_seconds + self.transfer_seconds
+        patience_s = FOLDER_PATIENCE_S if self._waits_for_folder else 0.0
+        return self.seen(self.job.stop_changed_at) + self._stop_seconds + self.transfer_seconds + patience_s
+
+    @property
+    def _waits_for_folder(self) -> bool:
+        """Whether a stop's checkpoint meets trouble at the folder, or lacks nothing but its manifest."""
+        plan, stop = self.job.plan, self.job.stop
+        if plan is None or stop is None or stop.boundary is None or stop.save is not Save.CHECKPOINT:
+            return False
+        place = (plan.timeline, stop.boundary)
+        has_trouble = any(record.trouble for record in self.job.state.get(place, {}).values())
+        return has_trouble or all(
+            any(file.is_durable for file in self.job.holders(*place, part).values()) for part in parts_of(self.job)
+        )
 
     @property
     def end(self) -> float:

@@ -15,7 +15,15 @@ import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError, RecoveryError, StoreError, in_one_line
+from headway.daemon.errors import (
+    ConfigError,
+    ConflictError,
+    DamagedCopyError,
+    LeaseLostError,
+    RecoveryError,
+    StoreError,
+    in_one_line,
+)
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point
@@ -31,7 +39,6 @@ from headway.daemon.node.agent_steps import (
     OpenData,
     OrderChooseStop,
     OrderPrepare,
-    OrderRelease,
     OrderSpaceSnapshots,
     OrderStart,
     OrderStopAt,
@@ -51,6 +58,15 @@ from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
 from headway.daemon.node.reach_target import Reach
 from headway.daemon.node.state_keeper import StateKeeper
+from headway.daemon.node.step_claims import (
+    claims,
+    etcd_key,
+    fetched_by,
+    is_still_wanted,
+    job_of_step,
+    name_of,
+    stands_back,
+)
 from headway.daemon.records import Keys, encode, seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
@@ -71,6 +87,8 @@ EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
 """Errors of steps that say by themselves what is wrong; of any other the traceback is logged."""
 MAX_ATTEMPTS: Final = 5
 """Failures in a row of a transfer before the worker's generation is given up."""
+MAX_CHECKPOINT_ATTEMPTS: Final = 40
+"""The same for a file of a checkpoint: its folder may be away for minutes, and no other node has it."""
 MAX_DATA_ATTEMPTS: Final = 2
 """The same for data: each attempt asks every node already."""
 REST_S: Final = 0.2
@@ -112,10 +130,12 @@ class Agent:
         self._around = around
         self._due = asyncio.Event()
         self._tasks: dict[object, tuple[Step, asyncio.Task[None]]] = {}
-        """Steps under way, by `_name`."""
+        """Steps under way, by `name_of`."""
         self._attempts: dict[object, int] = {}
         self._resting: set[object] = set()
         self._complaints: dict[object, str] = {}
+        self._unread: set[str] = set()
+        """Jobs whose checkpoint could not be read at the last attempt."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
@@ -136,6 +156,7 @@ class Agent:
         around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)
         self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+        self._keeper.access.on_change = self._access_changed
         self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
 
     # --- What wakes it ----------------------------------------------------------------------------------------------
@@ -175,6 +196,10 @@ class Agent:
             self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
         self._due.set()
 
+    def _access_changed(self) -> None:
+        self.goodput.book.lacking = dict(self._keeper.access.lacking)
+        self._due.set()
+
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     def activities(self, supervisor: Supervisor) -> dict[str, Run]:
@@ -185,6 +210,7 @@ class Agent:
             "goodput reports": lambda: self.goodput.run(lambda: supervisor.heartbeats),
             "profile reports": lambda: self._profiles.run(lambda: supervisor.heartbeats),
             "state sweep": self._keeper.sweep,
+            "access to checkpoint folders": self._keeper.access.run,
         }
 
     async def run(self, supervisor: Supervisor) -> None:
@@ -216,8 +242,9 @@ class Agent:
         steps = next_steps(view, node, broken=broken)
         self._give_up_broken(broken, node, supervisor)
         self._end_unwanted_fetches(steps)
+        self._forget_checkpoints_that_were_read(steps)
         for step in steps:
-            if _name(step) in self._resting:
+            if name_of(step) in self._resting:
                 continue
             try:
                 has_changed |= self._begin(step, steps, supervisor, group)
@@ -240,14 +267,14 @@ class Agent:
             )
             if isinstance(step, OrderSpaceSnapshots):
                 self._spacings[step.of] = Spacing(step.factor, step.boundary)
-            self._attempts.pop(_name(step), None)
+            self._attempts.pop(name_of(step), None)
             return has_changed
         if isinstance(step, GiveUp):
             supervisor.fail(step.device_index, step.of, step.reason)
             return True
-        if self._may_begin(step) and not _stands_back(step, steps):
+        if self._may_begin(step) and not stands_back(step, steps):
             working = self._carry_out(step, supervisor, self._conditions(step))
-            self._tasks[_name(step)] = (step, group.create_task(working, name=type(step).__name__))
+            self._tasks[name_of(step)] = (step, group.create_task(working, name=type(step).__name__))
         return False
 
     def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
@@ -268,9 +295,9 @@ class Agent:
 
     def _may_begin(self, step: Step) -> bool:
         """Whether no other step works on what this one would work on, and its last failure was long enough ago."""
-        claims = _claims(step, self._around.node)
-        is_free = all(claims.isdisjoint(_claims(other, self._around.node)) for other, _ in self._tasks.values())
-        return is_free and _name(step) not in self._resting and not self._is_under_way(step)
+        claimed = claims(step, self._around.node)
+        is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
+        return is_free and name_of(step) not in self._resting and not self._is_under_way(step)
 
     def _end_unwanted_fetches(self, steps: list[Step]) -> None:
         """End fetches of what is not due any more, whose file goes, and those from a holder that is gone meanwhile.
@@ -280,13 +307,13 @@ class Agent:
         """
         wanted: dict[StateKey, frozenset[str]] = {}
         for step in steps:
-            for key, holders in _fetched_by(step).items():
+            for key, holders in fetched_by(step).items():
                 wanted[key] = wanted.get(key, frozenset()) | holders
         for step, task in self._tasks.values():
-            fetched = _fetched_by(step)
-            if fetched and (not _is_still_wanted(fetched, wanted) or _stands_back(step, steps)):
+            fetched = fetched_by(step)
+            if fetched and (not is_still_wanted(fetched, wanted) or stands_back(step, steps)):
                 task.cancel()
-        fetching = {key for step, _ in self._tasks.values() for key in _fetched_by(step)}
+        fetching = {key for step, _ in self._tasks.values() for key in fetched_by(step)}
         self._keeper.abandon(self._around.store.awaited - wanted.keys() - fetching)
 
     def _node_state(self, supervisor: Supervisor) -> NodeState:
@@ -305,6 +332,7 @@ class Agent:
             held=self._around.store.contents,
             durable=self._keeper.durable,
             troubles=self._keeper.troubles,
+            no_access=self._keeper.access.lacking.keys(),
             data_paths=self._data_paths,
             in_force=self._in_force,
             spacings=self._spacings,
@@ -327,18 +355,18 @@ class Agent:
         try:
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             await self._do(step, conditions)
-            self._attempts.pop(_name(step), None)
-            self._complaints.pop(_name(step), None)
+            self._attempts.pop(name_of(step), None)
+            self._complaints.pop(name_of(step), None)
         except (ConflictError, LeaseLostError):
             self._rest(step, TRANSACTION_REST_S)
         except Exception as error:
             self._failed(step, error, supervisor)
         finally:
-            self._tasks.pop(_name(step), None)
+            self._tasks.pop(name_of(step), None)
             self._due.set()
 
     def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
-        name = _name(step)
+        name = name_of(step)
         attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
         is_expected = isinstance(error, EXPECTED)
         reason = str(error) if is_expected else in_one_line(error)
@@ -347,19 +375,33 @@ class Agent:
             told = {} if is_expected else {"exc_info": error}
             log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=reason, **told)
         most = MAX_DATA_ATTEMPTS if isinstance(step, OpenData) else MAX_ATTEMPTS
-        is_hopeless = attempts >= most or isinstance(error, ConfigError)
+        if isinstance(step, FetchState) and step.checkpoint_url:
+            self._tell_of_checkpoint(step, str(error))
+            most = MAX_CHECKPOINT_ATTEMPTS
+        is_hopeless = attempts >= most or isinstance(error, ConfigError | DamagedCopyError)
         if is_hopeless and isinstance(step, WorkersStep):
             self._attempts.pop(name)
             supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 
+    def _tell_of_checkpoint(self, step: FetchState, reason: str) -> None:
+        """While a checkpoint cannot be read, no worker runs whose goodput could say so: the node's record does."""
+        self._unread.add(step.of.job)
+        self._around.activities.trouble(_checkpoint_ailment(step.of.job), reason)
+
+    def _forget_checkpoints_that_were_read(self, steps: list[Step]) -> None:
+        due = {step.of.job for step in steps if isinstance(step, FetchState) and step.checkpoint_url}
+        for job in self._unread - due:
+            self._around.activities.trouble(_checkpoint_ailment(job), "")
+        self._unread &= due
+
     def _rest(self, step: Step, seconds: float) -> None:
         def wake() -> None:
-            self._resting.discard(_name(step))
+            self._resting.discard(name_of(step))
             self._due.set()
 
-        self._resting.add(_name(step))
+        self._resting.add(name_of(step))
         asyncio.get_running_loop().call_later(seconds, wake)
 
     async def _do(self, step: Step, conditions: list[Compare]) -> None:
@@ -386,7 +428,7 @@ class Agent:
         if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop):
             return []
         view = self._around.view
-        job = view.jobs[_job_of(step)]
+        job = view.jobs[job_of_step(step)]
         match step:
             case RegisterWorker():
                 leaves = ["plan" if job.plan is not None and job.plan.generation == step.of.generation else "next"]
@@ -404,8 +446,8 @@ class Agent:
     ) -> None:
         """Write a record, provided that the plan it belongs to is still the one that it was decided by."""
         around = self._around
-        key = _etcd_key(step, around.node)
-        job = around.view.jobs.get(_job_of(step))
+        key = etcd_key(step, around.node)
+        job = around.view.jobs.get(job_of_step(step))
         if job is None or (isinstance(step, AnswerStop) and job.stop is None):
             raise ConflictError(key, "was removed")
         change: Put | Delete
@@ -435,73 +477,9 @@ class Agent:
         """Whether our last write about the step's key has not come back by the watch yet."""
         if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState):
             return False
-        key = _etcd_key(step, self._around.node)
+        key = etcd_key(step, self._around.node)
         return self._around.view.last_revision_of(key) < self._written.get(key, 0)
 
 
-def _job_of(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> str:
-    return step.job if isinstance(step, RegisterState | UnregisterState) else step.of.job
-
-
-def _etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState, node: str) -> str:
-    match step:
-        case RegisterWorker():
-            return Keys.worker(step.of.job, step.of.generation, step.position)
-        case AnswerStop():
-            return Keys.of(step.of.job, "stop")
-        case RegisterState() | UnregisterState() | DeleteState():
-            return Keys.state(step.job, step.timeline, step.boundary, node)
-
-
-def _fetched_by(step: Step) -> dict[StateKey, frozenset[str]]:
-    """The files that a step brings into the store, and the nodes that it may ask."""
-    match step:
-        case FetchState():
-            return {step.key: frozenset(step.holders)}
-        case FetchCopies():
-            return {key: frozenset(file.holders) for key, file in zip(step.keys, step.files, strict=True)}
-        case _:
-            return {}
-
-
-def _is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping[StateKey, frozenset[str]]) -> bool:
-    """Whether some file of a fetch under way is due, and every node that it may ask for one that is due is there."""
-    due = fetched.keys() & wanted.keys()
-    return bool(due) and all(fetched[key] <= wanted[key] for key in due)
-
-
-def _stands_back(step: Step, steps: list[Step]) -> bool:
-    """Whether a step makes copies of a file that a worker waits for: that goes without them, and faster."""
-    if not isinstance(step, FetchCopies):
-        return False
-    return any(isinstance(other, FetchState) and other.key in step.keys for other in steps)
-
-
-def _claims(step: Step, node: str) -> frozenset[object]:
-    """What a step works on: no two steps of one thing at the same time."""
-    match step:
-        case FetchState() | FetchCopies():
-            return frozenset(_fetched_by(step))
-        case RegisterState() | UnregisterState():
-            return frozenset([_etcd_key(step, node)])
-        case DeleteState():
-            return frozenset([_etcd_key(step, node), *step.keys])
-        case _:
-            return frozenset([_name(step)])
-
-
-def _name(step: Step) -> object:
-    """What of a step stays the same while its details change: attempts are counted by it."""
-    match step:
-        case FetchState():
-            return FetchState, step.of, step.key
-        case FetchCopies():
-            return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
-        case RegisterState():
-            return RegisterState, step.job, step.timeline, step.boundary
-        case OrderRelease():
-            return OrderRelease, step.device_index, step.job
-        case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite() | OrderSpaceSnapshots():
-            return type(step), step.device_index, step.of
-        case _:
-            return step
+def _checkpoint_ailment(job: str) -> str:
+    return f"checkpoint of {job}"

@@ -56,6 +56,8 @@ class GoodputBook:
 
     def __init__(self) -> None:
         self._books: dict[int, DeviceBook] = {}
+        self.lacking: dict[str, str] = {}
+        """Job to why this node cannot use its checkpoint folder."""
 
     @property
     def devices(self) -> Mapping[int, DeviceBook]:
@@ -79,6 +81,10 @@ class GoodputBook:
             if (book.job, book.generation) == (missed.job, missed.generation):
                 book.trouble = f"snapshot at boundary {missed.boundary}: {missed.reason}{apart}"
 
+    def _access_of(self, job: str) -> str:
+        reason = self.lacking.get(job)
+        return f"{reason}; other nodes read and write checkpoints in its stead" if reason else ""
+
     def forget(self, job: str) -> None:
         """Drop what is known of a job that is no more."""
         self._books = {index: book for index, book in self._books.items() if book.job != job}
@@ -101,7 +107,7 @@ class GoodputBook:
                 typical_s=book.newest.typical_s,
                 num_replayed=book.newest.num_replayed,
                 num_resumed=book.newest.num_resumed,
-                trouble=book.trouble,
+                trouble=book.trouble or self._access_of(job.name),
             )
         return found
 

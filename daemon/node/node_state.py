@@ -34,6 +34,8 @@ class NodeState:
     """Those held files that this daemon has copied to the checkpoint folder."""
     troubles: Mapping[StateKey, str] = field(default_factory=dict)
     """Why a held file could not be copied there."""
+    no_access: Set[str] = frozenset()
+    """Jobs whose checkpoint folder this node has no credentials or no package for."""
     data_paths: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of a job's data to the folder of its verified token shards."""
     in_force: Mapping[str, int] = field(default_factory=dict)

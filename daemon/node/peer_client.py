@@ -68,6 +68,8 @@ class NodeClient:
         self._options = (*_OPTIONS, *client_keepalive(keepalive_s))
         self._idle_s = idle_s
         self._lines: dict[NodeEndpoint, _Line] = {}
+        self.heard: dict[str, float] = {}
+        """When each address sent the last piece of a file."""
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -12,14 +12,24 @@ from headway.daemon.coordination.boundaries import (
     copier,
     due_checkpoint,
     fewest_holders,
+    holders,
     kept,
     lineage_of,
     parts_of,
+    those_without_access,
 )
 from headway.daemon.coordination.cluster_view import ClusterView, JobView, Place
-from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, RegisterState, Step, UnregisterState
+from headway.daemon.node.agent_steps import (
+    CopyFile,
+    CopyToCheckpoint,
+    DeleteState,
+    FetchCopies,
+    RegisterState,
+    Step,
+    UnregisterState,
+)
 from headway.daemon.node.node_state import NodeState
-from headway.daemon.records import PlanRecord, StateFile, StateRecord
+from headway.daemon.records import CheckpointFile, PlanRecord, Save, StateFile, StateRecord
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration
 
@@ -46,6 +56,7 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
     elif not node.is_behind(job):
         yield from _registrations(view, job, node)
         yield from _durable_copies(view, job, node)
+        yield from _copies_for_others(view, job, node)
 
 
 def is_welcome(job: JobView, timeline: int, boundary: int) -> bool:
@@ -107,6 +118,7 @@ def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeStat
             for layer, key in keys.items()
         },
         trouble=next((node.troubles[key] for key in keys.values() if key in node.troubles), ""),
+        lacks_access=job in node.no_access,
     )
 
 
@@ -139,3 +151,31 @@ def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterato
         key = StateKey(job.name, *place, part)
         if key in node.held and key not in node.durable and copier(job, place, part, view.nodes) == node.name:
             yield CopyToCheckpoint(key)
+
+
+def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """At a stop: what nodes without access to the checkpoint folder have written, this node fetches and copies there.
+
+    The nodes that may do it share the parts by their order, so that each is fetched once.
+    """
+    plan, stop = job.plan, job.stop
+    if plan is None or stop is None or stop.boundary is None or stop.save is not Save.CHECKPOINT:
+        return
+    place = (plan.timeline, stop.boundary)
+    without = those_without_access(job)
+    able = sorted(view.nodes.keys() - without)
+    if not without or node.name not in able:
+        return
+    living = holders(job, place, view.nodes)
+    for number, part in enumerate(parts_of(job)):
+        told, key = job.holders(*place, part), StateKey(job.name, *place, part)
+        is_ours = bool(living[part]) and living[part] <= without | {node.name}
+        if not is_ours or able[number % len(able)] != node.name or any(file.is_durable for file in told.values()):
+            continue
+        if key in node.held:
+            yield CopyToCheckpoint(key)
+        else:
+            source = told[min(living[part])]
+            expected = CheckpointFile(size_bytes=source.size_bytes, checksum=source.checksum)
+            file = CopyFile(part, tuple(sorted(living[part])), expected)
+            yield FetchCopies(job.name, plan.generation, *place, number, (file,))

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError
 from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
+from headway.daemon.node.checkpoint_access import CheckpointAccess
 from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.state_duties import is_welcome
@@ -36,6 +38,8 @@ NUM_COPIES: Final = 2
 """Files that are copied to one file system at the same time."""
 NUM_READS: Final = 4
 """Files that are read from one file system at the same time."""
+NUM_FETCHES: Final = 4
+"""Files that workers wait for and that are asked of other nodes at the same time: the others follow in order."""
 NUM_AT_ONCE: Final = 2
 """Files of one boundary that are asked for at the same time."""
 
@@ -59,7 +63,9 @@ class StateKeeper:
         self._client = client
         self._checkpoint_root = checkpoint_root
         self._outgoing = outgoing
+        self.access = CheckpointAccess(node=node, view=view, checkpoint_root=checkpoint_root)
         self._copies = FileThreads("copies", num_at_once=NUM_COPIES)
+        self._fetches = asyncio.Semaphore(NUM_FETCHES)
         self._reads = FileThreads("reads", num_at_once=NUM_READS)
         self.durable: set[StateKey] = set()
         """Held files that are in the checkpoint folder too."""
@@ -118,8 +124,17 @@ class StateKeeper:
 
     async def fetch(self, step: FetchState) -> None:
         """One file that a worker is to load. Raises RecoveryError or ConfigError."""
-        job = self._job(step.of.job)
         if step.checkpoint_url:
+            await self._fetch_checkpointed(step)
+        else:
+            async with self._fetches:
+                holders = _spread(step.holders, f"{self._node}/{step.key.layer}")
+                await self._fetch_from(holders, step.key, step.expected, generation=step.of.generation)
+
+    async def _fetch_checkpointed(self, step: FetchState) -> None:
+        """From the checkpoint folder; where that cannot be reached from here, by way of another node."""
+        job = self._job(step.of.job)
+        try:
             await fetch_checkpointed(
                 self._store,
                 self._reads,
@@ -129,8 +144,19 @@ class StateKeeper:
                 generation=step.of.generation,
                 uid=_uid(job),
             )
-        else:
-            await self._fetch_from(step.holders, step.key, step.expected, generation=step.of.generation)
+        except DamagedCopyError:
+            raise
+        except RecoveryError as error:
+            if isinstance(error, NoAccessError):
+                self.access.lacks(job.name, error)
+            others = tuple(sorted(self._view.nodes.keys() - {self._node}))
+            try:
+                await self._fetch_from(
+                    others, step.key, step.expected, generation=step.of.generation, is_forwarded=True
+                )
+            except RecoveryError as second:
+                log.warning("not_forwarded", key=str(step.key), reason=second.reason)
+                raise error from second
 
     async def fetch_copies(self, step: FetchCopies) -> None:
         """Files of one boundary, a few at once. Raises the first error when one cannot be had, after the others."""
@@ -159,6 +185,7 @@ class StateKeeper:
         *,
         generation: int,
         unhurried: bool = False,
+        is_forwarded: bool = False,
     ) -> None:
         job = self._job(key.job)
         endpoints = [self._view.nodes[name].endpoint for name in holders if name in self._view.nodes]
@@ -171,6 +198,7 @@ class StateKeeper:
             generation=generation,
             uid=_uid(job),
             unhurried=unhurried,
+            is_forwarded=is_forwarded,
         )
 
     async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
@@ -189,6 +217,8 @@ class StateKeeper:
             url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
             await self._copy(file.path, url, key)
         except Exception as error:
+            if isinstance(error, NoAccessError):
+                self.access.lacks(key.job, error)
             self.troubles[key] = str(error)
             raise
         self.troubles.pop(key, None)
@@ -268,3 +298,9 @@ def _timeline_of(job: JobView | None, generation: int) -> int | None:
 
 def _uid(job: JobView) -> str:
     return job.submission.uid if job.submission is not None else ""
+
+
+def _spread(holders: tuple[str, ...], reader: str) -> tuple[str, ...]:
+    """The holders, beginning with another one for each reader: replicas of a stage do not all ask the same."""
+    first = crc32(reader.encode()) % len(holders) if holders else 0
+    return holders[first:] + holders[:first]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError
 from headway.daemon.records import CheckpointFile, CheckpointRecord, decode
 from headway.daemon.storage.checkpoint_names import place_of_folder
 from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
@@ -121,7 +121,9 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
 def fetch_from_checkpoint(
     url: str, layer: str, expected: CheckpointFile, target: Path, *, beat: Callable[[], None] = lambda: None
 ) -> None:
-    """Bring one layer's file, verified, to a local path. Raises RecoveryError when it is missing or altered.
+    """Bring one layer's file, verified, to a local path.
+
+    Raises RecoveryError when it cannot be had, DamagedCopyError, which is one, when it is altered.
 
     beat: is called with each chunk.
     """
@@ -134,14 +136,14 @@ def fetch_from_checkpoint(
             for chunk in _read(source, offset=0):
                 beat()
                 if file.tell() + len(chunk) > expected.size_bytes:
-                    raise RecoveryError(source, f"is damaged: it has more than its {expected.size_bytes} bytes")
+                    raise DamagedCopyError(source, f"is damaged: it has more than its {expected.size_bytes} bytes")
                 file.write(chunk)
         found = content_checksum(partial)
         if found != expected.checksum:
-            raise RecoveryError(source, f"has checksum {found[:12]}…, not {expected.checksum[:12]}…")
+            raise DamagedCopyError(source, f"has checksum {found[:12]}…, not {expected.checksum[:12]}…")
         partial.replace(target)
     except DamagedFileError as error:
-        raise RecoveryError(source, f"is damaged: {error.reason}") from error
+        raise DamagedCopyError(source, f"is damaged: {error.reason}") from error
     except OSError as error:
         raise RecoveryError(source, f"cannot be kept at {target}: {error.strerror or error}") from error
     finally:

@@ -15,6 +15,14 @@ from headway.daemon.errors import NoAccessError, RecoveryError
 MAX_SENTENCE: Final = 300
 """Characters of a driver's message that are repeated."""
 
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}}
+}
+"""Of drivers that are patient themselves: an outage is to be told within seconds, and daemons try again anyway.
+
+A protocol that the configuration of fsspec names keeps that configuration.
+"""
+
 _NO_CREDENTIALS: Final = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -43,8 +51,10 @@ _NO_ANSWER: Final = (
 
 def open_url(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path there. Raises NoAccessError when its package is missing, RecoveryError."""
+    protocol = url.partition("://")[0]
+    options = {} if protocol in fsspec.config.conf else OPTIONS.get(protocol, {})
     with told_as(url, "opened"):
-        file_system, path = fsspec.core.url_to_fs(url)
+        file_system, path = fsspec.core.url_to_fs(url, **options)
     return file_system, path
 
 

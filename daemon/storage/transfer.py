@@ -5,6 +5,7 @@ still good (a request for the bytes after the last one): it finds out by itself,
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 
 SILENCE_S: Final = 10.0
 """A holder that sends nothing for so long is given up for the next one."""
+MOST_SILENCES: Final = 6
+"""So many times as long for a file that does not move while its connection does."""
 
 
 async def fetch_from_nodes(
@@ -36,10 +39,12 @@ async def fetch_from_nodes(
     generation: int = 0,
     uid: str = "",
     unhurried: bool = False,
+    is_forwarded: bool = False,
 ) -> None:
     """Fetch a file from the first holder that gives it, going on at the next where one failed.
 
-    unhurried: no worker waits for it, so holders may send it slowly.
+    unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: who has no such file itself reads it
+    where it can, from the checkpoint folder too.
 
     Raises RecoveryError with every holder's reason when none does, or when the checksum is another. What has come in
     stays for the next attempt, until it is abandoned.
@@ -48,7 +53,7 @@ async def fetch_from_nodes(
     reasons = []
     for endpoint in endpoints:
         try:
-            await download(client, endpoint, key, incoming, expected, unhurried=unhurried)
+            await download(client, endpoint, key, incoming, expected, unhurried=unhurried, is_forwarded=is_forwarded)
             store.adopt(
                 key,
                 incoming.path,
@@ -92,16 +97,19 @@ async def download(
     expected: CheckpointFile,
     *,
     unhurried: bool = False,
+    is_forwarded: bool = False,
 ) -> None:
     """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
     offset = incoming.offset
     try:
-        async for piece in in_time(endpoint, client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried)):
+        pieces = client.fetch_state(endpoint, key, offset=offset, forward=is_forwarded, unhurried=unhurried)
+        async for piece in in_time(endpoint, pieces, heard=client.heard):
             incoming.append(piece, offset=offset)
             offset += len(piece)
         await asyncio.to_thread(incoming.verify, expected.checksum)
     except RecoveryError:
-        await _let_it_check(client, endpoint, key, expected)
+        if not is_forwarded:
+            await _let_it_check(client, endpoint, key, expected)
         raise
     incoming.put_in_place()
 
@@ -114,14 +122,35 @@ async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKe
         log.warning("holder_checked_its_file", key=str(key), peer=endpoint.address, error=str(error))
 
 
-async def in_time(endpoint: NodeEndpoint, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces as they come. Raises UnavailableError when the next one does not."""
+async def in_time(
+    endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], *, heard: dict[str, float] | None = None
+) -> AsyncIterator[bytes]:
+    """The pieces as they come. Raises UnavailableError when the next one does not.
+
+    heard: when each address sent the last piece of any file. On a slow line the pieces of many files take turns, so a
+    file is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
+    """
+    heard = {} if heard is None else heard
     while True:
-        try:
-            async with asyncio.timeout(SILENCE_S):
-                piece = await anext(pieces, None)
-        except TimeoutError as error:
-            raise UnavailableError(str(endpoint), f"sent nothing for {SILENCE_S:g} s") from error
+        piece = await _next_in_time(endpoint, pieces, heard)
         if piece is None:
             return
+        heard[endpoint.address] = time.monotonic()
         yield piece
+
+
+async def _next_in_time(endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], heard: dict[str, float]) -> bytes | None:
+    asked = time.monotonic()
+    coming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(pieces, None))
+    try:
+        while not coming.done():
+            silent_from = min(max(asked, heard.get(endpoint.address, 0.0)), asked + (MOST_SILENCES - 1) * SILENCE_S)
+            left_s = silent_from + SILENCE_S - time.monotonic()
+            if left_s <= 0:
+                raise UnavailableError(str(endpoint), f"sent nothing for {time.monotonic() - silent_from:.3g} s")
+            await asyncio.wait({coming}, timeout=left_s)
+        return coming.result()
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait({coming})

@@ -211,10 +211,13 @@ class Supervisor:
             raise UnavailableError(handle.name, "is not up")
         return await self._recent.ask(handle.name, handle.stream.send)
 
-    def fail(self, device_index: int, of: JobGeneration, reason: str) -> None:
-        """Note that a worker cannot do its part of a generation, for a reason outside of it."""
+    def fail(self, device_index: int, of: JobGeneration, reason: str, *, is_hopeless: bool = False) -> None:
+        """Note that a worker cannot do its part of a generation, for a reason outside of it.
+
+        is_hopeless: another attempt would meet the same.
+        """
         handle = self._roster.workers[device_index]
-        handle.status = handle.status.failed(Failure(reason), of=of)
+        handle.status = handle.status.failed(Failure(reason, is_hopeless=is_hopeless), of=of)
         self._listener.worker_changed()
 
     def forget(self, is_over: Callable[[JobGeneration], bool]) -> None:

@@ -1,5 +1,6 @@
 """The Node service over real mTLS channels: files from a store, another node or a checkpoint; data; logs."""
 
+import asyncio
 import socket
 import tempfile
 import time
@@ -260,6 +261,7 @@ async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(netw
                     raise UnavailableError("broken", "is gone")
 
     client = Breaking.__new__(Breaking)
+    client.heard = {}
     endpoints = [NodeEndpoint("b", "broken"), network.b.endpoint]
     await fetch_from_nodes(network.a.store, client, KEY, endpoints=endpoints, expected=FILE)
     assert asked == [0, 1 << 20]
@@ -275,6 +277,55 @@ async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkey
         endpoints = [NodeEndpoint("b", f"127.0.0.1:{silent.getsockname()[1]}"), network.b.endpoint]
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
     assert network.a.store.get(KEY) is not None
+
+
+async def test_a_file_that_waits_its_turn_on_a_slow_line_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one address take turns, and each is silent for longer than is allowed while the other moves; one
+    that moves no more is given up at last, and so is one whose whole connection is silent.
+    """
+    monkeypatch.setattr(transfer, "SILENCE_S", 0.4)
+    endpoint, heard, moved = NodeEndpoint("b", "b:1"), {}, asyncio.Event()  # type: ignore[var-annotated]
+
+    async def steady() -> AsyncIterator[bytes]:
+        for _ in range(60):
+            await asyncio.sleep(0.02)
+            yield b"x"
+        moved.set()
+        await asyncio.Event().wait()
+
+    async def late() -> AsyncIterator[bytes]:
+        await moved.wait()
+        yield b"y"
+        await asyncio.Event().wait()
+
+    async def take(pieces: AsyncIterator[bytes]) -> list[bytes]:
+        got: list[bytes] = []
+        try:
+            async for piece in transfer.in_time(endpoint, pieces, heard=heard):
+                got.append(piece)
+        except UnavailableError:
+            return got
+        raise AssertionError("it ended")
+
+    first, second = await asyncio.wait_for(asyncio.gather(take(steady()), take(late())), 30.0)
+    assert (len(first), second) == (60, [b"y"])
+
+
+async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp_path: Path) -> None:
+    """a cannot read the checkpoint folder and b can: b reads it, a has the file, verified."""
+    network.b.hold()
+    held = network.b.store.get(KEY)
+    assert held is not None
+    folder = str(tmp_path / "checkpoints")
+    copy_to_checkpoint(held.path, folder, "head")
+    network.b.store.delete(KEY)
+    job = JobView(name=KEY.job, checkpoint=CheckpointRecord(timeline=1, boundary=5, url=folder, files={"head": FILE}))
+    network.desks["b"].view.jobs[KEY.job] = job
+    endpoints = [network.b.endpoint]
+    with pytest.raises(RecoveryError, match="is not held by node b"):
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
+    await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE, is_forwarded=True)
+    assert b"".join(network.a.store.read(KEY)) == DATA
 
 
 async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Network) -> None:

@@ -7,7 +7,14 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.node.agent_steps import CopyToCheckpoint, DeleteState, RegisterState, Step, UnregisterState
+from headway.daemon.node.agent_steps import (
+    CopyToCheckpoint,
+    DeleteState,
+    FetchCopies,
+    RegisterState,
+    Step,
+    UnregisterState,
+)
 from headway.daemon.node.node_state import NodeState, generations_seen
 from headway.daemon.node.state_duties import KEPT_AFTER_RESTORE_S, is_welcome, state_steps
 from headway.daemon.records import (
@@ -17,10 +24,12 @@ from headway.daemon.records import (
     Phase,
     PhaseRecord,
     PlanRecord,
+    Save,
     SpecRecord,
     StagePlan,
     StateFile,
     StateRecord,
+    StopRecord,
     WorkerRecord,
     WorkerState,
     seen_key,
@@ -243,3 +252,33 @@ def test_files_of_a_job_that_a_restored_etcd_does_not_know_stay_for_an_hour() ->
     assert [type(step) for step in state_steps(cluster, node((3, 40), now=101.0 + KEPT_AFTER_RESTORE_S))] == [
         DeleteState
     ]
+
+
+def without_access(*parts: str) -> StateRecord:
+    """What node b has registered, which has no credentials for the checkpoint folder."""
+    return replace(told("b", *parts), lacks_access=True, trouble="no credentials")
+
+
+def test_a_node_without_access_leaves_its_copies_to_another_holder() -> None:
+    """b computes the head and cannot write to the folder: a, which has a copy, copies it, b does not, and the boundary
+    that b has trouble with is still the due one.
+    """
+    state = {(3, 100): {"a": told("a", *PARTS), "b": without_access(*PARTS)}, (3, 200): both()}
+    of = job(state)
+    mine = [step.key.layer for step in steps(of, node((3, 100))) if isinstance(step, CopyToCheckpoint)]
+    assert mine == list(PARTS)
+    poor = replace(node((3, 100)), name="b", incarnation="b-1", no_access=frozenset({"j"}))
+    assert not [step for step in steps(of, poor) if isinstance(step, CopyToCheckpoint)]
+    [record] = [step.record for step in steps(job({}), poor) if isinstance(step, RegisterState)]
+    assert record.lacks_access
+
+
+def test_at_a_stop_others_fetch_and_copy_what_a_node_without_access_wrote() -> None:
+    """b alone holds the head and the journal of the stop: a fetches both, and then copies them; b waits for it."""
+    stop = StopRecord(generation=3, save=Save.CHECKPOINT, boundary=100)
+    of = job({(3, 100): {"a": told("a", *LAYERS[:2]), "b": without_access("head", JOURNAL)}}, stop=stop)
+    fetches = [step for step in steps(of, node((3, 100), parts=LAYERS[:2])) if isinstance(step, FetchCopies)]
+    assert [(step.keys[0].layer, step.files[0].holders) for step in fetches] == [("head", ("b",)), (JOURNAL, ("b",))]
+    both_hold = job({(3, 100): {"a": told("a", *PARTS), "b": without_access("head", JOURNAL)}}, stop=stop)
+    copies = [step.key.layer for step in steps(both_hold, node((3, 100))) if isinstance(step, CopyToCheckpoint)]
+    assert set(copies) >= {"head", JOURNAL}

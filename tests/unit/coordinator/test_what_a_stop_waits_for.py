@@ -8,7 +8,7 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Command, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import Desired, Keys, Phase, StateFile, StateRecord, decode, encode
+from headway.daemon.records import Desired, Keys, Phase, PhaseRecord, StateFile, StateRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 
@@ -68,6 +68,31 @@ def test_a_checkpoint_waits_until_every_file_is_durable(save: str) -> None:
                 if len(_holders(cluster, key, part)) == 1:
                     files = record.files | {part: replace(file, is_durable=False)}
                     assert decided(cluster, shown(cluster, key, replace(record, files=files))) == [], (key, part)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "after_s", "is_failed"), [("", 200, True), ("away", 200, False), ("away", 800, True)]
+)
+def test_a_checkpoint_folder_that_is_away_is_waited_for(trouble: str, after_s: float, is_failed: bool) -> None:
+    """A file is not durable. Its node says why: the stop goes on for ten minutes more; says nothing: it is late."""
+    cluster = stopping("checkpoint")
+    boundary = cluster.truth().jobs["first"].stop
+    assert boundary is not None
+    key = next(
+        key
+        for key in cluster.store.values
+        if key.startswith(Keys.job("first") + "state/") and f"/{boundary.boundary:010d}/" in key
+    )
+    record = decode(cluster.store.values[key], StateRecord)
+    files = {part: replace(file, is_durable=False) for part, file in record.files.items()}
+    view = shown(cluster, key, replace(record, files=files, trouble=trouble))
+    phases = [
+        decode(raw, PhaseRecord)
+        for command in decide(view, now=cluster.now + after_s).commands
+        if isinstance(command, Transaction) and (raw := command.puts.get(Keys.of("first", "phase")))
+    ]
+    assert [phase.phase for phase in phases] == ([Phase.FAILED] if is_failed else [])
+    assert all(trouble in phase.reason for phase in phases)
 
 
 def shown(cluster: SimulatedCluster, key: str, record: StateRecord) -> ClusterView:

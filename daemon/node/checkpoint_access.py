@@ -1,0 +1,81 @@
+"""Whether this node can use the checkpoint folders of the jobs that it serves: found out before anything is due there.
+
+Where credentials or a package are missing, other nodes read and write the job's checkpoints in this node's stead.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
+from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
+from headway.daemon.storage.file_threads import FileThreads
+
+log = structlog.get_logger()
+
+LOOK_S: Final = 1.0
+AGAIN_S: Final = 60.0
+"""Until a folder that could not be used is tried again."""
+
+
+class CheckpointAccess:
+    """Of one node, for folders that are URLs: what lies in the tree of files is the same for all processes."""
+
+    def __init__(self, *, node: str, view: ClusterView, checkpoint_root: Path | None) -> None:
+        self._node = node
+        self._view = view
+        self._checkpoint_root = checkpoint_root
+        self._threads = FileThreads("access to checkpoint folders", silence_s=30.0, most_hung=1)
+        self._looked_at: dict[str, float] = {}
+        """Job to when it is looked at again."""
+        self.lacking: dict[str, str] = {}
+        """Job to why its folder cannot be used here."""
+        self.on_change: Callable[[], None] = lambda: None
+
+    def lacks(self, job: str, error: NoAccessError) -> None:
+        """Note that a file could not be read or written for want of access."""
+        if self.lacking.get(job) != str(error):
+            log.warning("no_access_to_checkpoints", job=job, reason=str(error))
+            self.lacking[job] = str(error)
+            self._looked_at[job] = time.monotonic() + AGAIN_S
+            self.on_change()
+
+    async def run(self) -> None:
+        """Until cancelled: look at the folder of each job whose plan names this node."""
+        while True:
+            for name, job in list(self._view.jobs.items()):
+                if self._is_due(job):
+                    await self._look(name, job)
+            self._forget_jobs_that_are_gone()
+            await asyncio.sleep(LOOK_S)
+
+    def _is_due(self, job: JobView) -> bool:
+        plans = [plan for plan in (job.plan, job.next) if plan is not None]
+        is_named = any(stage.node == self._node for plan in plans for stage in plan.stages)
+        is_url = job.spec is not None and "://" in job.spec.fault.checkpoint_dir
+        return is_named and is_url and time.monotonic() >= self._looked_at.get(job.name, 0.0)
+
+    async def _look(self, name: str, job: JobView) -> None:
+        assert job.spec is not None, "asked by _is_due"
+        self._looked_at[name] = time.monotonic() + AGAIN_S
+        try:
+            url = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
+            await self._threads.run(url, lambda _: probe(url))
+        except NoAccessError as error:
+            self.lacks(name, error)
+        except (RecoveryError, ConfigError) as error:
+            log.info("checkpoint_folder_not_reached", job=name, reason=str(error))  # whoever needs it says so
+        else:
+            self._looked_at[name] = float("inf")
+            if self.lacking.pop(name, None) is not None:
+                self.on_change()
+
+    def _forget_jobs_that_are_gone(self) -> None:
+        for name in self._looked_at.keys() - self._view.jobs.keys():
+            del self._looked_at[name]
+            self.lacking.pop(name, None)

@@ -1,0 +1,91 @@
+"""What a step works on and by which name it is known, so that no two work on one thing at the same time. Pure."""
+
+from collections.abc import Mapping
+
+from headway.daemon.node.agent_steps import (
+    AnswerStop,
+    DeleteState,
+    FetchCopies,
+    FetchState,
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
+    OrderSpaceSnapshots,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+    RegisterState,
+    RegisterWorker,
+    Step,
+    UnregisterState,
+)
+from headway.daemon.records import Keys
+from headway.daemon.storage.state_key import StateKey
+
+
+def job_of_step(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> str:
+    return step.job if isinstance(step, RegisterState | UnregisterState) else step.of.job
+
+
+def etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState, node: str) -> str:
+    match step:
+        case RegisterWorker():
+            return Keys.worker(step.of.job, step.of.generation, step.position)
+        case AnswerStop():
+            return Keys.of(step.of.job, "stop")
+        case RegisterState() | UnregisterState() | DeleteState():
+            return Keys.state(step.job, step.timeline, step.boundary, node)
+
+
+def fetched_by(step: Step) -> dict[StateKey, frozenset[str]]:
+    """The files that a step brings into the store, and the nodes that it may ask."""
+    match step:
+        case FetchState():
+            return {step.key: frozenset(step.holders)}
+        case FetchCopies():
+            return {key: frozenset(file.holders) for key, file in zip(step.keys, step.files, strict=True)}
+        case _:
+            return {}
+
+
+def is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping[StateKey, frozenset[str]]) -> bool:
+    """Whether some file of a fetch under way is due, and every node that it may ask for one that is due is there."""
+    due = fetched.keys() & wanted.keys()
+    return bool(due) and all(fetched[key] <= wanted[key] for key in due)
+
+
+def stands_back(step: Step, steps: list[Step]) -> bool:
+    """Whether a step makes copies of a file that a worker waits for: that goes without them, and faster."""
+    if not isinstance(step, FetchCopies):
+        return False
+    return any(isinstance(other, FetchState) and other.key in step.keys for other in steps)
+
+
+def claims(step: Step, node: str) -> frozenset[object]:
+    """What a step works on: no two steps of one thing at the same time."""
+    match step:
+        case FetchState() | FetchCopies():
+            return frozenset(fetched_by(step))
+        case RegisterState() | UnregisterState():
+            return frozenset([etcd_key(step, node)])
+        case DeleteState():
+            return frozenset([etcd_key(step, node), *step.keys])
+        case _:
+            return frozenset([name_of(step)])
+
+
+def name_of(step: Step) -> object:
+    """What of a step stays the same while its details change: attempts are counted by it."""
+    match step:
+        case FetchState():
+            return FetchState, step.of, step.key
+        case FetchCopies():
+            return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
+        case RegisterState():
+            return RegisterState, step.job, step.timeline, step.boundary
+        case OrderRelease():
+            return OrderRelease, step.device_index, step.job
+        case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite() | OrderSpaceSnapshots():
+            return type(step), step.device_index, step.of
+        case _:
+            return step
