@@ -6,6 +6,7 @@ draws by itself (`behind`, `console`) goes around that, and its texts are escape
 """
 
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,11 @@ def printable_streams() -> Iterator[None]:
 def behind(stream: IO[str]) -> IO[str]:
     """The stream itself, for what this program draws: colours, a line that overwrites itself."""
     return stream.stream if isinstance(stream, PrintableStream) else stream
+
+
+def screen_width() -> int | None:
+    """Columns of the terminal that stdout goes to; None: it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def console(stream: IO[str] | None = None, *, width: int | None = None) -> "Console":

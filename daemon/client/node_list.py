@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from headway.daemon.client.watch_view import node_notes
+from headway.daemon.client.fitted_lines import fitted
+from headway.daemon.client.watch_view import alike, node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, num_counted
 from headway.daemon.records import NodeRecord, to_builtins
@@ -30,23 +31,24 @@ def plain_sites(view: ClusterView) -> str:
     )
 
 
-def node_lines(view: ClusterView) -> list[str]:
-    """A line for each node, and below it each of its failures."""
+def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
+    """A line for each node, and below it each of its failures. width: of the screen, if it goes to one."""
     lines = []
     leader = view.leader.node if view.leader else ""
     for name in sorted({*view.nodes, *view.failures}):
         failures = view.failures.get(name, {})
         if (node := view.nodes.get(name)) is not None:
-            devices = ", ".join(f"{device.kind} {device.model}".strip() for device in node.devices)
+            devices = alike([f"{device.kind} {device.model}".strip() for device in node.devices])
             notes = node_notes(node, leader, num_failures=len(failures))
-            lines.append(f"{name}  {node.address}  {_site(node)}  {devices}" + (f"  ({notes})" if notes else ""))
-            lines += [f"    {node.worker_trouble}"] if node.worker_trouble else []
-            lines += [f"    {what}: {sentence}" for what, sentence in sorted(node.ailments.items())]
+            lines += fitted((name, node.address, _site(node), devices, f"({notes})" if notes else ""), width)
+            lines += fitted((f"    {node.worker_trouble}",), width) if node.worker_trouble else []
+            for what, text in sorted(node.ailments.items()):
+                lines += fitted((f"    {what}: {text}",), width)
         else:
             lines.append(f"{name}  is not up")
         for _, failure in sorted(failures.items()):
             moment = time.strftime("%H:%M:%S", time.localtime(failure.at))
-            lines.append(f"    {moment}  {failure.text}")
+            lines += fitted((f"    {moment}  {failure.text}",), width)
         limit = view.leader.quarantine_after if view.leader else QUARANTINE_AFTER
         if 0 < limit <= num_counted(failures.values()):
             by = charged_by(failures.values())

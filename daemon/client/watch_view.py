@@ -5,6 +5,7 @@ A display is handed the same snapshots whatever it does with them, so that who w
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,6 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from headway.daemon.client.fitted_lines import fitted
 from headway.daemon.client.goodput_report import goodput_line
 from headway.daemon.client.job_report import (
     NO_FASTER_PLAN,
@@ -134,11 +136,19 @@ def open_display(*, as_json: bool = False, stream: IO[str] | None = None) -> Dis
 
 
 class LiveDisplay:
-    """Redraws in place; the last picture stays."""
+    """Redraws in place, five times a second and in the screen's present size; the last picture stays."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=5, transient=False, redirect_stderr=sys.stderr.isatty())
-        self._width = console.width
+        self._console = console
+        self._size = console.size
+        self._snapshot: Snapshot | None = None
+        self._live = Live(
+            get_renderable=self._picture,
+            console=console,
+            refresh_per_second=5,
+            transient=False,
+            redirect_stderr=sys.stderr.isatty(),
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -150,9 +160,18 @@ class LiveDisplay:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw, within a fifth of a second."""
-        width, height = self._live.console.size
-        self._live.update(render(snapshot, width=width, height=height - ROWS_ABOVE))
+        """Draw this one from now on, within a fifth of a second."""
+        self._snapshot = snapshot
+
+    def _picture(self) -> RenderableType:
+        """What is drawn now. A terminal that was resized has broken the lines of the last picture: it begins empty."""
+        size = self._console.size
+        if size != self._size:
+            self._size = size
+            self._console.clear()
+        if self._snapshot is None:
+            return Text()
+        return render(self._snapshot, width=size.width, height=size.height - ROWS_ABOVE)
 
 
 class PlainDisplay:
@@ -275,7 +294,7 @@ def _progress(report: JobReport, width: int) -> RenderableType:
         numbers.append(f"{duration(report.seconds_left)} left")
     filled = width * min(done, report.batches) // report.batches
     bar = Text("━" * filled, style="green", no_wrap=True).append("━" * (width - filled), style="bright_black")
-    return Group(bar, Text("   ".join(numbers), no_wrap=True))
+    return Group(bar, *(Text(line) for line in fitted(numbers, width)))
 
 
 def _pipeline(report: JobReport, width: int) -> list[RenderableType]:
@@ -311,12 +330,18 @@ def _colour(stage: StageReport) -> str:
 def _nodes(snapshot: Snapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("node", "devices", "site", ""):
-        table.add_column(title, no_wrap=True)
+        table.add_column(title, overflow="fold")
     for node in snapshot.nodes:
-        devices = ", ".join(device.model or device.kind for device in node.devices)
+        devices = alike([device.model or device.kind for device in node.devices])
         failures = snapshot.failures.get(node.name, ())
         table.add_row(node.name, devices, node.site, node_notes(node, snapshot.leader, num_failures=len(failures)))
     return table
+
+
+def alike(devices: Sequence[str]) -> str:
+    """A node's devices, those of one kind counted: `8 × H200`."""
+    counts = Counter(devices)
+    return ", ".join(f"{number} × {device}" if number > 1 else device for device, number in counts.items())
 
 
 def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:

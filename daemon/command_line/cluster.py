@@ -113,13 +113,14 @@ def nodes(
         return
     from headway.daemon.client.node_list import node_lines, report_nodes
     from headway.daemon.client.set_aside import set_aside_lines
+    from headway.daemon.terminal import screen_width
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
         if as_json:
             say_json(report_nodes(view))
             return
-        lines = node_lines(view) or ["no node is up; start one with `headway daemon`"]
+        lines = node_lines(view, width=screen_width()) or ["no node is up; start one with `headway daemon`"]
         for line in [*lines, *set_aside_lines(view)]:
             say(line)
 
