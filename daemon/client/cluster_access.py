@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from headway.daemon.client.known_daemons import remember
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
@@ -167,6 +168,8 @@ class ClusterSession:
     async def view(self) -> ClusterView:
         """What etcd says now. Raises StoreUnreachableError."""
         view, _ = await self._listed()
+        if self.address.state_dir is None:
+            remember(self.address.etcd, view.nodes.values())
         return view
 
     async def follow(self) -> AsyncGenerator[ClusterView, None]:

@@ -44,7 +44,7 @@ class DaemonStatus:
 
 
 async def ask_daemons(
-    addresses: Sequence[str], identity: TlsIdentity | None, *, job: str = "", timeout_s: float = 5.0
+    addresses: Sequence[str | NodeEndpoint], identity: TlsIdentity | None, *, job: str = "", timeout_s: float = 5.0
 ) -> DaemonStatus:
     """What the first daemon says that answers. Raises UnavailableError, naming all, when none does."""
     if identity is None:
@@ -54,7 +54,8 @@ async def ask_daemons(
     try:
         for address in addresses:
             try:
-                reply = await client.status(NodeEndpoint("", address), job, timeout_s=timeout_s)
+                endpoint = address if isinstance(address, NodeEndpoint) else NodeEndpoint("", address)
+                reply = await client.status(endpoint, job, timeout_s=timeout_s)
                 return DaemonStatus(
                     node=reply.node,
                     etcd_reachable=reply.etcd_reachable,
@@ -68,4 +69,4 @@ async def ask_daemons(
                 reasons.append(str(error))
     finally:
         await client.close()
-    raise UnavailableError(", ".join(addresses), "; ".join(reasons))
+    raise UnavailableError(", ".join(map(str, addresses)), "; ".join(reasons))

@@ -8,6 +8,9 @@ from headway.daemon.command_line.options import say, say_json, with_cluster
 from headway.daemon.errors import StoreUnreachableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headway.daemon.addresses import NodeEndpoint
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.client.job_report import JobReport
     from headway.daemon.client.watch_view import Snapshot
@@ -19,6 +22,7 @@ def show_status(
 ) -> None:
     """Print where a job stands, or a line for every job. daemon: ask this one, not etcd."""
     from headway.daemon.client import cluster_access
+    from headway.daemon.client.known_daemons import known
 
     if daemon:
         import os
@@ -27,7 +31,7 @@ def show_status(
         if told is None:
             told = cluster_access.find_cluster(etcd=etcd, certs=certs, cluster=cluster).certificates
         address = cluster_access.ClusterAddress(etcd=(), certificates=told, daemons=(daemon,))
-        _show_daemons(address, job, as_json=as_json)
+        _show_daemons(address, job, as_json=as_json, daemons=(daemon,))
         return
 
     async def work(session: "ClusterSession") -> None:
@@ -53,12 +57,13 @@ def show_status(
         with_cluster(etcd, certs, cluster, work)
     except StoreUnreachableError:
         address = cluster_access.find_cluster(etcd=etcd, certs=certs, cluster=cluster)
-        if not address.daemons:
+        daemons = address.daemons or known(address.etcd)
+        if not daemons:
             raise
-        _show_daemons(address, job, as_json=as_json)
+        _show_daemons(address, job, as_json=as_json, daemons=daemons)
 
 
-def _show_daemons(address: object, job: str, *, as_json: bool) -> None:
+def _show_daemons(address: object, job: str, *, as_json: bool, daemons: "Sequence[str | NodeEndpoint]") -> None:
     import asyncio
 
     from headway.daemon.client.cluster_access import ClusterAddress
@@ -66,7 +71,7 @@ def _show_daemons(address: object, job: str, *, as_json: bool) -> None:
     from headway.daemon.client.watch_view import Snapshot
 
     assert isinstance(address, ClusterAddress)
-    told = asyncio.run(ask_daemons(address.daemons, address.identity()))
+    told = asyncio.run(ask_daemons(daemons, address.identity()))
     reports = [told.report(job)] if job else [told.report(name) for name in told.jobs]
     if as_json:
         etcd = {"reachable": told.etcd_reachable, "away_s": told.etcd_away_s, "waits_for": told.waits_for}

@@ -99,7 +99,8 @@ def status(
 ) -> None:
     """Where a job stands: phase, who holds which layers, loss, what a failure would cost, and why it is slow.
 
-    While etcd is away, the daemons of a local cluster are asked instead; elsewhere name one with --daemon.
+    While etcd is away, daemons are asked instead: those of a local cluster, or those that this user's commands last saw
+    in the cluster; --daemon names another.
 
     \b
     boundary    the state after so many batches; the number of batches that it contains
