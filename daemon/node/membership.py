@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from headway.daemon.addresses import join_address, split_address
 from headway.daemon.coordination.boundaries import depends_on
 from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView
@@ -22,12 +23,13 @@ from headway.daemon.coordination.plan_book import PlanBook
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
+from headway.daemon.node.address_watch import AddressWatch, address_towards
 from headway.daemon.node.agent import Agent, Surroundings
 from headway.daemon.node.agent_orders import is_awaited, is_named
 from headway.daemon.node.companions import ACTIVITY as COMPANIONS
 from headway.daemon.node.companions import Companions
 from headway.daemon.node.compiled_code import keep_small
-from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.config import NodeConfig, listen_address
 from headway.daemon.node.device_speeds import DeviceSpeeds
 from headway.daemon.node.dial_back import DialBack
 from headway.daemon.node.memory import NodeMemory
@@ -97,6 +99,8 @@ class Membership:
         )
         self._supervisor: Supervisor | None = None
         self._dial_back: DialBack | None = None
+        self._troubles: dict[str, str] = {}
+        """What keeps this node out of plans, by what it is about."""
         plans = PlanBook()
         self._leadership = Leadership(
             house.etcd,
@@ -206,6 +210,7 @@ class Membership:
                     COMPANIONS: companions.run,
                     "probing": probing.run,
                     "reaching": reaching.run,
+                    "address": self._address_watch(supervisor).run,
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": checkpoint_sweep.run,
                     "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
@@ -277,9 +282,36 @@ class Membership:
             folder = self._house.config.state_dir
             trouble = f"state_dir {folder} cannot be written: {error.strerror or error}"
         activities.trouble("state folder", trouble)
-        if trouble != self._registration.record.stays_out:
-            self._registration.change(stays_out=trouble)
+        self._stay_out("state folder", trouble)
         return not trouble
+
+    def _address_watch(self, supervisor: Supervisor) -> AddressWatch:
+        config, registration = self._house.config, self._registration
+        listens_at, _ = listen_address(config)
+
+        def moved(host: str) -> None:
+            _, port = split_address(registration.record.address, "address")
+            registration.change(host=host, address=join_address(host, port))
+            supervisor.move(host)
+
+        def tell(trouble: str) -> None:
+            self._house.activities.trouble("address", trouble)
+            self._stay_out("address", trouble)
+
+        return AddressWatch(
+            registration.record.host,
+            may_move=listens_at in ("", "0.0.0.0", "::"),
+            towards_etcd=lambda: address_towards(config.etcd),
+            moved=moved,
+            tell=tell,
+        )
+
+    def _stay_out(self, what: str, trouble: str) -> None:
+        """Have plans leave this node out while something is wrong with it; empty: no longer for this."""
+        self._troubles[what] = trouble
+        stays_out = "; ".join(reason for _, reason in sorted(self._troubles.items()) if reason)
+        if stays_out != self._registration.record.stays_out:
+            self._registration.change(stays_out=stays_out)
 
     async def _keep_state_dir(self) -> None:
         """See that the state folder stays this daemon's own. Raises InvariantLostError."""

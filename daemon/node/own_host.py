@@ -36,8 +36,7 @@ async def check_advertised_host(config: NodeConfig) -> None:
         if found.is_unspecified:
             raise ConfigError(f"{told}: that is every address, and none to dial; {ADVICE}", SETTING)
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.bind(address)
+            bind(family, address)
         except OSError as error:
             if not found.is_loopback:
                 others.append(f"{address[0]} ({error.strerror})")
@@ -53,10 +52,25 @@ async def check_advertised_host(config: NodeConfig) -> None:
         raise ConfigError(f"{told}: {what}; {ADVICE}", SETTING)
 
 
+def bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
+    """Raises OSError unless this machine can listen at an address."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind(address)
+
+
+def has_address(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
+    """Whether an address is this machine's."""
+    try:
+        bind(family, address)
+    except OSError:
+        return False
+    return True
+
+
 async def _resolved(host: str, told: str) -> _Addresses:
     """What a name means, each address once."""
     try:
-        return await _addresses(host)
+        return await resolved(host)
     except (OSError, UnicodeError) as error:
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
             raise UnavailableError("the name server", f"no answer to what {host!r} means ({SETTING})") from error
@@ -69,7 +83,7 @@ async def far_member(members: Iterable[str]) -> str | None:
     for member in members:
         host, _ = split_address(member, "etcd")
         try:
-            found = [_without_zone(address[0]) for _, address in await _addresses(host)]
+            found = [_without_zone(address[0]) for _, address in await resolved(host)]
         except (OSError, UnicodeError):
             continue  # whoever dials it says so
         if not all(address.is_loopback or address.is_unspecified for address in found):
@@ -77,8 +91,8 @@ async def far_member(members: Iterable[str]) -> str | None:
     return None
 
 
-async def _addresses(host: str) -> _Addresses:
-    """In a thread: a name server may take its time."""
+async def resolved(host: str) -> _Addresses:
+    """Each address that a host means, once; in a thread, for name servers are slow. Raises OSError, UnicodeError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 

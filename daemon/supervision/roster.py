@@ -7,7 +7,7 @@ so that a death costs no start of Python; the next spare follows when the node h
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -152,6 +152,10 @@ class Roster:
             self._are_spares_wanted = True
             for handle in self._spares:
                 self._later(SPARE_PAUSE_S, handle)
+
+    def listen_at(self, host: str) -> None:
+        """Processes that start from now on listen at another host."""
+        self._settings = replace(self._settings, host=host)
 
     def close(self) -> None:
         """Start nothing any more."""

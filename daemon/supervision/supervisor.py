@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -160,6 +161,13 @@ class Supervisor:
         if self._server is not None:
             await self._server.stop(grace=0.5)
         self.socket_path.unlink(missing_ok=True)
+
+    def move(self, host: str) -> None:
+        """Have every worker listen at another host: the machine has lost the address of those that run."""
+        self._settings = replace(self._settings, host=host)
+        self._roster.listen_at(host)
+        for handle in list(self._roster.everybody):
+            self._condemn(handle, f"listened at an address that this machine has lost; the next one is at {host}")
 
     def kill(self) -> None:
         """End every worker at once."""

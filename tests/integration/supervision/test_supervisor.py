@@ -209,6 +209,17 @@ async def test_a_worker_without_a_free_port_says_so_until_there_is_one(tmp_path:
             assert (field.supervisor.trouble, field.status.address) == ("", f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
+async def test_workers_move_to_another_address_of_the_machine(tmp_path: Path) -> None:
+    """The one that is up ends with a word about why, and the next one listens at the new address."""
+    async with ground(tmp_path, num_spares=0) as field:
+        await field.until(lambda: field.status.is_up, "a worker")
+        before = field.status.pid
+        field.supervisor.move("127.0.0.2")
+        await field.until(lambda: field.status.is_up and field.status.pid != before, "the next worker")
+        assert field.status.address.startswith("127.0.0.2:")
+
+
 async def test_without_a_spare_the_device_is_down_until_the_next_worker_is_there(tmp_path: Path) -> None:
     """The node's record has to say so meanwhile; an error of the worker's own has a fault line."""
     async with ground(tmp_path, num_spares=0) as field:

@@ -1,0 +1,96 @@
+"""A machine that loses its address: what the daemon does about it, and what it says."""
+
+import socket
+
+import pytest
+
+from headway.daemon.node import address_watch
+from headway.daemon.node.address_watch import AddressWatch, address_towards
+
+
+class Machine:
+    """Some addresses, a way to etcd, and what the daemon was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *addresses: str, may_move: bool = True) -> None:
+        self.addresses = {*addresses}
+        self.towards_etcd = ""
+        self.has_names = True
+        self.moves: list[str] = []
+        self.trouble = ""
+        monkeypatch.setattr(address_watch, "resolved", self._resolved)
+        monkeypatch.setattr(address_watch, "has_address", lambda _, address: address[0] in self.addresses)
+        self.watch = AddressWatch(
+            "10.0.0.7", may_move=may_move, towards_etcd=self._towards, moved=self.moves.append, tell=self._tell
+        )
+        self.watch._held = frozenset({"10.0.0.7"})  # at the first look
+
+    async def look(self, times: int = 1) -> None:
+        """So often."""
+        for _ in range(times):
+            await self.watch.look()
+
+    async def _resolved(self, host: str) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+        if not self.has_names:
+            raise socket.gaierror(socket.EAI_AGAIN, "no name server")
+        return [(socket.AF_INET, (host, 0))]
+
+    async def _towards(self) -> str:
+        return self.towards_etcd
+
+    def _tell(self, trouble: str) -> None:
+        self.trouble = trouble
+
+
+async def test_the_address_that_reaches_etcd_takes_the_place_of_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not at the first look, and once: afterwards it is the new one that has to stay."""
+    machine = Machine(monkeypatch, "10.0.0.7")
+    await machine.look(3)
+    machine.addresses, machine.towards_etcd = {"10.0.0.9"}, "10.0.0.9"
+    await machine.look()
+    assert machine.moves == []
+    await machine.look(3)
+    assert (machine.moves, machine.trouble) == (["10.0.0.9"], "")
+
+
+async def test_an_address_that_comes_back_at_once_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gone at every other look: nothing moves."""
+    machine = Machine(monkeypatch, "10.0.0.7")
+    machine.towards_etcd = "10.0.0.9"
+    for number in range(6):
+        machine.addresses = set() if number % 2 else {"10.0.0.7"}
+        await machine.look()
+    assert machine.moves == []
+
+
+@pytest.mark.parametrize(
+    ("may_move", "towards_etcd", "why"),
+    [(True, "", "no other address of its own reaches etcd"), (False, "10.0.0.9", "`listen` names it too")],
+)
+async def test_a_node_without_an_address_says_so_until_it_has_one(
+    monkeypatch: pytest.MonkeyPatch, may_move: bool, towards_etcd: str, why: str
+) -> None:
+    """It stays where it is, says what to do, and stops saying so when the address is back."""
+    machine = Machine(monkeypatch, may_move=may_move)
+    machine.towards_etcd = towards_etcd
+    await machine.look(2)
+    assert machine.moves == []
+    assert machine.trouble.startswith(f"10.0.0.7 is no address of this machine any more, and {why}: set advertise_host")
+    machine.addresses = {"10.0.0.7"}
+    await machine.look()
+    assert machine.trouble == ""
+
+
+async def test_a_name_server_that_is_away_takes_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says what the host means, for many looks: nothing moves, and nothing is said."""
+    machine = Machine(monkeypatch, "10.0.0.7")
+    machine.towards_etcd, machine.has_names = "10.0.0.9", False
+    await machine.look(5)
+    assert (machine.moves, machine.trouble) == ([], "")
+
+
+async def test_the_way_to_etcd_names_an_own_address() -> None:
+    """By the kernel's routes; a member without any is passed over."""
+    assert await address_towards(["nowhere.invalid:2379", "127.0.0.1:2379"]) == "127.0.0.1"
+    assert await address_towards([]) == ""
