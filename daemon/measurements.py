@@ -37,6 +37,8 @@ class GoodputRecord:
     num_resumed: int = 0
     trouble: str = ""
     """Why its last periodic snapshot was not written, or how far apart they are now."""
+    waits_for: str = ""
+    """The neighbour, with its address, that it has waited for so long that it stands still; empty: it works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

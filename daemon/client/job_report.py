@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.daemon.client.goodput_report import GoodputReport, report_goodput
+from headway.daemon.client.link_waits import link_waits
 from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.planning.link_choice import PlannedLink, planned_links
@@ -86,6 +87,8 @@ class JobReport:
     goodput: GoodputReport = field(default_factory=lambda: GoodputReport(useful_share=None, seconds={}))
     ailments: tuple[str, ...] = ()
     """What does not work on the nodes of its plan, and what keeps the leader from deciding about it."""
+    waits: tuple[str, ...] = ()
+    """Which neighbours wait for each other, and which of them cannot talk."""
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
@@ -142,6 +145,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
 def report_in(view: ClusterView, job: JobView) -> JobReport:
     """The report of a job of a view, with what keeps it from being decided about."""
     report, why = report_job(job, view.nodes), view.why_set_aside(job.name)
+    report = replace(report, waits=tuple(link_waits(view, job)))
     return replace(report, ailments=(f"nothing is decided about it: {why}", *report.ailments)) if why else report
 
 
@@ -239,5 +243,7 @@ def report_line(report: JobReport, *, now: float) -> str:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
         parts.append(f"{duration(report.seconds_left)} left")
-    parts += [text for text in (planning_note(report, now), report.reason, *report.ailments[:1]) if text]
+    parts += [
+        text for text in (planning_note(report, now), report.reason, *report.waits[:1], *report.ailments[:1]) if text
+    ]
     return " · ".join(parts)

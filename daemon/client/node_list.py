@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from headway.daemon.client.fitted_lines import fitted
+from headway.daemon.client.reach_report import reach_builtins, reach_lines, reach_word
 from headway.daemon.client.watch_view import alike, node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, num_counted
@@ -14,6 +15,7 @@ def report_nodes(view: ClusterView) -> list[dict[str, Any]]:
     """Each node's record with its `failures` of the last minutes; one that failed and is gone has only these."""
     return [
         (to_builtins(view.nodes[name]) if name in view.nodes else {"name": name})
+        | {"reach": reach_builtins(view, name)}
         | {"failures": [to_builtins(found) for _, found in sorted(view.failures.get(name, {}).items())]}
         for name in sorted({*view.nodes, *view.failures})
     ]
@@ -39,8 +41,10 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
         failures = view.failures.get(name, {})
         if (node := view.nodes.get(name)) is not None:
             devices = alike([f"{device.kind} {device.model}".strip() for device in node.devices])
-            notes = node_notes(node, leader, num_failures=len(failures))
+            notes = node_notes(node, leader, num_failures=len(failures), reach=reach_word(view, name))
             lines += fitted((name, node.address, _site(node), devices, f"({notes})" if notes else ""), width)
+            for line in reach_lines(view, name):
+                lines += fitted((f"    {line}",), width)
             lines += fitted((f"    {node.worker_trouble}",), width) if node.worker_trouble else []
             for what, text in sorted(node.ailments.items()):
                 lines += fitted((f"    {what}: {text}",), width)

@@ -251,8 +251,8 @@ def _picture(
     if curve_height and len(snapshot.losses) > 1:
         curve = draw_curve(snapshot.losses, width=inner, height=curve_height, last=report.batches - 1)
         parts += [Text(), Text("\n".join(curve), style="bright_blue", no_wrap=True)]
-    if report.ailments:
-        parts += [Text(), *(Text(f"warning: {ailment}", style="yellow") for ailment in report.ailments)]
+    if troubles := (*report.waits, *report.ailments):
+        parts += [Text(), *(Text(f"warning: {trouble}", style="yellow") for trouble in troubles)]
     parts += [Text(), *_pipeline(report, inner)]
     if snapshot.nodes and has_nodes:
         parts += [Text(), _nodes(snapshot)]
@@ -344,12 +344,14 @@ def alike(devices: Sequence[str]) -> str:
     return ", ".join(f"{number} × {device}" if number > 1 else device for device, number in counts.items())
 
 
-def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
-    """What is special about a node: `leads`, `draining`, `cpu:0 down`, `failed twice …`."""
+def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0, reach: str = "") -> str:
+    """What is special about a node: `leads`, `draining`, `cpu:0 down`, `failed twice …`, `reaches 2 of 3`."""
     notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
     notes += [f"device {index} down" for index in node.down_devices]
     if num_failures:
         notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
+    if reach:
+        notes.append(reach)
     if node.ailments:
         notes.append(f"ails: {', '.join(node.ailments)}")
     return ", ".join(notes)

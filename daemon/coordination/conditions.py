@@ -8,6 +8,7 @@ from headway.daemon.coordination.case import TELL_AFTER_S, Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
+from headway.daemon.coordination.standstill import standing_pairs
 from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_news
@@ -83,6 +84,14 @@ def all_workers_of_next_are_ready(case: Case) -> bool:
     """And each has reached all its neighbours."""
     plan = case.job.next
     return plan is not None and not case.unready(plan, WorkerState.READY) and not unproven(case, plan)
+
+
+def it_stands_still_between_nodes_that_cannot_talk(case: Case) -> bool:
+    """It would never reach the stop boundary."""
+    plan = case.job.plan
+    if plan is None or not (ways := blocked_links(case, plan)):
+        return False
+    return not ways.pairs.isdisjoint(standing_pairs(case.job, plan))
 
 
 def two_nodes_of_next_cannot_talk(case: Case) -> bool:

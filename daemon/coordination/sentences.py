@@ -100,7 +100,7 @@ def why_recovering(case: Case) -> str:
         return f"the nodes that held boundary {plan.boundary if plan is not None else 0} are gone"
     if draining := case.draining(job.next):
         return _leaving(draining)
-    if ways := blocked_links(case, job.next):
+    if ways := blocked_links(case, job.next) or blocked_links(case, job.plan):
         return str(ways)
     return "a plan is possible again"
 

@@ -157,6 +157,7 @@ class Agent:
         self.progress = ProgressReports(around.view, around.etcd)
         self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
         self._keeper.access.on_change = self._access_changed
+        self.goodput.on_standstill = self._links.stands_still
         self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
 
     # --- What wakes it ----------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from headway.proto import control_pb2
 log = structlog.get_logger()
 
 PERIOD_S: Final = 5.0
+STANDS_AFTER_S: Final = 5.0
+"""Without an operation, a worker that waits for a neighbour stands still."""
 RECENT_S: Final = 60.0
 """`recent` covers so much, once a plan has run so long."""
 
@@ -32,15 +34,25 @@ class DeviceBook:
     generation: int
     newest: control_pb2.Heartbeat
     trouble: str = ""
+    moved_at: float = 0.0
+    """When an operation was last seen to be done."""
     samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
     """(when, seconds by class), oldest first; the first is what `recent` counts from."""
 
     def add(self, beat: control_pb2.Heartbeat, now: float) -> None:
         """Take over a heartbeat; forget those that are too old to count from."""
+        if not self.samples or beat.operations != self.newest.operations:
+            self.moved_at = now
         self.newest = beat
         self.samples.append((now, dict(beat.seconds)))
         while len(self.samples) > 1 and self.samples[1][0] <= now - RECENT_S:
             self.samples.popleft()
+
+    @property
+    def waits_for(self) -> str:
+        """The neighbour that the worker has waited for since its last operation, if that is long ago."""
+        now = self.samples[-1][0] if self.samples else 0.0
+        return self.newest.waiting_for if now - self.moved_at >= STANDS_AFTER_S else ""
 
     @property
     def recent(self) -> dict[str, float]:
@@ -108,6 +120,7 @@ class GoodputBook:
                 num_replayed=book.newest.num_replayed,
                 num_resumed=book.newest.num_resumed,
                 trouble=book.trouble or self._access_of(job.name),
+                waits_for=book.waits_for,
             )
         return found
 
@@ -124,6 +137,8 @@ class GoodputReports:
 
     def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
         self.book = GoodputBook()
+        self.on_standstill: Callable[[str], None] = lambda _: None
+        """Told where a neighbour listens that a worker has waited for for long."""
         self._view = view
         self._etcd = etcd
         self._node = node
@@ -139,6 +154,8 @@ class GoodputReports:
             await asyncio.sleep(PERIOD_S)
             for index, beat in heartbeats().items():
                 self.book.add(index, beat, now=time.monotonic())
+            for address in {book.waits_for.rpartition(" at ")[2] for book in self.book.devices.values()} - {""}:
+                self.on_standstill(address)
             for name in {book.job for book in self.book.devices.values()}:
                 job = self._view.jobs.get(name)
                 if job is None or job.submission is None:

@@ -34,6 +34,13 @@ class LinkProofs:
             raise UnavailableError(f"the worker of {step.node} at {step.address}", reason)
         self._proven.add((step.of, step.position, step.other))
 
+    def stands_still(self, address: str) -> None:
+        """A worker of ours has waited for long for what listens at an address: can it be reached at all?"""
+        for job in self._view.jobs.values():
+            for (_, position), worker in job.workers.items():
+                if worker.address == address and job.plan is not None and position < len(job.plan.stages):
+                    self._reach.hurry(worker.node)
+
     def look_again(self, workers: Iterable[WorkerStatus]) -> None:
         """Tell of links that workers have lost, each once; forget plans that are over.
 

@@ -38,6 +38,7 @@ PURE = (
     "daemon/coordination/fair_share.py",
     "daemon/coordination/left_folders.py",
     "daemon/coordination/link_proofs.py",
+    "daemon/coordination/standstill.py",
     "daemon/coordination/loss.py",
     "daemon/coordination/queue_order.py",
     "daemon/coordination/settling.py",

@@ -5,7 +5,8 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from headway.daemon.records import Phase
+from headway.daemon.measurements import GoodputRecord
+from headway.daemon.records import Desired, Keys, Phase, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.coordinator.test_random_orders import build, finish, happen
 
@@ -152,3 +153,23 @@ def test_a_plan_waits_until_every_neighbour_is_reached(
     monkeypatch.setattr(cluster, "_prove", lambda *_: told)
     cluster.calm(max_rounds=30)
     assert cluster.phase("j").phase is phase
+
+
+def test_a_pause_of_a_job_that_stands_still_at_a_blocked_link_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would never reach a stop boundary: it goes back instead, and no deadline of a minute is waited for."""
+    cluster = cluster_of("a", "b", min_nodes=2, batches=200)
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    monkeypatch.setattr(cluster, "_lose_link", lambda *_: None)
+    monkeypatch.setattr(cluster, "train", lambda: None)
+    first, second = nodes_of_plan(cluster)
+    cluster.blocked = {(first, second)}
+    cluster.nodes[first].out_of_reach.add(second)
+    stands = GoodputRecord(node=first, incarnation="w", waits_for=f"stage 1 at {second}:2")
+    generation = cluster.phase("j").generation
+    cluster.store.transact({}, {Keys.goodput("j", generation, 0): encode(stands)}, lease=cluster.nodes[first].lease)
+    monkeypatch.setattr(cluster, "_stop", lambda *_: None)  # no worker comes to a boundary
+    cluster.want("j", Desired.PAUSED)
+    since = cluster.now
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.PAUSED)
+    assert cluster.now - since < 10
+    assert not cluster.facts().failures

@@ -1,0 +1,35 @@
+"""Which pair of workers a job waits for: before a plan is in force, and while one stands still. Pure."""
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.standstill import awaited_pair
+from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.plan_links import linked_pairs, neighbours
+from headway.daemon.records import Phase, PlanRecord, WorkerState
+
+AT_WORK = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING)
+
+
+def link_waits(view: ClusterView, job: JobView) -> list[str]:
+    """Sentences, the most telling first; none while nothing is waited for."""
+    found = _unreached(job, job.next) if job.next is not None else []
+    plan = job.plan
+    if plan is not None and job.phase.phase in AT_WORK:
+        ways = view.blocked.between(linked_pairs(plan.stages))
+        found += [f"a link of the plan could not be opened again: {way}" for way in ways.ways]
+        if pair := awaited_pair(job, plan):
+            waiting, awaited = (worker_name(plan.stages, position) for position in pair)
+            found.append(f"stands still: {waiting} waits for {awaited}")
+    return found
+
+
+def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
+    """Neighbours of a plan that is prepared which are both ready, and one of which has not reached the other yet."""
+    workers = job.workers_of(plan)
+    return [
+        f"waits until {worker_name(plan.stages, position)} reaches {worker_name(plan.stages, other)} "
+        f"at {workers[other].address}"
+        for position, worker in sorted(workers.items())
+        if worker.state is WorkerState.READY and worker.proven is not None
+        for other in neighbours(plan.stages, position)
+        if other not in worker.proven and other in workers and workers[other].state is WorkerState.READY
+    ][:3]

@@ -1,0 +1,45 @@
+"""Who reaches whom, as people see it: a word for each node, and a line for each way that is blocked. Pure."""
+
+import time
+from typing import Any
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.measurements import ReachFact
+from headway.daemon.records import to_builtins
+
+
+def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:
+    """What a node's present process found about the present processes of others."""
+    node, record = view.nodes.get(name), view.reach.get(name)
+    if node is None or record is None or record.incarnation != node.incarnation:
+        return ()
+    return tuple(
+        fact
+        for fact in record.facts
+        if fact.to in view.nodes and view.nodes[fact.to].incarnation == fact.to_incarnation
+    )
+
+
+def reach_word(view: ClusterView, name: str) -> str:
+    """`reaches 3 of 4`: the other nodes all of whose ports answer, of those that were dialled; empty: none was."""
+    facts = [fact for fact in facts_of(view, name) if fact.to != name]
+    peers = {fact.to for fact in facts}
+    blocked = {fact.to for fact in facts if fact.reason}
+    if not peers:
+        return ""
+    return f"reaches {len(peers) - len(blocked)} of {len(peers)}"
+
+
+def reach_lines(view: ClusterView, name: str) -> list[str]:
+    """Which ports a node does not reach, why, and when that was found."""
+    return [
+        f"cannot reach the {fact.port} port of {fact.to} at {fact.address}: {fact.reason} "
+        f"(since {time.strftime('%H:%M:%S', time.localtime(fact.measured_at))})"
+        for fact in facts_of(view, name)
+        if fact.reason
+    ]
+
+
+def reach_builtins(view: ClusterView, name: str) -> list[dict[str, Any]]:
+    """The facts for `--json`, dated."""
+    return [to_builtins(fact) for fact in facts_of(view, name)]

@@ -1,0 +1,62 @@
+"""Fault matrix: two nodes reach etcd and not each other. The job goes on over what can talk, or says who cannot."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.client.job_requests import submit
+from tests.integration.exactness.training import Oracle
+from tests.integration.faults.ground import Fault, Ground, faulty_job, ground
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def unreachable(node: str, peer: str) -> Fault:
+    """The one does not reach the other's workers; the other way is open."""
+    return {
+        "at": "reach.dial",
+        "when": {"node": node, "peer": peer, "port": "worker"},
+        "do": "raise",
+        "times": 10_000,
+    }
+
+
+async def names_of(field: Ground) -> list[str]:
+    return sorted((await field.session.view()).nodes)
+
+
+async def test_a_pair_that_cannot_talk_is_planned_around(tmp_path: Path, oracle: Oracle) -> None:
+    """One direction between two of three nodes is blocked: they are no neighbours, nobody is blamed, bits are equal."""
+    spec = faulty_job("planned-around")
+    spec = replace(spec, placement=replace(spec.placement, min_nodes=3))
+    async with ground(tmp_path, num_nodes=3) as field:
+        one, other, _ = await names_of(field)
+        outcome = await field.train(spec, unreachable(one, other))
+        view = await field.session.view()
+    outcome.assert_exact(oracle)
+    assert outcome.job.phase.failures.num_deaths == 0
+    assert not view.failures
+    plans = [event.text for event in outcome.job.events.values()]
+    assert plans
+    assert (one, other) in view.blocked.pairs
+
+
+@pytest.mark.slow
+async def test_a_job_without_an_order_says_which_way_is_blocked_and_goes_on_when_it_is_open(
+    tmp_path: Path, oracle: Oracle
+) -> None:
+    """One of three nodes reaches neither of the others, and the job demands all three."""
+    spec = faulty_job("says-which")
+    spec = replace(spec, placement=replace(spec.placement, min_nodes=3))
+    async with ground(tmp_path, num_nodes=3) as field:
+        lonely, *others = await names_of(field)
+        field.arm(*(unreachable(lonely, other) for other in others))
+        await submit(field.session, spec)
+        told = await field.until(lambda _, job: "docs/deployment.md" in job.phase.reason, "says-which")
+        assert f"{lonely} cannot reach the worker port of {others[0]}" in told.phase.reason
+        field.arm()
+        outcome = await field.wait(spec, armed_before=0)
+        view = await field.session.view()
+    outcome.assert_exact(oracle)
+    assert not view.failures
