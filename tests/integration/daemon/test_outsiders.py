@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,6 +21,7 @@ from headway.daemon.data.library import DataLibrary
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.node.stream_limits import CallLimit, StreamLimits
+from headway.daemon.records import Phase
 from headway.daemon.storage.state_store import StateStore
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
@@ -152,3 +155,21 @@ async def test_who_does_not_read_loses_the_connection(guarded: Guarded) -> None:
             with contextlib.suppress(UnavailableError):
                 sizes = [len(reply.data) async for reply in guarded.client.probe(guarded.endpoint, 1000, timeout_s=10)]
             await asyncio.sleep(0.05)
+
+
+async def test_a_daemon_with_few_files_outlives_more_idle_connections(playground: Any) -> None:
+    """A daemon may open 600 files and 700 strangers connect and say nothing: it takes a job and runs it to its end."""
+    playground.start("a")
+    few = 600
+    resource.prlimit(playground.daemons["a"].pid, resource.RLIMIT_NOFILE, (few, few))
+    node = await playground.until(lambda view: view.nodes.get("a"), "node a")
+    host, port = node.address.rsplit(":", 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(few + 100):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        await playground.submit(batches=5)
+        job = await playground.phase(Phase.FINISHED, Phase.FAILED)
+        assert job.phase.phase is Phase.FINISHED, job.phase.error
+        view = await playground.view()
+    assert view.nodes["a"].incarnation == node.incarnation
+    assert "Too many open files" not in playground.log_of("a").read_text()
