@@ -1,0 +1,203 @@
+"""Outsiders beside a training job: 5,000 idle connections, 1,000 slow streams, 10,000 handshakes a minute.
+
+A cluster of two nodes on this machine trains one job. Windows with strangers at the ports of daemons and workers and
+windows without take turns. Workers take several times their time (`slowdown`), as with a GPU, so that the strangers'
+own processor time is not the job's.
+
+throughput_ratio: batches a second with strangers over those of the window without beside it. Beside it: whether a node
+lost its lease or the job went back, and the most memory of a daemon and a worker.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from measure import Figure, progress, report
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_report import report_job
+from headway.daemon.client.job_requests import submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import Phase
+from headway.stages.spec import ModelSpec, TrainSpec
+
+ATTACK = Path(__file__).with_name("outsiders_attack.py")
+KINDS = ("idle", "slow", "handshakes")
+JOB = "beside-outsiders"
+MODEL = ModelSpec(
+    hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
+)
+RAMP_S = 5.0
+"""For connections to be made before a window begins."""
+START_LIMIT_S = 120.0
+END_LIMIT_S = 30.0
+
+
+@dataclass
+class Seen:
+    """What became of the cluster."""
+
+    memory_mb: dict[str, float] = field(default_factory=dict)
+    incarnations: set[str] = field(default_factory=set)
+    num_nodes: list[int] = field(default_factory=list)
+    num_rollbacks: int = 0
+    generations: set[int] = field(default_factory=set)
+    reached: list[dict[str, int]] = field(default_factory=list)
+
+
+def job_spec() -> JobSpec:
+    """Endless for a bench: two stages, snapshots as usual."""
+    spec = JobSpec(
+        job=JobSection(name=JOB, seed=1),
+        model=MODEL,
+        train=TrainSpec(batches=1_000_000, microbatches=4, microbatch_size=2, sequence_length=64),
+        fault=FaultSpec(snapshot_every=50, copies=2, checkpoint_every=0),
+        placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False),
+    )
+    return resolve_job(spec, job_file=Path("outsiders.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+
+
+class Beside:
+    """The job, and strangers beside it in every other window."""
+
+    def __init__(self, cluster: LocalCluster, session: ClusterSession, options: argparse.Namespace) -> None:
+        self._cluster = cluster
+        self._session = session
+        self._options = options
+        self.seen = Seen()
+
+    async def window(self, *, is_attacked: bool) -> float:
+        """Batches a second."""
+        attacks = await self._begin_attacks() if is_attacked else []
+        await asyncio.sleep(RAMP_S)
+        moments: list[tuple[float, int]] = []
+        until = time.monotonic() + self._options.window_s
+        while time.monotonic() < until:
+            view = await self._session.view()
+            self._look(view)
+            progress_now = view.jobs[JOB].progress
+            batch = progress_now.batch if progress_now is not None else 0
+            if not moments or moments[-1][1] != batch:
+                moments.append((time.monotonic(), batch))
+            await asyncio.sleep(0.2)
+        for attack in attacks:
+            out, _ = await asyncio.wait_for(attack.communicate(b""), END_LIMIT_S)
+            self.seen.reached.append(json.loads(out))
+        (began, first), (ended, last) = moments[0], moments[-1]
+        progress(f"{'with' if is_attacked else 'without'} strangers: batches {first} to {last}, {len(moments)} looks")
+        return (last - first) / (ended - began) if ended > began else 0.0
+
+    async def _begin_attacks(self) -> list[asyncio.subprocess.Process]:
+        """One process for each kind of stranger, so that none waits for the other's."""
+        view = await self._session.view()
+        daemons = {node.name: node.address for node in view.nodes.values()}
+        plan = view.jobs[JOB].plan
+        assert plan is not None
+        workers = [record.address for record in view.jobs[JOB].workers_of(plan).values()]
+        where = [
+            *("--targets", *daemons.values(), *workers),
+            *("--daemons", *daemons.values()),
+            *("--nodes", *daemons),
+            *("--certificates", str(self._cluster.address.certificates)),
+        ]
+        return [
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(ATTACK),
+                *where,
+                *(f"--{kind}={getattr(self._options, kind) if kind == one else 0}" for kind in KINDS),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            for one in KINDS
+        ]
+
+    def _look(self, view: ClusterView) -> None:
+        seen, job = self.seen, view.jobs[JOB]
+        seen.incarnations |= {node.incarnation for node in view.nodes.values()}
+        seen.num_nodes.append(len(view.nodes))
+        seen.num_rollbacks = report_job(job, view.nodes).safety.num_rollbacks
+        seen.generations |= {job.plan.generation} if job.plan is not None else set()
+        for name, pid in self._cluster.node_pids.items():
+            family = [(f"daemon {name}", pid), *((f"a worker of {name}", child) for child in children_of(pid))]
+            for what, one in family:
+                seen.memory_mb[what] = max(seen.memory_mb.get(what, 0.0), resident_mb(one))
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+
+
+def resident_mb(pid: int) -> float:
+    """What a process has in memory; 0 once it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+    except (OSError, IndexError):
+        return 0.0
+
+
+async def measure(options: argparse.Namespace) -> tuple[list[float], Seen, float]:
+    """The ratios of all pairs of windows, what was seen, and the memory of a daemon before the first stranger."""
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+        async with (
+            LocalCluster(Path(folder), num_nodes=2, node_settings={"slowdown": options.slowdown}) as cluster,
+            ClusterSession(cluster.address) as session,
+        ):
+            await submit(session, replace(job_spec()))
+            await wait_for_phase(session, JOB, frozenset({Phase.RUNNING}), timeout_s=START_LIMIT_S)
+            beside = Beside(cluster, session, options)
+            await beside.window(is_attacked=False)  # the first batches are slower
+            calm_mb = max(mb for what, mb in beside.seen.memory_mb.items() if what.startswith("daemon"))
+            ratios = []
+            for number in range(options.pairs):
+                found = {}
+                for is_attacked in (True, False) if number % 2 else (False, True):
+                    found[is_attacked] = await beside.window(is_attacked=is_attacked)
+                ratios.append(found[True] / found[False])
+                progress(f"{found[True]:.2f} batches/s with strangers, {found[False]:.2f} without: {ratios[-1]:.3f}")
+            cluster.force.set()
+    return ratios, beside.seen, calm_mb
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=4, help="windows with strangers, each beside one without")
+    parser.add_argument("--window-s", type=float, default=20.0)
+    parser.add_argument("--idle", type=int, default=5000)
+    parser.add_argument("--slow", type=int, default=1000)
+    parser.add_argument("--handshakes", type=float, default=10_000, help="a minute")
+    parser.add_argument("--slowdown", type=float, default=8.0)
+    options = parser.parse_args()
+    ratios, seen, calm_mb = asyncio.run(measure(options))
+    daemon_mb = max(mb for what, mb in seen.memory_mb.items() if what.startswith("daemon"))
+    worker_mb = max(mb for what, mb in seen.memory_mb.items() if what.startswith("a worker"))
+    is_whole = len(seen.incarnations) == 2 and min(seen.num_nodes) == 2 and not seen.num_rollbacks
+    extra: dict[str, object] = {
+        "lost_leases_or_rollbacks": not is_whole,
+        "rollbacks": seen.num_rollbacks,
+        "plans": len(seen.generations),
+        "daemon_mb_before": round(calm_mb),
+        "daemon_mb_most": round(daemon_mb),
+        "worker_mb_most": round(worker_mb),
+        "reached": seen.reached,
+    }
+    for name, value in extra.items():
+        progress(f"{name}: {value}")
+    status = report(
+        "Outsiders beside a job", {"throughput_ratio": Figure.of(ratios)}, bars={"throughput_ratio": 0.95}, extra=extra
+    )
+    return status or (0 if is_whole else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
