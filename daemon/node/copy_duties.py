@@ -35,7 +35,7 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     coming = job.next if is_recovering and job.next is not None else plan
-    for stage_index, names in enumerate(copy_places(spec, coming, view.nodes)):
+    for stage_index, names in enumerate(copy_places(spec, coming, view.nodes, blocked=view.blocked)):
         step = _oldest_missing(view, job, coming, stage_index, newer, node, is_named=node.name in names)
         if step is not None:
             yield step

@@ -188,7 +188,14 @@ class StateKeeper:
         is_forwarded: bool = False,
     ) -> None:
         job = self._job(key.job)
-        endpoints = [self._view.nodes[name].endpoint for name in holders if name in self._view.nodes]
+        names = [name for name in holders if name in self._view.nodes]
+        blocked = self._view.blocked
+        reached = [name for name in names if not blocked.cannot_ask(self._node, name)]
+        if names and not reached and (relays := blocked.relays(self._node, names, self._view.nodes)):
+            names, is_forwarded = list(relays), True  # who reaches this node and a holder passes the file on
+        elif reached:
+            names = reached
+        endpoints = [self._view.nodes[name].endpoint for name in names]
         await fetch_from_nodes(
             self._store,
             self._client,

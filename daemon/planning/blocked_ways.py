@@ -66,6 +66,22 @@ class BlockedWays:
         wanted = frozenset(pairs)
         return BlockedWays(tuple(way for way in self.ways if way.pair in wanted))
 
+    def cannot_ask(self, source: str, target: str) -> bool:
+        """Whether a node does not reach another one's daemon, and so can fetch no file from it."""
+        return any((way.source, way.target, way.port) == (source, target, Port.DAEMON) for way in self.ways)
+
+    def relays(self, source: str, holders: Iterable[str], nodes: Iterable[str]) -> tuple[str, ...]:
+        """The nodes that a node reaches and that reach one of the holders: they can pass a file on."""
+        wanted = tuple(holders)
+        return tuple(
+            node
+            for node in sorted(nodes)
+            if node != source
+            and node not in wanted
+            and not self.cannot_ask(source, node)
+            and not all(self.cannot_ask(node, holder) for holder in wanted)
+        )
+
     def __bool__(self) -> bool:
         return bool(self.ways)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.planning.device_order import natural
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
@@ -22,8 +23,11 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
     return max(1, min(spec.fault.copies, sum(may_hold(spec, node) for node in nodes.values())))
 
 
-def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[tuple[str, ...], ...]:
-    """Per stage, the nodes beside its lead's own that keep its layers; draining ones only where there is nobody else.
+def copy_places(
+    spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord], *, blocked: BlockedWays = NOTHING_BLOCKED
+) -> tuple[tuple[str, ...], ...]:
+    """Per stage, the nodes beside its lead's own that keep its layers; draining ones only where there is nobody else,
+    and so those that do not reach the lead's daemon.
 
     On another machine, the nodes of its other replicas come first: they have the layers anyway, and lack no more than
     the journal. A stage whose lead's node is gone has one more: what is left of it is copied again before the next
@@ -42,7 +46,10 @@ def copy_places(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]
         holders = [own] if own is not None else []
         while candidates and len(holders) < wanted:
             hosts = {node.host for node in holders}
-            best = _best(candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load)
+            within_reach = [node for node in candidates if own is None or not blocked.cannot_ask(node.name, own.name)]
+            best = _best(
+                within_reach or candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load
+            )
             candidates.remove(best)
             holders.append(best)
         chosen = tuple(node.name for node in holders if node is not own)

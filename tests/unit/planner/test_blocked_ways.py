@@ -2,7 +2,7 @@
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
-from headway.daemon.planning.blocked_ways import BlockedWay, pair_of
+from headway.daemon.planning.blocked_ways import BlockedWay, BlockedWays, pair_of
 from headway.daemon.records import Device, Keys, NodeRecord, decode, encode
 
 REFUSED = "connection refused"
@@ -85,3 +85,16 @@ def test_a_node_of_before_says_nothing_of_its_workers_ports() -> None:
     raw = encode(node("a")).replace(b',"workers":[]', b"")
     assert b"workers" not in raw
     assert decode(raw, NodeRecord).workers == ()
+
+
+def daemon_way(source: str, target: str) -> BlockedWay:
+    return BlockedWay(source, target, Port.DAEMON, f"{target}:7001", REFUSED)
+
+
+def test_a_file_is_fetched_by_way_of_a_node_that_reaches_both() -> None:
+    """a does not reach b's daemon; c reaches it, d does not, and a does not reach e. Workers' ports do not matter."""
+    ways = BlockedWays(tuple(sorted([daemon_way("a", "b"), daemon_way("d", "b"), daemon_way("a", "e")])))
+    assert ways.cannot_ask("a", "b")
+    assert not ways.cannot_ask("b", "a")
+    assert ways.relays("a", ["b"], "abcde") == ("c",)
+    assert not BlockedWays((BlockedWay("a", "b", Port.WORKER, "b:7100", REFUSED),)).cannot_ask("a", "b")

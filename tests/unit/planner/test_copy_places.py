@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.measurements import Port
+from headway.daemon.planning.blocked_ways import BlockedWay, BlockedWays
 from headway.daemon.planning.copy_places import copy_places, num_copies
 from headway.daemon.records import NodeRecord, PlanRecord, StagePlan
 
@@ -138,3 +140,18 @@ def test_a_replica_that_is_gone_or_drains_is_no_place_for_a_copy() -> None:
     assert replicated(SPEC, *nodes, stages=("ab",)) == (("c",),)
     assert replicated(SPEC, node("a"), node("c"), stages=("ab",)) == (("c",),)
     assert replicated(SPEC, node("b"), node("c"), stages=("ab",)) == (("b", "c"),)
+
+
+def test_a_copy_is_with_a_node_that_can_fetch_it_where_there_is_one() -> None:
+    """b comes first by name, but does not reach a's daemon; where there is only b, it is b."""
+    plan = PlanRecord(
+        generation=1,
+        timeline=1,
+        stages=(StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("l",), depth=1),),
+    )
+    blocked = BlockedWays((BlockedWay("b", "a", Port.DAEMON, "a:7001", "no answer"),))
+    nodes = {name: node(name) for name in "abc"}
+    assert copy_places(SPEC, plan, nodes) == (("b",),)
+    assert copy_places(SPEC, plan, nodes, blocked=blocked) == (("c",),)
+    del nodes["c"]
+    assert copy_places(SPEC, plan, nodes, blocked=blocked) == (("b",),)
