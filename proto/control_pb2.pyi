@@ -537,7 +537,7 @@ class Peer(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., collective: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job", "neighbours_load_s")
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job", "neighbours_load_s", "patience_s")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +553,7 @@ class Start(_message.Message):
     FURTHEST_FIELD_NUMBER: _ClassVar[int]
     SOURCE_JOB_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     generation: int
     timeline: int
@@ -568,7 +569,8 @@ class Start(_message.Message):
     furthest: int
     source_job: str
     neighbours_load_s: float
-    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ..., neighbours_load_s: _Optional[float] = ...) -> None: ...
+    patience_s: float
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ..., neighbours_load_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
 
 class ChooseStop(_message.Message):
     __slots__ = ("job_name", "generation")

@@ -105,6 +105,8 @@ class JobView:
     """When `stop` was last seen to change; a stop's deadline counts from here."""
     workers_changed_at: float = 0.0
     """When a worker's record was last seen to change."""
+    state_changed_at: float = 0.0
+    """When a record of files was last seen to change, while the job stops."""
     failed_at: dict[int, float] = field(default_factory=dict, compare=False)
     """When the first worker of a generation was seen to have failed."""
 
@@ -387,6 +389,8 @@ class ClusterView:
         elif place.leaf == "spec":
             job.spec_revision = create_revision if record is not None else 0
             job.submission, job.refusal = _admitted(job.submission, name)
+        elif place.leaf == "state" and job.stop is not None:
+            job.state_changed_at = now
         elif place.leaf == "progress" and job.progress is not None:
             job.promises = job.promises.progressed(job.progress.generation, job.progress.tokens_per_second)
         if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:

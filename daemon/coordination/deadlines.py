@@ -13,7 +13,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.records import Save
-from headway.daemon.storage.pace import transfer_s
+from headway.daemon.storage.pace import LEAST_BYTES_PER_S, transfer_s
 
 LEASE_TTL_S: Final = 5.0
 """How long a daemon that lives may be gone from etcd after an outage of it: then it has registered again."""
@@ -46,8 +46,21 @@ class Deadlines:
 
     @property
     def transfer_seconds(self) -> float:
-        """To write or fetch the whole state, at the least that is expected of disks and links."""
-        return transfer_s(sum(cost.state_bytes for cost in layer_costs(self.spec)))
+        """To write or fetch the whole state, at the least that is expected of disks, or as a line was measured."""
+        num_bytes = sum(cost.state_bytes for cost in layer_costs(self.spec))
+        return transfer_s(num_bytes, line_bytes_per_s=self._slowest_line)
+
+    @property
+    def _slowest_line(self) -> float:
+        """Bytes a second between two nodes that are there, as far as it was measured."""
+        nodes = self.view.nodes
+        lines = [
+            probe.bytes_per_s
+            for name, record in self.view.probes.items()
+            for peer, probe in record.peers.items()
+            if name in nodes and peer in nodes and probe.bytes_per_s > 0
+        ]
+        return min(lines, default=LEAST_BYTES_PER_S)
 
     def seen(self, at: float) -> float:
         """From when nodes were able to say something about what happened at a moment: etcd may have been away."""
@@ -70,9 +83,10 @@ class Deadlines:
 
     @property
     def stop(self) -> float:
-        """When the present step of a stop is late."""
+        """When the present step of a stop is late. Each file that a node has written or saved is progress."""
         patience_s = FOLDER_PATIENCE_S if self._waits_for_folder else 0.0
-        return self.seen(self.job.stop_changed_at) + self._stop_seconds + self.transfer_seconds + patience_s
+        moved_at = max(self.job.stop_changed_at, self.job.state_changed_at)
+        return self.seen(moved_at) + self._stop_seconds + self.transfer_seconds + patience_s
 
     @property
     def _waits_for_folder(self) -> bool:

@@ -22,9 +22,10 @@ from headway.daemon.planning.layer_costs import layer_costs
 from headway.daemon.records import PlanRecord, encode
 from headway.daemon.storage.pace import transfer_s
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.liveness import LOADING_S
+from headway.daemon.supervision.liveness import FIRST_OPERATION_BATCHES, LOADING_S
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind
 from headway.proto import control_pb2
+from headway.stages.executor import PATIENCE_S
 
 OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots | OrderRelease
 
@@ -77,6 +78,7 @@ def order_message(
                 snapshot_live=step.takes_snapshots and any(source.kind is SourceKind.LIVE for source in step.sources),
                 furthest=step.plan.furthest,
                 source_job=step.source_job,
+                patience_s=PATIENCE_S + FIRST_OPERATION_BATCHES * step.plan.predicted_batch_seconds,
                 neighbours_load_s=loading_s(spec_of(step.of.job), spec_of(step.of.job).layers),
             )
             layers = step.plan.stages[step.position].layers

@@ -41,7 +41,7 @@ from headway.stages.errors import (
     PeerError,
     UnreachedError,
 )
-from headway.stages.executor import Executor
+from headway.stages.executor import PATIENCE_S, Executor
 from headway.stages.goodput import IDLE, REPLAN, Goodput
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.journal import JournalRow
@@ -325,6 +325,7 @@ class StageWorker:
             inbox=self._inbox,
             handle=self._take,
             on_batch=self._on_batch,
+            patience_s=start.patience_s or PATIENCE_S,
             recorder=self._records.recorder,
             snapshots=self._snapshots,
             goodput=self._goodput,
