@@ -1,4 +1,4 @@
-# The whole interface: setup, check, test, test-all, faults, soak, s3, mutants, bench, proto, demo, clean.
+# The whole interface: setup, check, test, test-all, faults, machines, soak, s3, mutants, bench, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults soak endurance fuzz s3 mutants bench proto demo clean
+.PHONY: setup check test test-all faults machines soak endurance fuzz s3 mutants bench proto demo clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,10 @@ fuzz: setup
 s3: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[s3,s3-server]'
 	$(BIN)/python -m pytest tests/integration/faults/test_s3.py
+
+# Five machines as network namespaces, and what networks do to them: root and iproute2.
+machines: setup
+	$(BIN)/python -m pytest -v tests/machines
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py

@@ -1,0 +1,44 @@
+"""`python asker.py ETCD CERTIFICATES`, inside a machine: answers each line with what etcd says, as a line of JSON."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.client.cluster_access import ClusterSession, find_cluster
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.records import to_builtins
+
+
+def told(view: ClusterView) -> dict[str, Any]:
+    """What the tests look at."""
+    return {
+        "nodes": {name: to_builtins(node) for name, node in view.nodes.items()},
+        "failures": {name: [to_builtins(found) for found in told.values()] for name, told in view.failures.items()},
+        "reach": {name: to_builtins(record) for name, record in view.reach.items()},
+        "jobs": {
+            name: {
+                "phase": str(job.phase.phase),
+                "reason": job.phase.reason,
+                "error": job.phase.error,
+                "generation": job.phase.generation,
+                "batch": job.progress.batch if job.progress is not None else -1,
+                "plan": [stage.node for stage in job.plan.stages] if job.plan is not None else [],
+                "next": [stage.node for stage in job.next.stages] if job.next is not None else [],
+            }
+            for name, job in view.jobs.items()
+        },
+    }
+
+
+async def main() -> None:
+    """Until the standard input ends."""
+    address = find_cluster(etcd=sys.argv[1], certs=Path(sys.argv[2]), environment={})
+    async with ClusterSession(address) as session:
+        while await asyncio.to_thread(sys.stdin.readline):
+            sys.stdout.write(json.dumps(told(await session.view())) + "\n")
+            sys.stdout.flush()
+
+
+asyncio.run(main())

@@ -1,0 +1,178 @@
+"""Five machines by the deployment page, and what networks do to them: the job goes on over what can talk, bit for bit,
+or says within seconds which pair cannot and why; nobody healthy is blamed."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.machines.cluster import Cluster, blocked, stop_worker
+from tests.machines.conftest import NAMES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+Plain = Callable[[Path], bytes]
+BATCHES = 120
+SOON_S = 15.0
+"""Within so long a job that cannot go on says why."""
+
+
+def assert_same_bits(model: Path, plain: bytes) -> None:
+    """The exported weights are those of the plain loop."""
+    (found,) = model.rglob("*.safetensors")
+    assert found.read_bytes() == plain
+
+
+def nobody_is_blamed(machines: Cluster) -> None:
+    """No failure counts against any node."""
+    assert not any(machines.look()["failures"].values()), machines.look()["failures"]
+
+
+def never_beside(plan: list[str], one: str, other: str) -> bool:
+    """Whether two nodes are no neighbours in a plan."""
+    return all({one, other} != {*pair} for pair in pairwise(plan))
+
+
+def test_a_daemons_port_and_the_workers_range_are_enough(machines: Cluster, plain: Plain) -> None:
+    """Firewalls let in 7070 and 7100-7107: a job on all five machines ends with the plain loop's weights."""
+    job = machines.submit("range", batches=BATCHES, min_nodes=5)
+    told = machines.until_batch("range", 5)
+    assert sorted(told["jobs"]["range"]["plan"]) == sorted(NAMES)
+    assert {worker["address"].rpartition(":")[2] for node in told["nodes"].values() for worker in node["workers"]} == {
+        "7100"
+    }
+    assert_same_bits(machines.finished("range"), plain(job))
+    nobody_is_blamed(machines)
+
+
+@pytest.mark.parametrize("ways", [("b", "d"), ("b",)], ids=["pair", "one-way"])
+def test_two_that_cannot_talk_are_no_neighbours(machines: Cluster, plain: Plain, ways: tuple[str, ...]) -> None:
+    """b and d are parted, in both directions or in one, before the job: all five train it, in an order that works."""
+    machines.network.block("b", "d")
+    if len(ways) > 1:
+        machines.network.block("d", "b")
+    for name in ("b", "d"):
+        machines.stop_daemon(name)
+        machines.start_daemon(name)
+    machines.until(lambda told: any(way.startswith("b → d") for way in blocked(told)), "the blocked way in the records")
+    name = f"parted-{len(ways)}"
+    job = machines.submit(name, batches=BATCHES, min_nodes=5)
+    told = machines.until_batch(name, 5)
+    assert never_beside(told["jobs"][name]["plan"], "b", "d"), told["jobs"][name]
+    assert_same_bits(machines.finished(name), plain(job))
+
+
+@pytest.mark.parametrize("is_one_way", [False, True], ids=["pair", "one-way"])
+def test_neighbours_that_are_parted_while_they_train(machines: Cluster, plain: Plain, is_one_way: bool) -> None:
+    """Two neighbours of a running job lose each other: it goes on in another order, and neither is blamed."""
+    name = f"lost-{'one-way' if is_one_way else 'pair'}"
+    job = machines.submit(name, batches=3 * BATCHES, min_nodes=4)
+    plan = machines.until_batch(name, 20)["jobs"][name]["plan"]
+    machines.network.block(plan[1], plan[2])
+    if not is_one_way:
+        machines.network.block(plan[2], plan[1])
+    told = machines.until(
+        lambda told: told["jobs"][name]["plan"] and never_beside(told["jobs"][name]["plan"], plan[1], plan[2]),
+        "a plan in which they are not beside each other",
+    )
+    before = told["jobs"][name]["batch"]
+    machines.until(lambda told: told["jobs"][name]["batch"] > before, "progress")
+    assert_same_bits(machines.finished(name), plain(job))
+    nobody_is_blamed(machines)
+
+
+def test_a_job_that_no_order_serves_says_which_ways_are_blocked(machines: Cluster) -> None:
+    """e reaches etcd and nobody else, and the job wants all five: within seconds `status` names pair and address."""
+    for other in "bcd":
+        machines.network.part(other, "e")
+    machines.network.block("a", "e")  # e dials a: etcd is there
+    machines.until(lambda told: any("→ e" in way for way in blocked(told)), "the blocked ways in the records")
+    machines.submit("alone", batches=BATCHES, min_nodes=5)
+    began = time.monotonic()
+    while "cannot reach" not in (said := machines.headway("status", "alone")[1]):
+        assert time.monotonic() < began + SOON_S, said
+    assert "at 10.78.0." in said
+    assert machines.headway("cancel", "alone")[0] == 0
+    nobody_is_blamed(machines)
+
+
+def test_an_address_that_changes_under_a_daemon(machines: Cluster, plain: Plain) -> None:
+    """d gets another address while it trains, and back: it registers each, and the job ends with the same bits."""
+    job = machines.submit("moving", batches=2 * BATCHES, min_nodes=3)
+    machines.until_batch("moving", 10)
+    addresses = ("10.78.0.4", "10.78.0.14")
+    for before, after in (addresses, addresses[::-1]):
+        machines.network.drop_address("d", f"{before}/24")
+        machines.network.add_address("d", f"{after}/24")
+        told = machines.until(partial(_is_at, "d", after), f"d and its worker at {after}")
+    assert_same_bits(machines.finished("moving"), plain(job))
+    assert not any(told["failures"].get(name) for name in "abce"), told["failures"]
+
+
+@pytest.fixture
+def wrong_e(machines: Cluster) -> Iterator[Cluster]:
+    """e's daemon is stopped, to be started otherwise; afterwards it is as it was."""
+    machines.stop_daemon("e")
+    yield machines
+    machines.stop_daemon("e")
+    machines.start_daemon("e")
+    machines.all_up()
+
+
+def test_a_certificate_with_another_name_is_told_at_the_start(wrong_e: Cluster, plain: Plain) -> None:
+    """e is started with a certificate for x: one line and status 2; the others train without it."""
+    wrong_e.authority.issue("x", hosts=("10.78.0.5",))
+    assert wrong_e.start_daemon("e", certificate="x").wait(60) == 2
+    assert "and not this node's name e" in wrong_e.log("e")
+    wrong_e.stop_daemon("e")
+    job = wrong_e.submit("without-e", batches=BATCHES, min_nodes=4)
+    assert_same_bits(wrong_e.finished("without-e"), plain(job))
+
+
+def test_a_certificate_that_is_replaced_by_anothers_is_found_out(wrong_e: Cluster, plain: Plain) -> None:
+    """e's folder gets another's certificate under its running daemon, and its worker starts again: nobody takes it."""
+    own = wrong_e.folder / "own"
+    wrong_e.authority.issue("y", hosts=("10.78.0.5",))
+    _copy(wrong_e.folder / "ca" / "e", own)
+    wrong_e.start_daemon("e", certs=own)
+    wrong_e.all_up()
+    _copy(wrong_e.folder / "ca" / "y", own)
+    stop_worker(wrong_e.look(), "e")
+    wrong_e.until(lambda told: any("→ e worker" in way and "name" in way for way in blocked(told)), "the wrong name")
+    job = wrong_e.submit("misnamed", batches=BATCHES, min_nodes=3)
+    model = wrong_e.finished("misnamed")
+    assert_same_bits(model, plain(job))
+
+
+def test_an_address_behind_a_router_is_told_of(wrong_e: Cluster, plain: Plain) -> None:
+    """e advertises an address that is its own and that nobody else has a way to: the others train, `nodes` says why."""
+    wrong_e.network.add_address("e", "192.168.9.5/32", device="lo")
+    try:
+        wrong_e.start_daemon("e", advertise_host="192.168.9.5")
+        wrong_e.until(lambda told: any("→ e daemon at 192.168.9.5:7070" in way for way in blocked(told)), "the fact")
+        job = wrong_e.submit("behind", batches=BATCHES, min_nodes=3)
+        told = wrong_e.until_batch("behind", 5)
+        assert "e" not in told["jobs"]["behind"]["plan"] or len(told["jobs"]["behind"]["plan"]) == 1
+        assert_same_bits(wrong_e.finished("behind"), plain(job))
+        assert "192.168.9.5" in wrong_e.headway("nodes")[1]
+    finally:
+        wrong_e.network.drop_address("e", "192.168.9.5/32", device="lo")
+
+
+def _is_at(name: str, host: str, told: Any) -> bool:
+    """Whether a node and its worker have registered an address."""
+    node = told["nodes"].get(name)
+    if node is None or not node["workers"]:
+        return False
+    return node["address"] == f"{host}:7070" and all(
+        worker["address"].startswith(f"{host}:") for worker in node["workers"]
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
