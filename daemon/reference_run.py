@@ -86,11 +86,12 @@ def run_reference(
 
 def _check_memory(spec: JobSpec, source: str, device: str) -> None:
     """Raises ConfigError for a model that this process cannot hold: the plain loop has all of it in one place."""
-    needed = sum(cost.resident_bytes for cost in layer_costs(spec))
+    groups = spec.train.reduction_groups
+    needed = sum(cost.resident_bytes + groups * cost.group_bytes + cost.activation_bytes for cost in layer_costs(spec))
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else memory_bytes()
     if needed > memory:
-        what = f"its weights and their optimizers take {size(needed)}, and this machine has {size(memory)}"
-        raise ConfigError(f"{what}; the reference needs them all at once, so make the model smaller", f"{source}:model")
+        what = f"weights, optimizers and one microbatch take {size(needed)}, and this machine has {size(memory)}"
+        raise ConfigError(f"{what}; the reference needs them all at once, so make the job smaller", f"{source}:model")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """What people ask of jobs, as transactions: submit, pause, resume, cancel, remove. Answers in one sentence."""
 
 import getpass
+import os
 import secrets
 import socket
 import time
@@ -42,7 +43,7 @@ async def submit(
         uid=secrets.token_hex(8),
         parent=f"{checkpoint.origin_job}, boundary {checkpoint.boundary}" if checkpoint is not None else "",
         submitted_at=time.time(),
-        submitted_by=f"{getpass.getuser()}@{socket.gethostname()}",
+        submitted_by=submitter(),
     )
     if why := why_refused(record, name):
         raise ConfigError(why, f"job {name}")
@@ -63,6 +64,15 @@ async def submit(
             f"this name is in use{phase}; choose another, or remove that job with `headway jobs rm {name}`",
             f"job {name}",
         ) from error
+
+
+def submitter() -> str:
+    """`user@host`; in a container whose user has no name, the user's number."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 async def find_job(session: ClusterSession, name: str) -> JobView:

@@ -1,9 +1,13 @@
 """Jobs that nothing can compute: one line and exit code 2 from each command, never a traceback."""
 
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from headway.daemon.client.job_requests import submitter
 
 Headway = Callable[..., tuple[int, str, str]]
 
@@ -29,12 +33,32 @@ def test_an_impossible_size_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_the_reference_of_a_model_that_does_not_fit_is_one_line(headway: Headway, tmp_path: Path) -> None:
-    """A model of several TiB keeps every rule; the loop that would hold it in one process says what it needs."""
+@pytest.mark.parametrize(
+    ("size", "bytes_needed"),
+    [
+        ("[model]\nhidden_size = 65536\nintermediate_size = 65536", "TiB"),
+        ("[train]\nmicrobatch_size = 65536\n[model]\nvocab_size = 65536", "TiB"),
+    ],
+)
+def test_the_reference_of_a_job_that_does_not_fit_is_one_line(
+    headway: Headway, tmp_path: Path, size: str, bytes_needed: str
+) -> None:
+    """A model or microbatch of several TiB keeps every rule; the loop that would hold it in one process refuses it."""
     job = tmp_path / "job.toml"
-    job.write_text('[job]\nname = "x"\n[model]\nhidden_size = 65536\nintermediate_size = 65536\n')
+    job.write_text(f'[job]\nname = "x"\n{size}\n')
     code, out, err = headway("reference", str(job), "--out", str(tmp_path / "out"))
     assert (code, out) == (2, "")
-    assert "job.toml:model: its weights and their optimizers take 4.5 TiB, and this machine has" in err
+    assert "job.toml:model: weights, optimizers and one microbatch take" in err
+    assert f"{bytes_needed}, and this machine has" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_user_without_a_name_may_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the user's number may be in no list of users: the number is written."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert submitter() == f"{os.getuid()}@{socket.gethostname()}"
