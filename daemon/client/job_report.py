@@ -7,6 +7,7 @@ from headway.daemon.client.goodput_report import GoodputReport, report_goodput
 from headway.daemon.client.link_waits import link_waits
 from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.queue_order import is_queued, queue
 from headway.daemon.planning.link_choice import PlannedLink, planned_links
 from headway.daemon.records import NodeRecord, Phase, PlanRecord, job_ailment
 
@@ -89,6 +90,12 @@ class JobReport:
     """What does not work on the nodes of its plan, and what keeps the leader from deciding about it."""
     waits: tuple[str, ...] = ()
     """Which neighbours wait for each other, and which of them cannot talk."""
+    user: str = ""
+    """Whose share of the cluster it is counted against."""
+    priority: int = 0
+    queue_position: int | None = None
+    """From 1, among the jobs that wait for devices; None: it does not wait."""
+    queue_length: int = 0
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
@@ -139,13 +146,18 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         links=planned_links(spec, told, nodes) if told else (),
         goodput=report_goodput(job),
         ailments=_ailments(job, nodes),
+        user=job.user,
+        priority=job.priority,
     )
 
 
 def report_in(view: ClusterView, job: JobView) -> JobReport:
-    """The report of a job of a view, with what keeps it from being decided about."""
+    """The report of a job of a view, with its place in the queue and what keeps it from being decided about."""
     report, why = report_job(job, view.nodes), view.why_set_aside(job.name)
     report = replace(report, waits=tuple(link_waits(view, job)))
+    if is_queued(job):
+        waiting = [other.name for other in queue(view, now=view.usage.at or 0.0)]
+        report = replace(report, queue_position=waiting.index(job.name) + 1, queue_length=len(waiting))
     return replace(report, ailments=(f"nothing is decided about it: {why}", *report.ailments)) if why else report
 
 
@@ -227,6 +239,13 @@ def planning_note(report: JobReport, now: float) -> str:
     return f"planning since {duration(max(now - since, 0.0))}" if since else ""
 
 
+def queue_note(report: JobReport) -> str:
+    """`2 of 3 in the queue`, or nothing."""
+    if report.queue_position is None:
+        return ""
+    return f"{report.queue_position} of {report.queue_length} in the queue"
+
+
 def report_line(report: JobReport, *, now: float) -> str:
     """The job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
@@ -243,7 +262,6 @@ def report_line(report: JobReport, *, now: float) -> str:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
         parts.append(f"{duration(report.seconds_left)} left")
-    parts += [
-        text for text in (planning_note(report, now), report.reason, *report.waits[:1], *report.ailments[:1]) if text
-    ]
+    notes = (queue_note(report), planning_note(report, now), report.reason, *report.waits[:1], *report.ailments[:1])
+    parts += [text for text in notes if text]
     return " · ".join(parts)

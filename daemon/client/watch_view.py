@@ -28,6 +28,7 @@ from headway.daemon.client.job_report import (
     duration,
     layer_range,
     planning_note,
+    queue_note,
     report_in,
     report_line,
 )
@@ -257,6 +258,9 @@ def _picture(
     if snapshot.nodes and has_nodes:
         parts += [Text(), _nodes(snapshot)]
     parts += [Text(), _exact(report)]
+    if report.user and (report.priority or has_details):
+        priority = f", priority {report.priority}" if report.priority else ""
+        parts.append(Text(f"submitted by {report.user}{priority}", style="dim"))
     if report.parent:
         parts.append(Text(f"began with a checkpoint of {report.parent}", style="dim"))
     parts += [_safety(line) for line in safety_lines(report.safety) if has_details or not line.startswith("check")]
@@ -276,6 +280,8 @@ def _head(report: JobReport) -> Text:
     text = Text(report.phase, style=f"bold {PHASE_COLOURS.get(report.phase, 'cyan')}")
     if report.generation:
         text.append(f"  generation {report.generation}", style="dim")
+    if place := queue_note(report):
+        text.append(f"  {place}", style="dim")
     if why := planning_note(report, time.time()) or report.reason or report.plan_reason:
         text.append(f"  {why}", style="default")
     return text

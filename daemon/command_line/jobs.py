@@ -63,6 +63,8 @@ def jobs(
             rows = [
                 (
                     report.name,
+                    report.user,
+                    str(report.priority),
                     report.phase,
                     f"{0 if report.batch is None else report.batch + 1}/{report.batches}",
                     "" if report.loss is None else f"{report.loss:.4f}",
@@ -71,7 +73,7 @@ def jobs(
                 )
                 for report in reports
             ]
-            say_table(("job", "phase", "batches", "loss", "submitted", "why"), rows)
+            say_table(("job", "user", "priority", "phase", "batches", "loss", "submitted", "why"), rows)
 
     with_cluster(etcd, certs, cluster, work)
 

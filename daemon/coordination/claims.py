@@ -21,7 +21,7 @@ from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
 from headway.daemon.records import Desired, Phase, Save
 
-STARTS_WORTH: Final = 20.0
+STARTS_WORTH: Final = 5.0
 """A job that took long to start is left alone for so many times as long, if that is more than a time slice."""
 NOTHING: Final = frozenset[DeviceKey]()
 

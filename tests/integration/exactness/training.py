@@ -16,7 +16,7 @@ from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec, QueueSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
@@ -95,6 +95,7 @@ class Oracle:
             train=replace(spec.train, link="auto"),
             fault=FaultSpec(),
             placement=PlacementSpec(),
+            queue=QueueSpec(),
         )
         key = alike, coded_cuts
         if key not in self._known:

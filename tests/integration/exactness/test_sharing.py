@@ -1,0 +1,91 @@
+"""The promise while users share a cluster: jobs shrink for one another, and take turns, and no bit changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.client import job_requests
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import job_of, submit
+from headway.daemon.client.user_shares import report_shares, set_times
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.jobs.job import JobSpec, PlacementSpec
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records import Phase
+from tests.integration.exactness.training import (
+    WITHOUT_SPARES,
+    Oracle,
+    assert_same_bits,
+    finished,
+    small_job,
+    until,
+    until_batch,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def submit_as(monkeypatch: pytest.MonkeyPatch, user: str, session: ClusterSession, spec: JobSpec) -> None:
+    """As if somebody else had typed it."""
+    monkeypatch.setattr(job_requests.getpass, "getuser", lambda: user)
+    await submit(session, spec)
+
+
+def trains_on(job: JobView, num_nodes: int) -> bool:
+    """Also if a node's worker was up later than others'."""
+    return job.plan is not None and job.phase.phase is Phase.RUNNING and len(job.plan.stages) == num_nodes
+
+
+@pytest.mark.slow
+async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
+    tmp_path: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alice trains on three nodes, bob submits: her job gives up nodes between two batches, his starts, hers takes them
+    back when he is done. Both have the bits of the reference, and nothing was computed twice."""
+    first, second = small_job("shrinks", batches=500), small_job("comes", batches=30)
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit_as(monkeypatch, "alice", session, first)
+        before = await until(session, lambda _, job: trains_on(job, 3), "shrinks")
+        assert before.plan is not None
+        await submit_as(monkeypatch, "bob", session, second)
+        both = await until(session, lambda _, job: job.phase.phase is Phase.RUNNING, "comes")
+        shrunk = job_of(await session.view(), "shrinks")
+        assert shrunk.plan is not None
+        assert not shrunk.devices & both.devices
+        assert len(shrunk.plan.stages) < 3
+        assert shrunk.plan.timeline == before.plan.timeline, "batches were computed twice"
+        assert any("Gives devices to job comes of bob" in event.text for event in shrunk.events.values())
+        of_bob = await finished(session, "comes", tmp_path / "bob")
+        of_alice = await finished(session, "shrinks", tmp_path / "alice")
+        users = {line.user for line in report_shares(await session.view())}
+    assert users == {"alice", "bob"}
+    assert_same_bits(of_bob, oracle(second))
+    assert_same_bits(of_alice, oracle(first))
+
+
+@pytest.mark.slow
+async def test_a_job_that_is_stopped_for_another_changes_no_bit(
+    tmp_path: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs need both nodes: the one of the lower priority is saved and queued, and goes on after the other."""
+    both = PlacementSpec(min_nodes=2, max_nodes=2)
+    low = replace(small_job("low", batches=1000), placement=both)
+    high = replace(small_job("high", batches=30), placement=both).with_priority(5)
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await set_times(session, slice_s=1.0, half_life_s=None)
+        await submit_as(monkeypatch, "alice", session, low)
+        await until_batch(session, "low", 5)
+        await submit_as(monkeypatch, "bob", session, high)
+        of_bob = await finished(session, "high", tmp_path / "bob")
+        of_alice = await finished(session, "low", tmp_path / "alice")
+        final = job_of(await session.view(), "low")
+    assert any(event.text.startswith("Gives way to job high of bob (priority 5)") for event in final.events.values())
+    assert_same_bits(of_bob, oracle(high))
+    assert_same_bits(of_alice, oracle(low))
