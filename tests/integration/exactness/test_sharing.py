@@ -1,11 +1,11 @@
 """The promise while users share a cluster: jobs shrink for one another, and take turns, and no bit changes."""
 
+import getpass
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headway.daemon.client import job_requests
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.user_shares import report_shares, set_times
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(240)
 
 async def submit_as(monkeypatch: pytest.MonkeyPatch, user: str, session: ClusterSession, spec: JobSpec) -> None:
     """As if somebody else had typed it."""
-    monkeypatch.setattr(job_requests.getpass, "getuser", lambda: user)
+    monkeypatch.setattr(getpass, "getuser", lambda: user)
     await submit(session, spec)
 
 
