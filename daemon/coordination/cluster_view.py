@@ -6,6 +6,7 @@ knows and values that cannot be read are set aside in `unreadable` with the reas
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any, Final
 
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, left_out
@@ -22,7 +23,7 @@ from headway.daemon.coordination.usage import UsageMeter
 from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
-from headway.daemon.planning.blocked_ways import BlockedWays, blocked_ways
+from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays, blocked_ways
 from headway.daemon.planning.promises import Promises
 from headway.daemon.records import (
     CheckpointRecord,
@@ -194,6 +195,8 @@ class ClusterView:
     """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
     """Each node's newest, also while it is absent."""
+    _blocked: tuple[tuple[object, ...], BlockedWays] = field(default=((), NOTHING_BLOCKED), compare=False)
+    """The records that `blocked` was computed from last, and what came out: every decision asks for it."""
 
     def apply(
         self,
@@ -298,7 +301,10 @@ class ClusterView:
     @property
     def blocked(self) -> BlockedWays:
         """The ways between the present processes of nodes on which one does not reach the other."""
-        return blocked_ways(self.reach, self.nodes)
+        rests_on = (*self.nodes.values(), *self.reach.values())
+        if len(self._blocked[0]) != len(rests_on) or not all(map(is_, self._blocked[0], rests_on)):
+            self._blocked = rests_on, blocked_ways(self.reach, self.nodes)
+        return self._blocked[1]
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """record: None where the key is gone."""
