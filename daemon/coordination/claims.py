@@ -11,7 +11,7 @@ from typing import Final
 
 from headway.daemon.coordination.case import Case, DeviceKey, devices
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.fair_share import Claimant, Dealt, deal
+from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
 from headway.daemon.coordination.plan_book import Outcome, PlanMissingError, Purpose
 from headway.daemon.coordination.prospects import outlook
 from headway.daemon.coordination.standing import Standing
@@ -221,7 +221,7 @@ class _Settling:
             user=job.user,
             priority=job.priority,
             weight=weight(job.user, self._view.shares),
-            used=per_share(self._used, job.user, self._view.shares),
+            used=coarse(per_share(self._used, job.user, self._view.shares), slice_s=self._view.shares.slice_s),
             rank=job.spec_revision,
             usable=usable,
             holds=own,

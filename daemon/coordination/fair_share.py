@@ -15,8 +15,10 @@ that takes turns, and `slice_s` of one device is how much more somebody must hav
 A waiting job that cannot have all it needs yet keeps what is free of it, so that a row of small jobs never starves it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 DeviceKey = tuple[str, int]
@@ -73,8 +75,19 @@ class Dealt:
 
 
 def deal(claimants: Sequence[Claimant], *, slice_s: float) -> Dealt:
-    """Every device that somebody can use to one job at most."""
+    """Every device that somebody can use to one job at most. Dealt once while nothing has changed."""
+    return _dealt(tuple(claimants), slice_s)
+
+
+@lru_cache(maxsize=64)
+def _dealt(claimants: tuple[Claimant, ...], slice_s: float) -> Dealt:
     return _Dealing(claimants, slice_s).run()
+
+
+def coarse(used: float, *, slice_s: float) -> float:
+    """Use in steps that matter, so that a deal stands for a while: a twentieth of a slice, of much a hundredth."""
+    step = max(slice_s * EQUAL_WITHIN / 2, 10.0 ** (math.floor(math.log10(max(used, 1.0))) - 2), 1e-9)
+    return used // step * step
 
 
 @dataclass(slots=True)

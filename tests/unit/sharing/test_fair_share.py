@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.coordination.fair_share import Claimant, Dealt, DeviceKey, deal
+from headway.daemon.coordination.fair_share import Claimant, Dealt, DeviceKey, coarse, deal
 
 SLICE_S = 600.0
 
@@ -203,3 +203,11 @@ def test_a_deal_that_is_carried_out_ends(claimants: list[Claimant]) -> None:
     for _ in range(6):
         before, claimants = claimants, carried_out(claimants)
     assert [claimant.holds for claimant in claimants] == [claimant.holds for claimant in before]
+
+
+def test_a_deal_stands_while_nothing_changes() -> None:
+    """A thousand devices are dealt once, and not with every heartbeat: use counts in coarse steps."""
+    assert coarse(1000.0, slice_s=SLICE_S) == coarse(1010.0, slice_s=SLICE_S) == 990.0
+    assert coarse(123_456.0, slice_s=SLICE_S) == 123_000.0
+    claimants = [runs("a", "alice", ABC, ABC), waits("b", "bob", ABC, rank=1)]
+    assert deal(claimants, slice_s=SLICE_S) is deal(list(claimants), slice_s=SLICE_S)
