@@ -8,6 +8,14 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingRecord:
+    """`jobs/<job>/reading/<node>`, leased by its node: it reads the job's data, to verify it."""
+
+    num_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRecord:
     """`jobs/<job>/progress`: at most once a second."""
 

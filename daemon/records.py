@@ -543,6 +543,10 @@ class Keys:
         return f"{Keys.JOBS}{job}/profile/{node}/{device_index}"
 
     @staticmethod
+    def reading(job: str, node: str) -> str:
+        return f"{Keys.JOBS}{job}/reading/{node}"
+
+    @staticmethod
     def probes(node: str) -> str:
         return f"{Keys.PROBES}{node}"
 

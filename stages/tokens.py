@@ -100,6 +100,26 @@ def write_index(path: Path, index: ShardIndex) -> None:
     (path / INDEX_NAME).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
+FileState = tuple[int, int, int, int]
+"""Size, time of the last write, time of the last change, inode: another content has another state."""
+
+
+def state_of(file: Path) -> FileState:
+    """Of a file as it is now. Raises DataError when there is none."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise DataError(str(file), "this shard is missing") from error
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def fingerprint(folder: Path) -> str:
+    """Of the states of a folder's shards, for who opens them after another has verified them. Raises DataError."""
+    index = read_index(folder)
+    states = [index.sha256, *(f"{shard.file} {state_of(folder / shard.file)}" for shard in index.shards)]
+    return blake2b("\n".join(states).encode(), digest_size=16).hexdigest()
+
+
 def verify_shard(file: Path, sha256: str) -> None:
     """Read a shard and compare its hash. Raises DataError when it differs."""
     with file.open("rb") as stream:
@@ -117,8 +137,10 @@ class TokenShards:
         self._starts = (0, *accumulate(shard.num_tokens for shard in index.shards))
 
     @classmethod
-    def open(cls, path: Path, *, expected_sha256: str | None = None, verify: bool = True) -> Self:
+    def open(cls, path: Path, *, expected_sha256: str | None = None, verify: bool = True, verified: str = "") -> Self:
         """Map a folder's shards.
+
+        verified: the `fingerprint` of the files when their hashes were checked, in place of another check.
 
         expected_sha256 is the data's name in the job; None or "" accepts any. verify reads every shard once to check
         its hash; leave it out only where this process or its daemon has done so before.
@@ -129,7 +151,10 @@ class TokenShards:
         if expected_sha256 and expected_sha256 != index.sha256:
             raise DataError(str(path), f"holds data {index.sha256[:12]}…, and {expected_sha256[:12]}… was asked for")
         maps = [_map(path / shard.file, shard.num_tokens, _DTYPES[index.dtype]) for shard in index.shards]
-        if verify:
+        if verified:
+            if fingerprint(path) != verified:
+                raise DataError(str(path), "was written to since it was verified")
+        elif verify:
             for shard in index.shards:
                 verify_shard(path / shard.file, shard.sha256)
         return cls(index, maps)

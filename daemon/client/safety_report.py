@@ -22,6 +22,8 @@ class SafetyReport:
     """Batches since the newest restorable boundary or checkpoint: what a failure now would compute again."""
     unprotected: str = ""
     """Why the loss of one node would lose more than that; empty: it would not."""
+    readings: tuple[str, ...] = ()
+    """Which nodes read the job's data just now, and how far they are."""
     troubles: tuple[str, ...] = ()
     """What keeps snapshots and checkpoints from being written."""
     checkpoint_lag: int | None = None
@@ -50,6 +52,7 @@ def report_safety(job: JobView, nodes: Mapping[str, NodeRecord], *, batch: int |
         copies=boundaries.fewest_holders(job, safe[0], nodes) if safe else 0,
         lag=max(0, done - best) if plan is not None else None,
         unprotected=_unprotected(job, spec, nodes),
+        readings=_readings(job),
         troubles=_troubles(job),
         checkpoint_lag=None if checkpointed is None else max(0, done - checkpointed),
         num_rollbacks=len(lineage.ancestry) if lineage is not None else 0,
@@ -86,11 +89,18 @@ def safety_lines(report: SafetyReport) -> list[str]:
         again = f", {_batches(report.num_again)} computed again" if report.num_again else ""
         cause = f" ({report.recovery_cause})" if report.recovery_cause else ""
         lines.append(f"rollbacks: {report.num_rollbacks}; the last to boundary {report.recovered_to}{again}{cause}")
-    return lines + [f"warning: {trouble}" for trouble in report.troubles]
+    return lines + list(report.readings) + [f"warning: {trouble}" for trouble in report.troubles]
 
 
 def _unprotected(job: JobView, spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> str:
     return "" if job.phase.phase in TERMINAL_PHASES else why_unprotected(spec, nodes)
+
+
+def _readings(job: JobView) -> tuple[str, ...]:
+    return tuple(
+        f"{node} reads data: {reading.num_bytes / 1e9:.1f} of {reading.total_bytes / 1e9:.1f} GB"
+        for node, reading in sorted(job.readings.items())
+    )
 
 
 def _troubles(job: JobView) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any, Final
 
+from headway.daemon.coordination.nested_records import fold_nested, set_inner_record, set_record
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.coordination.record_places import (
     DECISIVE,
@@ -22,7 +23,14 @@ from headway.daemon.coordination.settling import Unrest
 from headway.daemon.coordination.usage import UsageMeter
 from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
+from headway.daemon.measurements import (
+    GoodputRecord,
+    ProbeRecord,
+    ProfileRecord,
+    ProgressRecord,
+    ReachRecord,
+    ReadingRecord,
+)
 from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays, blocked_ways
 from headway.daemon.planning.promises import Promises
 from headway.daemon.records import (
@@ -94,6 +102,10 @@ class JobView:
     """What planned changes promised, and what came of them."""
     left: PlanRecord | None = field(default=None, compare=False)
     """The plan before the one in force, if it was seen."""
+    readings: dict[str, ReadingRecord] = field(default_factory=dict)
+    """Nodes that read the job's data just now."""
+    read_at: float = field(default=0.0, compare=False)
+    """When one of them was last seen to get on."""
     entered_at: float = 0.0
     """When the job was seen to enter its present phase."""
     started_at: float = field(default=0.0, compare=False)
@@ -173,7 +185,6 @@ class ClusterView:
     usage: UsageMeter = field(default_factory=UsageMeter)
     absent_since: dict[str, float] = field(default_factory=dict)
     """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
-    """Counts from the listing that found it gone, if etcd was out of sight when it went."""
     arrived_at: dict[str, float] = field(default_factory=dict)
     """Since when a node's present incarnation has been there."""
     arrived_in: dict[str, int] = field(default_factory=dict)
@@ -320,12 +331,12 @@ class ClusterView:
             case "nodes":
                 self._fold_node(place.name, record, create_revision=create_revision, now=now)
             case "probes":
-                _set(self.probes, place.name, record)
+                set_record(self.probes, place.name, record)
             case "reach":
-                _set(self.reach, place.name, record)
+                set_record(self.reach, place.name, record)
             case "failures":
                 was_left_out = self._is_left_out(place.name)
-                _set_inner(self.failures, place.name, place.numbers[0], record)
+                set_inner_record(self.failures, place.name, place.numbers[0], record)
                 if was_left_out and not self._is_left_out(place.name):
                     self.arrived_in[place.name] = self.last_revision_of(Keys.failure(place.name, place.numbers[0]))
                 self.nodes_changed_at = now
@@ -388,10 +399,12 @@ class ClusterView:
             name_of_field, absent = _SINGLE[place.leaf]
             setattr(job, name_of_field, record if record is not None else absent())
         else:
-            _fold_nested(job, place, record)
+            fold_nested(job, place, record)
         if place.leaf == "workers":
             job.workers_changed_at = now
             _note_failures(job, now)
+        elif place.leaf == "reading":
+            job.read_at = now
         elif place.leaf == "spec":
             job.spec_revision = create_revision if record is not None else 0
             job.submission, job.refusal = _admitted(job.submission, name)
@@ -447,30 +460,6 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
     )
 
 
-def _fold_nested(job: JobView, place: RecordPlace, record: Any) -> None:
-    match place.leaf:
-        case "workers":
-            generation, position = place.numbers
-            _set(job.workers, (generation, position), record)
-        case "goodput":
-            generation, position = place.numbers
-            _set(job.goodput, (generation, position), record)
-        case "state":
-            timeline, boundary = place.numbers
-            _set_inner(job.state, (timeline, boundary), place.node, record)
-        case "events":
-            _set(job.events, place.numbers[0], record)
-        case "profile":
-            _set(job.profiles, (place.node, place.numbers[0]), record)
-
-
-def _set(records: dict[Any, Any], key: object, record: Any) -> None:
-    if record is None:
-        records.pop(key, None)
-    else:
-        records[key] = record
-
-
 def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:
     """Whether plans may use something of a node that they could not use."""
     is_released = before.is_draining and not after.is_draining
@@ -480,16 +469,6 @@ def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:
 def _note_failures(job: JobView, now: float) -> None:
     failed = {generation for (generation, _), worker in job.workers.items() if worker.state is WorkerState.FAILED}
     job.failed_at = {generation: job.failed_at.get(generation, now) for generation in failed}
-
-
-def _set_inner(records: dict[Any, dict[Any, Any]], outer: object, key: object, record: Any) -> None:
-    """The same one level deeper; what is empty goes."""
-    if record is not None:
-        records.setdefault(outer, {})[key] = record
-    elif outer in records:
-        records[outer].pop(key, None)
-        if not records[outer]:
-            del records[outer]
 
 
 _SINGLE: Final[dict[str, tuple[str, Callable[[], Any]]]] = {

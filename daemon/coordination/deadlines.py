@@ -73,8 +73,8 @@ class Deadlines:
 
     @property
     def prepare(self) -> float:
-        """When the workers of `next` are late."""
-        return self.seen(self.job.entered_at) + preparation_s(self.spec.train)
+        """When the workers of `next` are late: the time counts anew while a node reads data, and says so."""
+        return self.seen(max(self.job.entered_at, self.job.read_at)) + preparation_s(self.spec.train)
 
     @property
     def start(self) -> float:

@@ -7,7 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headway.daemon.measurements import GoodputRecord, ProbeRecord, ProfileRecord, ProgressRecord, ReachRecord
+from headway.daemon.measurements import (
+    GoodputRecord,
+    ProbeRecord,
+    ProfileRecord,
+    ProgressRecord,
+    ReachRecord,
+    ReadingRecord,
+)
 from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from headway.daemon.records import (
     CheckpointRecord,
@@ -48,6 +55,7 @@ NESTED: Final[dict[str, type[Any]]] = {
     "events": EventRecord,
     "goodput": GoodputRecord,
     "profile": ProfileRecord,
+    "reading": ReadingRecord,
 }
 """Keys of a job with more parts."""
 DECISIVE: Final = frozenset(SINGLE) - {"progress"}
@@ -125,6 +133,9 @@ def _place_in_job(key: str) -> RecordPlace:
         case "profile", [holder, device]:
             numbers, node = (int(device),), _node(holder)
             spelled = Keys.profile(name, node, *numbers)
+        case "reading", [reader]:
+            node = _node(reader)
+            spelled = Keys.reading(name, node)
         case _:
             raise ValueError("unknown key of a job")
     _written_so(key, spelled)

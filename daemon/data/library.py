@@ -2,41 +2,84 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import data_folder
 from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.stages.errors import DataError, PeerError
-from headway.stages.tokens import INDEX_NAME, TokenShards, read_index
+from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint, read_index
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a data set is."""
+
+    num_bytes: int
+    total_bytes: int
 
 
 class DataLibrary:
     """Opens a job's data, and knows every verified folder so that other nodes can be served from it."""
 
-    def __init__(self, cache_dir: Path, client: NodeClient, peers: Callable[[], Iterable[NodeEndpoint]]) -> None:
-        """peers: the other nodes' daemons, at the time of the call."""
+    def __init__(
+        self,
+        cache_dir: Path,
+        client: NodeClient,
+        peers: Callable[[], Iterable[NodeEndpoint]],
+        *,
+        memory: Path | None = None,
+    ) -> None:
+        """peers: the other nodes' daemons, at the time of the call. memory: a file for what was verified."""
         self._cache_dir = cache_dir
         self._client = client
         self._peers = peers
+        self._verified = VerifiedShards(memory)
+        self._threads = FileThreads("data")
+        self._opening: dict[str, asyncio.Task[Path]] = {}
         self._folders: dict[str, Path] = {}
+        self.reading: dict[str, Reading] = {}
+        """How far the data sets are that are being read, by SHA-256."""
+        self.fingerprints: dict[str, str] = {}
+        """Folder to the state in which its files were verified: for a worker that opens them."""
 
     async def open(self, data: DataSpec) -> Path:
-        """The folder with the data that a job names. Raises RecoveryError, in one line, when no node has it."""
-        if data.sha256 in self._folders:
-            return self._folders[data.sha256]
+        """The folder with the data that a job names, as it is now. Raises RecoveryError when no node has it.
+
+        Files are read when they are not as they were when they were last verified.
+        """
         try:
-            folder = await asyncio.to_thread(self._open_here, data)
+            folder = await self._open_once(data)
         except DataError as error:
             folder = await self._fetch(data, why_not_here=str(error))
         self._folders[data.sha256] = folder
         return folder
+
+    async def look_ahead(self, data: DataSpec) -> None:
+        """Verify what lies here, so that this node can begin with it at once. What does not lie here stays away."""
+        try:
+            self._folders[data.sha256] = await self._open_once(data)
+        except (DataError, RecoveryError, OSError) as error:
+            log.info("data_not_here", sha256=data.sha256, reason=str(error))
+
+    async def _open_once(self, data: DataSpec) -> Path:
+        """Who asks while it is under way waits for the same. Raises DataError, RecoveryError."""
+        task = self._opening.get(data.sha256)
+        if task is None:
+            task = asyncio.create_task(self._open_here(data), name=f"data {data.sha256[:12]}")
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._opening[data.sha256] = task
+            task.add_done_callback(lambda _: self._opening.pop(data.sha256, None))
+        return await asyncio.shield(task)
 
     def find(self, sha256: str) -> Path | None:
         """The file with this hash in a verified folder: the index of a data set, or one of its shards."""
@@ -48,14 +91,42 @@ class DataLibrary:
                     return folder / shard.file
         return None
 
-    def _open_here(self, data: DataSpec) -> Path:
-        fetched = self._cache_dir / data.sha256
-        if data.sha256 and (fetched / INDEX_NAME).exists():
-            TokenShards.open(fetched, expected_sha256=data.sha256)
-            return fetched
-        self._cache_dir.mkdir(parents=True, exist_ok=True)
-        folder = data_folder(data.source, self._cache_dir)
-        TokenShards.open(folder, expected_sha256=data.sha256)
+    async def _open_here(self, data: DataSpec) -> Path:
+        """Raises DataError: it is not here, or is something else. RecoveryError: its file system does not answer."""
+        errors: list[DataError] = []
+
+        def verified(beat: Beat) -> Path | None:
+            try:
+                return self._verify(data, beat)
+            except DataError as error:
+                errors.append(error)
+                return None
+
+        folder = await self._threads.run(data.source or str(self._cache_dir), verified)
+        if folder is None:
+            raise errors[0]
+        return folder
+
+    def _verify(self, data: DataSpec, beat: Beat) -> Path:
+        folder = self._cache_dir / data.sha256
+        if not data.sha256 or not (folder / INDEX_NAME).exists():
+            self._cache_dir.mkdir(parents=True, exist_ok=True)
+            folder = data_folder(data.source, self._cache_dir)
+        TokenShards.open(folder, expected_sha256=data.sha256, verify=False)
+        total, done = self._verified.num_bytes_to_read(folder), 0
+
+        def advance(num_bytes: int) -> None:
+            nonlocal done
+            beat()
+            done += num_bytes
+            self.reading[data.sha256] = Reading(done, total)
+
+        state = fingerprint(folder)
+        try:
+            self._verified.verify(folder, advance)
+        finally:
+            self.reading.pop(data.sha256, None)
+        self.fingerprints[str(folder)] = state
         return folder
 
     async def _fetch(self, data: DataSpec, *, why_not_here: str) -> Path:
@@ -63,7 +134,7 @@ class DataLibrary:
         for endpoint in self._peers():
             try:
                 await self._fetch_from(endpoint, data.sha256)
-                folder = await asyncio.to_thread(self._open_here, data)
+                folder = await self._open_once(data)
             except (PeerError, RecoveryError, DataError, OSError) as error:
                 reasons.append(str(error))
                 continue

@@ -10,6 +10,7 @@ A daemon or an etcd that dies is started again, with the same name, address and 
 import asyncio
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, binary_release, find_etcd_binary
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
+from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.stages.errors import UnavailableError
 
 READY_TIMEOUT_S = 120.0
@@ -93,6 +95,7 @@ class LocalCluster:
         self._sweeper: Sweeper | None = None
         self._run_dir: Path | None = None
         self._store_dir: Path | None = None
+        self._owned: OwnedFolder | None = None
         self._authority: CertificateAuthority | None = None
         self._etcd: EtcdServer | None = None
         self.etcd_remark = ""
@@ -137,8 +140,12 @@ class LocalCluster:
         self._take_state_dir()
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-"))
         in_memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else self._run_dir
-        self._store_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-store-", dir=in_memory))
-        self._sweeper = Sweeper([self._run_dir, self._store_dir])
+        await asyncio.to_thread(remove_ownerless, in_memory)
+        self._store_dir = in_memory / f"headway-{os.getpid()}-store-{secrets.token_hex(4)}"
+        self._owned = OwnedFolder(self._store_dir)
+        self._owned.claim()
+        self._store_dir.mkdir(mode=0o700)
+        self._sweeper = Sweeper([self._run_dir, self._store_dir, self._owned.owner_file])
         (self._run_dir / "tmp").mkdir(mode=0o700)
         self._authority = CertificateAuthority.create(self._run_dir / "ca")
         self._authority.issue("client")
@@ -297,6 +304,9 @@ class LocalCluster:
         if self._sweeper is not None:
             self._sweeper.sweep()
             self._sweeper = None
+        if self._owned is not None:
+            self._owned.release()
+            self._owned = None
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -57,6 +57,7 @@ from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
 from headway.daemon.node.reach_target import Reach
+from headway.daemon.node.reading_reports import ReadingReports
 from headway.daemon.node.state_keeper import StateKeeper
 from headway.daemon.node.step_claims import (
     claims,
@@ -156,6 +157,9 @@ class Agent:
         around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)
         self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+        self._readings = ReadingReports(
+            around.library, around.view, around.etcd, node=around.node, lease_id=around.lease_id
+        )
         self._keeper.access.on_change = self._access_changed
         self.goodput.on_standstill = self._links.stands_still
         self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
@@ -212,6 +216,7 @@ class Agent:
             "profile reports": lambda: self._profiles.run(lambda: supervisor.heartbeats),
             "state sweep": self._keeper.sweep,
             "access to checkpoint folders": self._keeper.access.run,
+            "data ahead": self._readings.run_ahead,
         }
 
     async def run(self, supervisor: Supervisor) -> None:
@@ -256,7 +261,16 @@ class Agent:
     def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Give an order, or start a task. Returns whether a worker's status changed. Raises what one step may raise."""
         if isinstance(step, OrderStep):
-            order = order_message(step, self._spec, self._around.store, supervisor.log_path)
+            states = self._around.library.fingerprints
+            order = order_message(
+                step,
+                self._spec,
+                self._around.store,
+                supervisor.log_path,
+                data_state=lambda path: states.get(path, ""),
+            )
+            if isinstance(step, OrderPrepare) and step.data_path:
+                self._data_paths.pop(self._spec(step.of.job).data.sha256, None)  # looked at again for the next one
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             has_changed = supervisor.order(
                 step.device_index,
@@ -410,7 +424,8 @@ class Agent:
         match step:
             case OpenData():
                 data = self._spec(step.of.job).data
-                self._data_paths[data.sha256] = str(await around.library.open(data))
+                async with self._readings.telling(step.of.job, data.sha256):
+                    self._data_paths[data.sha256] = str(await around.library.open(data))
             case ProveLink():
                 await self._links.prove(step)
             case FetchState():

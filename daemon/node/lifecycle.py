@@ -39,6 +39,7 @@ from headway.daemon.node.own_host import check_advertised_host
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.records import NodeRecord
+from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.activities import Activities
 from headway.stages.allocator import keep_freed_memory
@@ -105,6 +106,12 @@ class Daemon:
         memory = NodeMemory(config.state_dir)
         memory.open()
         stack.callback(memory.close)
+        owned = OwnedFolder(config.layer_store_dir)
+        if not config.store_dir and config.layer_store_dir.parent != config.state_dir:  # in shared memory
+            await asyncio.to_thread(remove_ownerless, config.layer_store_dir.parent)
+            if not await asyncio.to_thread(owned.claim):
+                raise ConfigError("another process keeps its layer files there", str(config.layer_store_dir))
+            stack.callback(owned.release)
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
         store.open()
         stack.callback(store.close)
@@ -131,7 +138,12 @@ class Daemon:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         client = NodeClient(identity)
         stack.push_async_callback(client.close)
-        library = DataLibrary(config.data_cache_dir, client, lambda: _other_endpoints(cluster, config.name))
+        library = DataLibrary(
+            config.data_cache_dir,
+            client,
+            lambda: _other_endpoints(cluster, config.name),
+            memory=config.state_dir / "verified_data.json",
+        )
         host = advertised_host(config)
         record = NodeRecord(
             name=config.name,

@@ -44,9 +44,14 @@ class AddressedOrder:
 
 
 def order_message(
-    step: OrderStep, spec_of: Callable[[str], JobSpec], store: StateStore, log_path: Callable[[str], Path]
+    step: OrderStep,
+    spec_of: Callable[[str], JobSpec],
+    store: StateStore,
+    log_path: Callable[[str], Path],
+    *,
+    data_state: Callable[[str], str] = lambda _: "",
 ) -> AddressedOrder:
-    """The order that a step gives. spec_of and log_path are asked for the step's job."""
+    """The order that a step gives. spec_of and log_path are asked for the step's job, data_state for its data."""
     match step:
         case OrderPrepare():
             spec = spec_of(step.of.job)
@@ -56,6 +61,7 @@ def order_message(
                 generation=step.of.generation,
                 stage=_assignment(step.plan, step.position),
                 data_path=step.data_path,
+                data_state=data_state(step.data_path),
                 log_path=str(log_path(step.of.job)),
                 device_index=step.device_index,
             )

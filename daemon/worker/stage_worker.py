@@ -217,7 +217,9 @@ class StageWorker:
         tokens = session.tokens
         is_other_data = session.spec is not None and session.spec.data != spec.data
         if order.data_path and (tokens is None or is_other_data):
-            tokens = TokenShards.open(Path(order.data_path), expected_sha256=spec.data.sha256)
+            tokens = TokenShards.open(
+                Path(order.data_path), expected_sha256=spec.data.sha256, verified=order.data_state
+            )
         if order.log_path and order.job_name != session.job:
             self._output.redirect(Path(order.log_path))
         if not session.job:

@@ -1,0 +1,95 @@
+"""Which files of token shards this node has hashed, and in which state: each state of a file is read once.
+
+A state is size, time of the last write and of the last change, and inode. A file that is written to, replaced or
+restored has another, and is hashed again. The memory lies in the state folder; without it everything is hashed again.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.stages.errors import DataError
+from headway.stages.tokens import FileState, read_index, state_of
+
+log = structlog.get_logger()
+
+CHUNK_BYTES: Final = 8 << 20
+MAX_REMEMBERED: Final = 100_000
+
+Advance = Callable[[int], None]
+"""Is told of each piece that was read, by its bytes."""
+
+
+class VerifiedShards:
+    """Used by threads that hash different data sets."""
+
+    def __init__(self, memory: Path | None = None) -> None:
+        """memory: a file to remember by across restarts."""
+        self._memory = memory
+        self._known: dict[str, tuple[str, FileState]] = _read(memory)
+
+    def num_bytes_to_read(self, folder: Path) -> int:
+        """How much of a folder's shards has not been hashed in its present state. Raises DataError."""
+        index = read_index(folder)
+        files = [folder / shard.file for shard in index.shards if not self._knows(folder / shard.file, shard.sha256)]
+        return sum(state_of(file)[0] for file in files)
+
+    def verify(self, folder: Path, advance: Advance) -> None:
+        """Hash what is not known of a folder's shards. Raises DataError for one that does not fit its hash."""
+        for shard in read_index(folder).shards:
+            file = folder / shard.file
+            if self._knows(file, shard.sha256):
+                continue
+            before = state_of(file)
+            found = _sha256(file, advance)
+            if found != shard.sha256:
+                raise DataError(
+                    str(file), f"was changed or damaged: its SHA-256 is {found[:12]}…, not {shard.sha256[:12]}…"
+                )
+            if state_of(file) != before:
+                raise DataError(str(file), "is being written to")
+            self._remember(file, found, before)
+
+    def _knows(self, file: Path, sha256: str) -> bool:
+        return self._known.get(str(file.resolve())) == (sha256, state_of(file))
+
+    def _remember(self, file: Path, sha256: str, state: FileState) -> None:
+        self._known.pop(str(file.resolve()), None)
+        self._known[str(file.resolve())] = (sha256, state)
+        while len(self._known) > MAX_REMEMBERED:
+            del self._known[next(iter(self._known))]
+        if self._memory is None:
+            return
+        draft = self._memory.with_suffix(".draft")
+        try:
+            draft.write_text(json.dumps(self._known))
+            draft.replace(self._memory)
+        except OSError as error:
+            log.warning("verified_shards_not_kept", path=str(self._memory), reason=error.strerror)
+
+
+def _sha256(file: Path, advance: Advance) -> str:
+    digest, buffer = hashlib.sha256(), bytearray(CHUNK_BYTES)
+    try:
+        with file.open("rb", buffering=0) as stream:
+            while num_read := stream.readinto(buffer):
+                digest.update(memoryview(buffer)[:num_read])
+                advance(num_read)
+    except OSError as error:
+        raise DataError(str(file), f"cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _read(memory: Path | None) -> dict[str, tuple[str, FileState]]:
+    """What is there and is what we write; nothing else is believed, and nothing is wrong without it."""
+    found: dict[str, tuple[str, FileState]] = {}
+    with suppress(Exception):
+        for path, (sha256, state) in json.loads(memory.read_bytes()).items() if memory is not None else ():
+            size, written, changed, inode = (int(number) for number in state)
+            found[str(path)] = (str(sha256), (size, written, changed, inode))
+    return found

@@ -1,0 +1,77 @@
+"""While this node reads a job's data to verify it, it says in etcd how far it is: nobody takes it for late then.
+
+Each node that computes for a job verifies the data that lies there beside training: any may have the first stage next.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.errors import StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.measurements import ReadingRecord
+from headway.daemon.records import Keys, Phase, encode
+
+PERIOD_S: Final = 2.0
+
+
+class ReadingReports:
+    """Of one node."""
+
+    def __init__(
+        self, library: DataLibrary, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]
+    ) -> None:
+        self._library = library
+        self._view = view
+        self._seen: set[str] = set()
+        """Submissions whose data was looked at."""
+        self._etcd = etcd
+        self._node = node
+        self._lease_id = lease_id
+        self._etcd_has: dict[str, bool] = {}
+
+    async def run_ahead(self) -> None:
+        """Until cancelled: look at the data of the jobs that this node computes for."""
+        while True:
+            self._seen &= {job.uid for job in self._view.jobs.values()}
+            for job in list(self._view.jobs.values()):
+                if self._computes(job) and job.spec is not None and job.uid not in self._seen:
+                    self._seen.add(job.uid)
+                    await self._library.look_ahead(job.spec.data)
+            await asyncio.sleep(PERIOD_S)
+
+    def _computes(self, job: JobView) -> bool:
+        stages = job.plan.stages if job.plan is not None and job.phase.phase is Phase.RUNNING else ()
+        return any(stage.node == self._node for stage in stages)
+
+    @asynccontextmanager
+    async def telling(self, job: str, sha256: str) -> AsyncIterator[None]:
+        """While the body opens the data of a job. What is done within PERIOD_S leaves no trace."""
+        key = Keys.reading(job, self._node)
+        telling = asyncio.create_task(self._tell(job, key, sha256), name=f"reading of {job}")
+        try:
+            yield
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+            if not telling.cancelled():
+                telling.exception()
+            if self._etcd_has.pop(key, False):
+                with suppress(StoreError):
+                    await self._etcd.transaction([], [Delete(key)])
+
+    async def _tell(self, job: str, key: str, sha256: str) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            reading = self._library.reading.get(sha256)
+            if reading is None:
+                continue
+            record = ReadingRecord(num_bytes=reading.num_bytes, total_bytes=reading.total_bytes)
+            with suppress(StoreError):
+                put = Put(key, encode(record), self._lease_id())
+                self._etcd_has[key] = True
+                await self._etcd.transaction([Compare.present(Keys.of(job, "spec"))], [put])

@@ -1,0 +1,149 @@
+"""Data is hashed once for each state of its files, and never trained on in a state that was not hashed."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.deadlines import Deadlines
+from headway.daemon.data import verified_shards
+from headway.daemon.data.library import DataLibrary, Reading
+from headway.daemon.data.verified_shards import VerifiedShards
+from headway.daemon.errors import RecoveryError
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.measurements import ReadingRecord
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.records import Keys, encode
+from headway.stages.errors import DataError
+from headway.stages.shard_writer import writing_shards
+from headway.stages.tokens import TokenShards, fingerprint, read_index
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards of 5000 tokens each."""
+    folder = tmp_path / "data"
+    with writing_shards(folder, vocab_size=256, shard_tokens=5000) as writer:
+        writer.append(np.arange(10_000, dtype=np.int64) % 256)
+    return folder
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were read to be hashed."""
+    names: list[str] = []
+    real = verified_shards._sha256
+
+    def note(file: Path, advance: verified_shards.Advance) -> str:
+        names.append(file.name)
+        return real(file, advance)
+
+    monkeypatch.setattr(verified_shards, "_sha256", note)
+    return names
+
+
+def library(folder: Path, memory: Path) -> DataLibrary:
+    return DataLibrary(folder.parent / "cache", cast(NodeClient, None), list, memory=memory)
+
+
+def shards(folder: Path) -> list[Path]:
+    return [folder / shard.file for shard in read_index(folder).shards]
+
+
+def spec_of(folder: Path) -> DataSpec:
+    return DataSpec(source=str(folder), sha256=read_index(folder).sha256)
+
+
+async def test_each_state_of_a_file_is_hashed_once(folder: Path, tmp_path: Path, hashed: list[str]) -> None:
+    """Opened twice, by a daemon and by the one after it: read once. One shard gets another time: that one is read."""
+    memory, data = tmp_path / "memory.json", spec_of(folder)
+    first = library(folder, memory)
+    for _ in range(2):
+        await first.open(data)
+    await library(folder, memory).open(data)
+    assert len(hashed) == len(shards(folder)) == 2
+    os.utime(shards(folder)[1])
+    await library(folder, memory).open(data)
+    assert hashed[2:] == [shards(folder)[1].name]
+
+
+@pytest.mark.parametrize("keeps_its_time", [False, True])
+async def test_an_altered_file_is_hashed_again_and_refused(
+    folder: Path, tmp_path: Path, hashed: list[str], keeps_its_time: bool
+) -> None:
+    """A byte is changed after the file was verified, with its old time or not: the next plan does not begin."""
+    opened = library(folder, tmp_path / "memory.json")
+    await opened.open(spec_of(folder))
+    file = shards(folder)[0]
+    before = file.stat()
+    raw = bytearray(file.read_bytes())
+    raw[0] ^= 1
+    file.write_bytes(raw)
+    if keeps_its_time:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(RecoveryError, match="was changed or damaged"):
+        await opened.open(spec_of(folder))
+
+
+def test_a_worker_takes_the_state_that_was_verified_and_no_other(folder: Path) -> None:
+    """Same files → opened without reading them. One was written to since → refused, whatever it holds."""
+    VerifiedShards().verify(folder, lambda _: None)
+    state = fingerprint(folder)
+    assert TokenShards.open(folder, verified=state).num_tokens == 10_000
+    file = shards(folder)[0]
+    file.write_bytes(file.read_bytes())
+    with pytest.raises(DataError, match="was written to since it was verified"):
+        TokenShards.open(folder, verified=state)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"[", b"[1]", b'{"a": 1}', b'{"a": ["x", [1, 2]]}', b"[" * 100_000])
+def test_a_memory_that_cannot_be_read_is_no_memory(folder: Path, tmp_path: Path, garbage: bytes) -> None:
+    """Half a file, another format: everything is hashed again, and remembered."""
+    memory = tmp_path / "memory.json"
+    memory.write_bytes(garbage)
+    verified = VerifiedShards(memory)
+    assert verified.num_bytes_to_read(folder) == 10_000
+    verified.verify(folder, lambda _: None)
+    assert VerifiedShards(memory).num_bytes_to_read(folder) == 0
+
+
+async def test_who_asks_meanwhile_waits_for_the_same_and_progress_is_told(
+    folder: Path, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two plans and a look ahead at once: one pass over the files, and how far it is can be seen."""
+    monkeypatch.setattr(verified_shards, "CHUNK_BYTES", 1000)
+    opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
+    seen: list[Reading] = []
+    real = verified_shards._sha256
+
+    def watch(file: Path, advance: verified_shards.Advance) -> str:
+        def noted(num_bytes: int) -> None:
+            advance(num_bytes)
+            seen.append(opened.reading[data.sha256])
+
+        return real(file, noted)
+
+    monkeypatch.setattr(verified_shards, "_sha256", watch)
+    await asyncio.gather(opened.open(data), opened.open(data), opened.look_ahead(data))
+    assert len(hashed) == 2
+    assert [reading.num_bytes for reading in seen] == list(range(1000, 10_001, 1000))
+    assert {reading.total_bytes for reading in seen} == {10_000}
+    assert opened.reading == {}
+
+
+def test_a_node_that_reads_is_not_late() -> None:
+    """The time for the workers to be ready counts from the last that a node said of its reading."""
+    view, spec = ClusterView(steady_since=0.0), JobSpec(job=JobSection(name="j"))
+    job = JobView(name="j", entered_at=10.0)
+    view.jobs["j"] = job
+    deadlines = Deadlines(job, view, spec)
+    assert deadlines.prepare == 10.0 + preparation_s(spec.train)
+    record = ReadingRecord(num_bytes=1, total_bytes=9)
+    view.apply(Keys.reading("j", "a"), encode(record), mod_revision=5, create_revision=5, now=500.0)
+    assert deadlines.prepare == 500.0 + preparation_s(spec.train)
+    assert view.jobs["j"].readings == {"a": record}
