@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -18,6 +19,9 @@ from headway.stages.errors import DataError, PeerError
 from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint, read_index
 
 log = structlog.get_logger()
+
+SILENCE_S: Final = 120.0
+"""A file system that gives no byte for so long hangs; the built-in data takes seconds to make, before its first byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,12 @@ class DataLibrary:
         self._client = client
         self._peers = peers
         self._verified = VerifiedShards(memory)
-        self._threads = FileThreads("data")
+        self._threads = FileThreads("data", silence_s=SILENCE_S)
         self._opening: dict[str, asyncio.Task[Path]] = {}
         self._folders: dict[str, Path] = {}
         self.reading: dict[str, Reading] = {}
         """How far the data sets are that are being read, by SHA-256."""
-        self.fingerprints: dict[str, str] = {}
-        """Folder to the state in which its files were verified: for a worker that opens them."""
+        self._states: dict[str, str] = {}
 
     async def open(self, data: DataSpec) -> Path:
         """The folder with the data that a job names, as it is now. Raises RecoveryError when no node has it.
@@ -80,6 +83,10 @@ class DataLibrary:
             self._opening[data.sha256] = task
             task.add_done_callback(lambda _: self._opening.pop(data.sha256, None))
         return await asyncio.shield(task)
+
+    def state_of(self, folder: str) -> str:
+        """The fingerprint of a folder when its files were last verified: for a worker that opens them."""
+        return self._states.get(folder, "")
 
     def find(self, sha256: str) -> Path | None:
         """The file with this hash in a verified folder: the index of a data set, or one of its shards."""
@@ -126,7 +133,7 @@ class DataLibrary:
             self._verified.verify(folder, advance)
         finally:
             self.reading.pop(data.sha256, None)
-        self.fingerprints[str(folder)] = state
+        self._states[str(folder)] = state
         return folder
 
     async def _fetch(self, data: DataSpec, *, why_not_here: str) -> Path:

@@ -261,14 +261,8 @@ class Agent:
     def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Give an order, or start a task. Returns whether a worker's status changed. Raises what one step may raise."""
         if isinstance(step, OrderStep):
-            states = self._around.library.fingerprints
-            order = order_message(
-                step,
-                self._spec,
-                self._around.store,
-                supervisor.log_path,
-                data_state=lambda path: states.get(path, ""),
-            )
+            log_path, state_of = supervisor.log_path, self._around.library.state_of
+            order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
             if isinstance(step, OrderPrepare) and step.data_path:
                 self._data_paths.pop(self._spec(step.of.job).data.sha256, None)  # looked at again for the next one
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
