@@ -21,7 +21,7 @@ from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint, read_ind
 log = structlog.get_logger()
 
 SILENCE_S: Final = 120.0
-"""A file system that gives no byte for so long hangs; the built-in data takes seconds to make, before its first byte."""
+"""A file system that gives no byte for so long hangs. The built-in data takes seconds to make before its first byte."""
 
 
 @dataclass(frozen=True, slots=True)
