@@ -72,6 +72,18 @@ def ports_of(node: NodeRecord) -> list[Target]:
     return [daemon, *workers]
 
 
+def is_current(view: ClusterView, target: Target) -> bool:
+    """Whether the process that was dialled is still there: one that ended is not out of reach, it is gone."""
+    node = view.nodes.get(target.node)
+    if node is None or node.incarnation != target.incarnation:
+        return False
+    if target.port is Port.DAEMON:
+        return node.address == target.address
+    if target.device_index in node.down_devices:
+        return False
+    return not node.workers or any(worker.incarnation == target.worker for worker in node.workers)
+
+
 def key_of(target: Target) -> Key:
     """By what a fact is found: a worker that comes back on another port has the fact of the one before."""
     return target.node, target.port, target.device_index
@@ -193,7 +205,8 @@ class Reaching:
     async def prove(self, target: Target) -> str:
         """Dial a port now. Returns why it does not answer, which is a fact from now on; empty: it answers."""
         reason = await self._dial(target)
-        self._found(target, reason)
+        if not reason or is_current(self._cluster.view, target):
+            self._found(target, reason)
         return reason
 
     def link_failed(self, target: Target, reason: str) -> None:
@@ -226,8 +239,8 @@ class Reaching:
             reason = await self._dial(target)
         finally:
             self._dialling.pop(key_of(target), None)
-        if not reason or target in targets_of(self._cluster.view, self._node):
-            self._found(target, reason)  # a process that went meanwhile is not out of reach: it is gone
+        if not reason or is_current(self._cluster.view, target):
+            self._found(target, reason)
         self._changed.set()
 
     def _found(self, target: Target, reason: str) -> None:

@@ -14,6 +14,7 @@ from headway.daemon.node.reaching import (
     LONGEST_RETRY_S,
     MAX_PROVEN,
     ReachBook,
+    is_current,
     is_news,
     targets_of,
 )
@@ -142,3 +143,17 @@ def test_a_fresh_date_alone_is_seldom_written(changed: dict[str, object], expect
     fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1")
     assert is_news((fact,), (replace(fact, **changed),)) is expected  # type: ignore[arg-type]
     assert is_news((), (fact,))
+
+
+def test_a_process_that_ended_while_it_was_dialled_is_not_out_of_reach() -> None:
+    """Its worker died and a spare took the device, its daemon moved or started anew: no fact follows."""
+    b = node("b")
+    worker = next(each for each in targets_of(view_of(node("a"), b), "a") if each.port is Port.WORKER)
+    assert is_current(view_of(b), worker)
+    spare = replace(b, workers=(WorkerPort(device_index=0, address="b:7105", incarnation="another"),))
+    assert not is_current(view_of(spare), worker)
+    assert is_current(view_of(replace(b, workers=())), worker), "a daemon of an earlier version names no ports"
+    assert not is_current(view_of(replace(b, workers=(), down_devices=(0,))), worker)
+    assert not is_current(view_of(replace(b, incarnation="b-2")), worker)
+    assert not is_current(view_of(), worker)
+    assert not is_current(view_of(replace(b, address="elsewhere:7001")), B)
