@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +32,8 @@ from headway.daemon.records import Phase
 from headway.stages.spec import ModelSpec, TrainSpec
 
 ATTACK = Path(__file__).with_name("outsiders_attack.py")
-KINDS = ("idle", "slow", "handshakes")
+PROCESSES = {"idle": 1, "slow": 1, "handshakes": 4}
+"""Of each kind of stranger: one process does not reach the handshakes of all."""
 JOB = "beside-outsiders"
 MODEL = ModelSpec(
     hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
@@ -51,7 +53,9 @@ class Seen:
     num_nodes: list[int] = field(default_factory=list)
     num_rollbacks: int = 0
     generations: set[int] = field(default_factory=set)
-    reached: list[dict[str, int]] = field(default_factory=list)
+    reached: Counter[str] = field(default_factory=Counter)
+    """What all strangers of all windows came to."""
+    attacked_s: float = 0.0
 
 
 def job_spec() -> JobSpec:
@@ -91,13 +95,14 @@ class Beside:
             await asyncio.sleep(0.2)
         for attack in attacks:
             out, _ = await asyncio.wait_for(attack.communicate(b""), END_LIMIT_S)
-            self.seen.reached.append(json.loads(out))
+            self.seen.reached.update(json.loads(out))
+        self.seen.attacked_s += RAMP_S + self._options.window_s if is_attacked else 0.0
         (began, first), (ended, last) = moments[0], moments[-1]
         progress(f"{'with' if is_attacked else 'without'} strangers: batches {first} to {last}, {len(moments)} looks")
         return (last - first) / (ended - began) if ended > began else 0.0
 
     async def _begin_attacks(self) -> list[asyncio.subprocess.Process]:
-        """One process for each kind of stranger, so that none waits for the other's."""
+        """Processes for each kind of stranger, so that none waits for another."""
         view = await self._session.view()
         daemons = {node.name: node.address for node in view.nodes.values()}
         plan = view.jobs[JOB].plan
@@ -114,12 +119,16 @@ class Beside:
                 sys.executable,
                 str(ATTACK),
                 *where,
-                *(f"--{kind}={getattr(self._options, kind) if kind == one else 0}" for kind in KINDS),
+                *(f"--{kind}={self._share(kind) if kind == one else 0}" for kind in PROCESSES),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
-            for one in KINDS
+            for one, number in PROCESSES.items()
+            for _ in range(number)
         ]
+
+    def _share(self, kind: str) -> int:
+        return int(getattr(self._options, kind)) // PROCESSES[kind]
 
     def _look(self, view: ClusterView) -> None:
         seen, job = self.seen, view.jobs[JOB]
@@ -189,7 +198,9 @@ def main() -> int:
         "daemon_mb_before": round(calm_mb),
         "daemon_mb_most": round(daemon_mb),
         "worker_mb_most": round(worker_mb),
-        "reached": seen.reached,
+        "handshakes_a_minute": round(60 * seen.reached["handshakes"] / max(seen.attacked_s, 1)),
+        "idle_at_once": seen.reached["most idle at once"] // options.pairs,
+        "reached": dict(seen.reached),
     }
     for name, value in extra.items():
         progress(f"{name}: {value}")
