@@ -41,7 +41,7 @@ class Claims:
         rivals = (other for other in ahead if other in self.claimants and self.claimants[other].usable & usable)
         return Standing(
             gives_way_to=self.claimed_from(name),
-            left_alone_until=left_alone_until(case),
+            left_alone_until=left_alone_until(case) if self.claimants else 0.0,
             in_the_way=self.in_the_way(name),
             after=next(rivals, ""),
         )

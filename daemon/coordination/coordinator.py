@@ -370,7 +370,8 @@ def waits(case: Case) -> tuple[float, ...]:
             return (case.deadlines.heard, case.deadlines.prepare)
         case Phase.RUNNING:
             begun = (case.deadlines.heard, case.cause_known_at, case.deadlines.start, case.deadlines.end)
-            return (*losses, *begun, case.settled_at, case.change_allowed_at, _reconsidered_at(case))
+            shared = (case.standing.left_alone_until, case.settled_at, case.change_allowed_at)
+            return (*losses, *begun, *shared, _reconsidered_at(case))
         case Phase.CHANGING:
             return (*losses, case.cause_known_at, case.deadlines.prepare)
         case Phase.STOPPING:

@@ -10,7 +10,7 @@ class Standing:
     gives_way_to: tuple[str, ...] = ()
     """Jobs that are owed devices of this one."""
     left_alone_until: float = 0.0
-    """Before then it is not stopped for them; it may shrink."""
+    """Before then it is not stopped for them; it may shrink. 0: nobody else is there."""
     in_the_way: tuple[str, ...] = ()
     """Jobs that have devices which this one waits for."""
     after: str = ""

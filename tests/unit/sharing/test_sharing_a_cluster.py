@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.coordinator import decide
 from headway.daemon.records import EventRecord, Keys, Phase, PlanRecord, SharesRecord, decode, encode
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
@@ -210,3 +212,23 @@ def test_a_recovering_job_gets_back_what_it_lost_before_others_start() -> None:
     trains(cluster, "first")
     assert nodes_of(cluster, "first") == {"a", "c"}
     assert cluster.phase("second").phase is Phase.QUEUED
+
+
+def test_the_leader_wakes_when_a_time_slice_is_over() -> None:
+    """Nothing happens meanwhile that would make it look: the stop for a higher priority has a time of its own."""
+    cluster = cluster_of("a", slice_s=90.0)  # no minute, after which use is written down
+    submit(cluster, "low")
+    trains(cluster, "low")
+    submit(cluster, "high", "bob", priority=5)
+    cluster.calm(max_rounds=4)
+    view = cluster.truth()  # a new leader's: it gives the job its time slice from now on
+    over = cluster.now + 90.0
+    now = cluster.now
+    while (wake_at := decide(view, now=now).wake_at) is not None and wake_at < over and now < wake_at:
+        now = wake_at
+        if (due_at := view.usage.due_at()) is not None and now >= due_at:
+            view.usage.written_at = now
+    assert wake_at == over
+    [stop] = [command for command in decide(view, now=over).commands if command.job == "low"]
+    assert isinstance(stop, Transaction)
+    assert "Gives way" in stop.reason
