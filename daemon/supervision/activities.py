@@ -23,7 +23,7 @@ Run = Callable[[], Awaitable[None]]
 
 CALLBACKS: Final = "callbacks"
 """Name of what runs in the event loop outside of any activity."""
-FAULT_POLL_S: Final = 0.05
+FAULT_POLL_S: Final = 0.2
 
 
 class Activities:
