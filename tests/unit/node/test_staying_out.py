@@ -61,12 +61,13 @@ def test_it_says_so_in_its_record_until_there_is_room() -> None:
 
     cluster, config = SimpleNamespace(view=ClusterView()), SimpleNamespace(state_dir="/s")
     house = SimpleNamespace(memory=memory, activities=activities, cluster=cluster, config=config)
-    membership = SimpleNamespace(_house=house, _registration=Registration())
-    assert not Membership._remember_generations(membership)  # type: ignore[arg-type]
+    membership = Membership.__new__(Membership)
+    membership._house, membership._registration, membership._troubles = house, Registration(), {}  # type: ignore[assignment]
+    assert not membership._remember_generations()
     assert (record.stays_out, record.generations) == (FULL, {})
     assert activities.ailments == {"state folder": FULL}
     memory.is_full = False
-    assert Membership._remember_generations(membership)  # type: ignore[arg-type]
+    assert membership._remember_generations()
     assert (record.stays_out, activities.ailments) == ("", {})
 
 
