@@ -49,18 +49,17 @@ def machines(five_machines: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], bytes]:
-    """The weights of `headway reference` for a job's file, as bytes; jobs of one length are one job to it."""
-    known: dict[str, bytes] = {}
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
+    """The weights of `headway reference` for a job's file, by file; jobs of one length are one job to it."""
+    known: dict[str, dict[str, bytes]] = {}
 
-    def weights(job: Path) -> bytes:
+    def weights(job: Path) -> dict[str, bytes]:
         key = next(line for line in job.read_text().splitlines() if line.startswith("batches"))
         if key not in known:
             out = tmp_path_factory.mktemp("plain")
             command = [sys.executable, "-m", "headway.daemon.cli", "reference", str(job), "--out", str(out)]
             subprocess.run(command, check=True, timeout=TIMEOUT_S, capture_output=True)
-            (found,) = out.rglob("model.safetensors")
-            known[key] = found.read_bytes()
+            known[key] = {path.name: path.read_bytes() for path in out.rglob("*.safetensors")}
         return known[key]
 
     return weights
