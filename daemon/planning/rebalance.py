@@ -29,6 +29,8 @@ WORTH_A_CUT_MORE: Final = 0.1
 UNREST_S: Final = 60.0
 SPREADS: Final = 3.0
 """Added to that: so many times the spread of the measurements that the cut rests on."""
+MOST_NOISE: Final = 0.5
+"""What the spread may add at most: a node that is slowed to a third is left also where measurements are wild."""
 DOUBT_REVIEW_S: Final = 30.0
 """How often a plan that is doubted is looked at again."""
 WORTH_GOING_BACK: Final = 1.15
@@ -122,7 +124,7 @@ def judge(outlook: Outlook) -> Verdict:
     if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else worth_a_cut):
         calmer_in_s = UNREST_S - unrest[-1] if unrest and factor >= WORTH_A_CUT else 0.0
         return Verdict(is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster", wait_s=calmer_in_s)
-    noise = 0.0 if outlook.brings_workers else SPREADS * outlook.spread
+    noise = 0.0 if outlook.brings_workers else min(SPREADS * outlook.spread, MOST_NOISE)
     if factor < needed + noise:
         return _no(f"{faster} lies within the noise of what was measured")
     if factor < needed + noise + outlook.doubt:
