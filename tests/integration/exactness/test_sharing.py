@@ -73,7 +73,7 @@ async def test_a_job_that_is_stopped_for_another_changes_no_bit(
 ) -> None:
     """Two jobs need both nodes: the one of the lower priority is saved and queued, and goes on after the other."""
     both = PlacementSpec(min_nodes=2, max_nodes=2)
-    low = replace(small_job("low", batches=1000), placement=both)
+    low = replace(small_job("low", batches=400), placement=both)
     high = replace(small_job("high", batches=30), placement=both).with_priority(5)
     async with (
         LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
