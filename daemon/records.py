@@ -1,29 +1,19 @@
-"""What lies in etcd: one dataclass per key, the keys' names, and JSON both ways.
+"""What lies in etcd: one dataclass per key. record_keys.py has the keys' names, record_format.py the bytes.
 
 Every decision is one of these records, and every coordinator reads its whole knowledge from them. Times are seconds
 since the epoch by the writer's clock, for people only: no decision compares two clocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeVar
-
-import msgspec
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.lineage import Lineage
 from headway.stages.codec import Codec
 
-PREFIX = "/headway/"
 PROTOCOL_VERSION = 4
-
-FORMAT: Final = 1
-"""Of every record. It rises when an older release would misread what a newer one writes; new fields alone need none."""
-_FORMAT_HEAD: Final = f'{{"format":{FORMAT}'.encode()
-
-RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,110 +482,3 @@ class EventRecord:
     at: float
     text: str
     generation: int
-
-
-class Keys:
-    """Names of keys below PREFIX."""
-
-    NODES = PREFIX + "nodes/"
-    JOBS = PREFIX + "jobs/"
-    FAILURES = PREFIX + "failures/"
-    PROBES = PREFIX + "probes/"
-    REACH = PREFIX + "reach/"
-    LEADER = PREFIX + "leader"
-    PLACEMENT = PREFIX + "placement"
-    SHARES = PREFIX + "shares"
-    USAGE = PREFIX + "usage"
-
-    @staticmethod
-    def node(name: str) -> str:
-        return f"{Keys.NODES}{name}"
-
-    @staticmethod
-    def job(job: str) -> str:
-        """The prefix of everything about a job."""
-        return f"{Keys.JOBS}{job}/"
-
-    @staticmethod
-    def of(job: str, leaf: str) -> str:
-        """`spec`, `desired`, `phase`, `plan`, `next`, `stop`, `checkpoint` or `progress` of a job."""
-        return f"{Keys.JOBS}{job}/{leaf}"
-
-    @staticmethod
-    def worker(job: str, generation: int, position: int) -> str:
-        return f"{Keys.JOBS}{job}/workers/{generation:08d}/{position:04d}"
-
-    @staticmethod
-    def workers(job: str, generation: int) -> str:
-        """The prefix of all workers of a generation."""
-        return f"{Keys.JOBS}{job}/workers/{generation:08d}/"
-
-    @staticmethod
-    def state(job: str, timeline: int, boundary: int, node: str) -> str:
-        return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{node}"
-
-    @staticmethod
-    def goodput(job: str, generation: int, position: int) -> str:
-        return f"{Keys.JOBS}{job}/goodput/{generation:08d}/{position:04d}"
-
-    @staticmethod
-    def profile(job: str, node: str, device_index: int) -> str:
-        return f"{Keys.JOBS}{job}/profile/{node}/{device_index}"
-
-    @staticmethod
-    def reading(job: str, node: str) -> str:
-        return f"{Keys.JOBS}{job}/reading/{node}"
-
-    @staticmethod
-    def probes(node: str) -> str:
-        return f"{Keys.PROBES}{node}"
-
-    @staticmethod
-    def reach(node: str) -> str:
-        return f"{Keys.REACH}{node}"
-
-    @staticmethod
-    def failure(node: str, number: int) -> str:
-        return f"{Keys.FAILURES}{node}/{number:06d}"
-
-    @staticmethod
-    def event(job: str, number: int) -> str:
-        return f"{Keys.JOBS}{job}/events/{number:06d}"
-
-
-class UnreadableRecordError(ValueError):
-    """Bytes that are no such record."""
-
-
-class NewerFormatError(UnreadableRecordError):
-    """A newer release wrote a record that this one cannot read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    format: int = 1
-
-
-def encode(record: object) -> bytes:
-    """A record as JSON, with the version of its format in front."""
-    raw = msgspec.json.encode(record)
-    if not raw.startswith(b"{") or not is_dataclass(record):
-        return raw
-    return _FORMAT_HEAD + (b"," if raw != b"{}" else b"") + raw[1:]
-
-
-def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
-    """JSON as a record. Raises NewerFormatError, and UnreadableRecordError, naming the field."""
-    try:
-        if not raw.startswith(_FORMAT_HEAD + b","):
-            found = msgspec.json.decode(raw, type=_Format).format
-            if found > FORMAT:
-                raise NewerFormatError(f"a newer release wrote it, in format {found}; this one reads up to {FORMAT}")
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise UnreadableRecordError(str(error)) from error
-
-
-def to_builtins(record: object) -> Any:
-    """A record as plain dicts and lists, for `--json`."""
-    return msgspec.to_builtins(record)

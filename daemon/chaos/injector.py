@@ -23,7 +23,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.node_drain import drain
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.records import Keys
+from headway.daemon.record_keys import Keys
 
 SLOW_STOPPED_S: Final = 0.08
 SLOW_RUNNING_S: Final = 0.02

@@ -19,7 +19,7 @@ from headway.daemon.client.known_daemons import remember
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
-from headway.daemon.records import PREFIX
+from headway.daemon.record_keys import PREFIX
 from headway.stages.tls_identity import CERTIFICATE_FILE, TlsIdentity
 
 DEFAULT_CLUSTER_DIR = Path(".headway")

@@ -11,17 +11,17 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.jobs.admission import why_refused
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     TERMINAL_PHASES,
     CheckpointRecord,
     Desired,
     DesiredRecord,
-    Keys,
     NodeRecord,
     Phase,
     PhaseRecord,
     SpecRecord,
-    encode,
 )
 
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}

@@ -8,7 +8,8 @@ from headway.daemon.client.reach_report import reach_builtins, reach_lines, reac
 from headway.daemon.client.watch_view import alike, node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER, charged_by, num_counted
-from headway.daemon.records import NodeRecord, to_builtins
+from headway.daemon.record_format import to_builtins
+from headway.daemon.records import NodeRecord
 
 
 def report_nodes(view: ClusterView) -> list[dict[str, Any]]:

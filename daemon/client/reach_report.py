@@ -5,7 +5,7 @@ from typing import Any
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import ReachFact
-from headway.daemon.records import to_builtins
+from headway.daemon.record_format import to_builtins
 
 
 def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:

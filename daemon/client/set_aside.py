@@ -2,7 +2,7 @@
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.names import printable
-from headway.daemon.records import Keys
+from headway.daemon.record_keys import Keys
 
 MAX_LINES = 20
 

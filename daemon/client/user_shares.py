@@ -9,7 +9,9 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.usage import per_share, weight
 from headway.daemon.errors import ConfigError, ConflictError
-from headway.daemon.records import TERMINAL_PHASES, Keys, SharesRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import TERMINAL_PHASES, SharesRecord
 
 MAX_ATTEMPTS = 5
 MAX_USERS = 1000

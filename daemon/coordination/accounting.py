@@ -2,7 +2,8 @@
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.records import Keys, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 
 
 def write_usage(view: ClusterView, *, now: float, written_at: float) -> Transaction | None:

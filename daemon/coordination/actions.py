@@ -22,7 +22,8 @@ from headway.daemon.coordination.sentences import (
 from headway.daemon.coordination.transactions import held_against_nodes, move, offer, sentence
 from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.records import FailureCount, Phase, Save, StopRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.records import FailureCount, Phase, Save, StopRecord
 
 
 def retire(case: Case, to: Phase) -> Command:

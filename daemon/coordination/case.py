@@ -22,9 +22,9 @@ from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     FailureCount,
-    Keys,
     NodeFailureRecord,
     NodeRecord,
     Phase,

@@ -8,15 +8,8 @@ from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.transactions import move
-from headway.daemon.records import (
-    CheckpointFile,
-    CheckpointRecord,
-    Phase,
-    PlanRecord,
-    StateFile,
-    encode,
-    to_builtins,
-)
+from headway.daemon.record_format import encode, to_builtins
+from headway.daemon.records import CheckpointFile, CheckpointRecord, Phase, PlanRecord, StateFile
 from headway.daemon.storage.checkpoint_names import boundary_url
 
 MANIFEST_FORMAT: Final = 1

@@ -10,7 +10,7 @@ import structlog
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.records import Keys
+from headway.daemon.record_keys import Keys
 from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import folder_name, submission_url
 from headway.daemon.storage.file_threads import FileThreads

@@ -33,11 +33,11 @@ from headway.daemon.measurements import (
 )
 from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays, blocked_ways
 from headway.daemon.planning.promises import Promises
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
     EventRecord,
-    Keys,
     LeaderRecord,
     NodeFailureRecord,
     NodeRecord,

@@ -13,7 +13,7 @@ from headway.daemon.coordination.etcd_history import HistoryMark, went_back
 from headway.daemon.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
-from headway.daemon.records import PREFIX
+from headway.daemon.record_keys import PREFIX
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0

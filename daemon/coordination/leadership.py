@@ -31,7 +31,9 @@ from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point, is_armed
 from headway.daemon.planning.planner_pool import PlannerPool
-from headway.daemon.records import Keys, LeaderRecord, PhaseRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, PhaseRecord
 from headway.daemon.storage.file_threads import FileThreads
 
 RETRY_PAUSE_S = 1.0

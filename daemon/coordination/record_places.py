@@ -16,13 +16,13 @@ from headway.daemon.measurements import (
     ReadingRecord,
 )
 from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from headway.daemon.record_format import NewerFormatError, decode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
     EventRecord,
-    Keys,
     LeaderRecord,
-    NewerFormatError,
     NodeFailureRecord,
     NodeRecord,
     PhaseRecord,
@@ -33,7 +33,6 @@ from headway.daemon.records import (
     StopRecord,
     UsageRecord,
     WorkerRecord,
-    decode,
 )
 
 MAX_REASON: Final = 300

@@ -10,16 +10,9 @@ from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin
 from headway.daemon.coordination.quarantine import QUARANTINE_S
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.records import (
-    EventRecord,
-    FailureCount,
-    Keys,
-    Phase,
-    PhaseRecord,
-    PlacementRecord,
-    PlanRecord,
-    encode,
-)
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
 
 READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
 """What a decision about a job rests on; each is compared."""

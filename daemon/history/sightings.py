@@ -4,7 +4,8 @@ import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
-from headway.daemon.records import Phase, PlanRecord, to_builtins
+from headway.daemon.record_format import to_builtins
+from headway.daemon.records import Phase, PlanRecord
 
 log = structlog.get_logger()
 

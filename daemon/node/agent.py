@@ -68,7 +68,9 @@ from headway.daemon.node.step_claims import (
     name_of,
     stands_back,
 )
-from headway.daemon.records import Keys, encode, seen_key
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.activities import Activities, Run

@@ -18,7 +18,9 @@ from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.errors import LeaseLostError, RecoveryError, in_one_line
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import Keys, LeaderRecord, NodeRecord, decode
+from headway.daemon.record_format import decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.daemon.supervision.activities import Activities
 from headway.stages.errors import PeerError
 

@@ -14,7 +14,9 @@ from headway.daemon.errors import ConflictError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
 from headway.daemon.measurements import GoodputRecord
-from headway.daemon.records import Keys, PlanRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import PlanRecord
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

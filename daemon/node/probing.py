@@ -22,7 +22,9 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import Keys, NodeRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import NodeRecord
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()

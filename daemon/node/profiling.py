@@ -13,7 +13,8 @@ from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.measurements import LayerTime, ProfileRecord
-from headway.daemon.records import Keys, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

@@ -21,7 +21,9 @@ from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.node.probing import peers_of
 from headway.daemon.node.reach_target import Target
-from headway.daemon.records import Keys, NodeRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import NodeRecord
 
 log = structlog.get_logger()
 

@@ -14,7 +14,9 @@ from headway.daemon.errors import StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.measurements import ReadingRecord
-from headway.daemon.records import Keys, Phase, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase
 
 PERIOD_S: Final = 2.0
 

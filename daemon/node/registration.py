@@ -18,7 +18,9 @@ from headway.daemon.errors import ConflictError, InvariantLostError, LeaseLostEr
 from headway.daemon.etcd.client import EtcdClient, KeyValue
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.records import Keys, LeaderRecord, NodeRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeRecord
 
 log = structlog.get_logger()
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from headway.daemon.client.job_report import report_in
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.records import Phase, encode
+from headway.daemon.record_format import encode
+from headway.daemon.records import Phase
 from headway.proto import control_pb2
 
 _IN_BETWEEN = {

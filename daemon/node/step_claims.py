@@ -19,7 +19,7 @@ from headway.daemon.node.agent_steps import (
     Step,
     UnregisterState,
 )
-from headway.daemon.records import Keys
+from headway.daemon.record_keys import Keys
 from headway.daemon.storage.state_key import StateKey
 
 

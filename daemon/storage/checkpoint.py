@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError
-from headway.daemon.records import CheckpointFile, CheckpointRecord, decode
+from headway.daemon.record_format import decode
+from headway.daemon.records import CheckpointFile, CheckpointRecord
 from headway.daemon.storage.checkpoint_names import place_of_folder
 from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError

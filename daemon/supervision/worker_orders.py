@@ -19,7 +19,8 @@ from headway.daemon.node.agent_steps import (
     SourceKind,
 )
 from headway.daemon.planning.layer_costs import layer_costs
-from headway.daemon.records import PlanRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.records import PlanRecord
 from headway.daemon.storage.pace import transfer_s
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.liveness import FIRST_OPERATION_BATCHES, LOADING_S

@@ -14,7 +14,7 @@ import structlog
 
 from headway.daemon.fault_points import is_armed
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records import decode
+from headway.daemon.record_format import decode
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
 from headway.daemon.worker.fault_line import damaged_path, fault_line

@@ -11,8 +11,9 @@ from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.planning.plan_links import neighbours
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
-    Keys,
     PlanRecord,
     Save,
     StagePlan,
@@ -21,7 +22,6 @@ from headway.daemon.records import (
     StopRecord,
     WorkerRecord,
     WorkerState,
-    encode,
     seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL

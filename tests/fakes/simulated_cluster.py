@@ -19,20 +19,19 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpe
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
 from headway.daemon.planning.plan_links import linked_pairs
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     CheckpointRecord,
     Desired,
     DesiredRecord,
     Device,
-    Keys,
     LeaderRecord,
     NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    decode,
-    encode,
 )
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.stages.spec import ModelSpec, TrainSpec

@@ -26,7 +26,8 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import StoreError
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import PREFIX, TERMINAL_PHASES
+from headway.daemon.record_keys import PREFIX
+from headway.daemon.records import TERMINAL_PHASES
 from headway.proto import control_pb2
 from headway.stages.link_endpoint import METHOD, SERVICE
 from headway.stages.tls_identity import TlsIdentity, expecting

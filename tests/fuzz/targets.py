@@ -18,11 +18,12 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.node.memory import GENERATIONS_FILE, NodeMemory
 from headway.daemon.planning.nodes_file import parse_nodes
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     CheckpointFile,
     CheckpointRecord,
     EventRecord,
-    Keys,
     NodeRecord,
     PhaseRecord,
     PlanRecord,
@@ -31,7 +32,6 @@ from headway.daemon.records import (
     StateRecord,
     WorkerRecord,
     WorkerState,
-    encode,
 )
 from headway.daemon.results.model_folder import read_model
 from headway.daemon.results.model_place import CONFIG_NAME

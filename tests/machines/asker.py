@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.records import to_builtins
+from headway.daemon.record_format import to_builtins
 
 
 def told(view: ClusterView) -> dict[str, Any]:

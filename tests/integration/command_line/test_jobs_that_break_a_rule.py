@@ -12,16 +12,9 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records import (
-    CheckpointFile,
-    CheckpointRecord,
-    DesiredRecord,
-    Keys,
-    PhaseRecord,
-    SpecRecord,
-    encode,
-    to_builtins,
-)
+from headway.daemon.record_format import encode, to_builtins
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import CheckpointFile, CheckpointRecord, DesiredRecord, PhaseRecord, SpecRecord
 from headway.stages.spec import ModelSpec
 
 POISON = JobSpec(job=JobSection(name="poison"), model=ModelSpec(num_hidden_layers=50_000_000))

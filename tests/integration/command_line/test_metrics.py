@@ -12,7 +12,9 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.measurements import GoodputRecord
 from headway.daemon.node.metrics import MetricSource, serve_metrics
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
-from headway.daemon.records import Keys, NodeFailureRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import NodeFailureRecord
 from headway.daemon.storage.state_store import StateStore
 from tests.unit.cli.fake_cluster import cluster_view
 

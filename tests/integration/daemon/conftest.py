@@ -18,7 +18,9 @@ import pytest
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.records import PREFIX, Desired, DesiredRecord, Keys, Phase, SpecRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import PREFIX, Keys
+from headway.daemon.records import Desired, DesiredRecord, Phase, SpecRecord
 from headway.stages.shard_writer import writing_shards
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import read_index

@@ -9,7 +9,9 @@ from pathlib import Path
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Keys, LeaderRecord, NodeRecord, decode
+from headway.daemon.record_format import decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeRecord
 
 LEASE_TTL_S = 10
 DEADLINE_S = 60.0

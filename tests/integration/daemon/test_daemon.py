@@ -12,7 +12,9 @@ import pytest
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import Keys, NodeRecord, Phase, WorkerState, decode
+from headway.daemon.record_format import decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import NodeRecord, Phase, WorkerState
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 

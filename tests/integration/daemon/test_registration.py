@@ -14,7 +14,9 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.node.companions import is_refused
 from headway.daemon.node.registration import Registration
-from headway.daemon.records import Device, Keys, LeaderRecord, NodeRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Device, LeaderRecord, NodeRecord
 
 RECORD = NodeRecord(
     name="a",

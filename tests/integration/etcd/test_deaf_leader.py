@@ -11,7 +11,9 @@ from headway.daemon.coordination.commands import Decision, Transaction
 from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Change, Compare
-from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import DesiredRecord, LeaderRecord
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0

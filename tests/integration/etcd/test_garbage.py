@@ -13,7 +13,9 @@ from headway.daemon.errors import ConflictError, InvariantLostError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put, to_text
 from headway.daemon.node.registration import Registration
-from headway.daemon.records import Keys, LeaderRecord, NodeRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeRecord
 from tests.integration.conftest import Etcd
 from tests.integration.etcd.test_cluster_watch import watching
 from tests.integration.etcd.test_leadership import candidate

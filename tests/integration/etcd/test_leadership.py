@@ -19,7 +19,9 @@ from headway.daemon.coordination.leadership import Decide, Leadership
 from headway.daemon.errors import ConflictError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.records import DesiredRecord, Keys, LeaderRecord, NodeFailureRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import DesiredRecord, LeaderRecord, NodeFailureRecord
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0

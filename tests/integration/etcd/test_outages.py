@@ -13,7 +13,9 @@ from structlog.testing import capture_logs
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.daemon.records import Desired, DesiredRecord, Keys, NodeRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, DesiredRecord, NodeRecord
 from tests.integration.etcd.backup import empty, restore_backup, save_backup
 from tests.integration.etcd.test_cluster_watch import until_desired, watching
 

@@ -24,7 +24,8 @@ from headway.daemon.history.checker import FaultSeen, History, check
 from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import TERMINAL_PHASES, Keys, Phase
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import TERMINAL_PHASES, Phase
 from tests.integration.exactness.training import (
     Oracle,
     Result,

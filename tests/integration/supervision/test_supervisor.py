@@ -17,7 +17,8 @@ import pytest
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records import Device, encode
+from headway.daemon.record_format import encode
+from headway.daemon.records import Device
 from headway.daemon.supervision.roster import WorkerSettings
 from headway.daemon.supervision.supervisor import Supervisor
 from headway.daemon.supervision.worker_status import SPARE_INDEX, Failure, JobGeneration, OrderKind, WorkerStatus

@@ -18,7 +18,7 @@ import pytest
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
-from headway.daemon.records import encode
+from headway.daemon.record_format import encode
 from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
 from headway.optim.spec import OptimSpec
 from headway.proto import control_pb2

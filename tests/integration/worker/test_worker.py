@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headway.daemon.jobs.job import DataSpec, FaultSpec
-from headway.daemon.records import encode
+from headway.daemon.record_format import encode
 from headway.daemon.reference import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.proto import control_pb2

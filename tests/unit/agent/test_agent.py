@@ -17,8 +17,9 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.node.agent import Agent, Surroundings
 from headway.daemon.node.agent_steps import Step
 from headway.daemon.node.node_state import NodeState, Spacing
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
-    Keys,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -27,7 +28,6 @@ from headway.daemon.records import (
     StagePlan,
     StateFile,
     StateRecord,
-    encode,
 )
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore

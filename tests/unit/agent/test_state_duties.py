@@ -17,9 +17,9 @@ from headway.daemon.node.agent_steps import (
 )
 from headway.daemon.node.node_state import NodeState, generations_seen
 from headway.daemon.node.state_duties import KEPT_AFTER_RESTORE_S, is_welcome, state_steps
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     CheckpointRecord,
-    Keys,
     NodeRecord,
     Phase,
     PhaseRecord,

@@ -7,11 +7,12 @@ from typing import Self
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.measurements import ProgressRecord
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     DesiredRecord,
     Device,
     EventRecord,
-    Keys,
     LeaderRecord,
     NodeRecord,
     Phase,
@@ -21,7 +22,6 @@ from headway.daemon.records import (
     StagePlan,
     WorkerRecord,
     WorkerState,
-    encode,
 )
 
 SPEC = JobSpec(job=JobSection(name="demo"))

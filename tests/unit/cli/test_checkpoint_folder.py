@@ -11,7 +11,8 @@ import pytest
 from headway.daemon.client.checkpoint_folder import begin_with, check_fits, list_checkpoints, read_checkpoint
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records import CheckpointFile, CheckpointRecord, encode, to_builtins
+from headway.daemon.record_format import encode, to_builtins
+from headway.daemon.records import CheckpointFile, CheckpointRecord
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 

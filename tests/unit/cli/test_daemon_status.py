@@ -11,7 +11,9 @@ from headway.daemon.client.daemon_status import DaemonStatus
 from headway.daemon.client.node_list import node_lines, plain_sites
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.status_report import status_reply
-from headway.daemon.records import Keys, LeaderRecord, NodeFailureRecord, Phase, PhaseRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeFailureRecord, Phase, PhaseRecord
 from tests.unit.cli.fake_cluster import cluster_view
 
 

@@ -5,7 +5,9 @@ import pytest
 from headway.daemon.client.job_report import JobReport, report_job
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records import CheckpointRecord, Keys, Phase, PhaseRecord, SpecRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
 
 
 def finished(checkpoint: CheckpointRecord) -> JobReport:

@@ -10,7 +10,8 @@ from headway.daemon.client.job_report import report_job
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.measurements import GoodputRecord
 from headway.daemon.node.goodput import GoodputBook, superseded
-from headway.daemon.records import Keys, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.proto import control_pb2
 from tests.unit.cli.fake_cluster import cluster_view
 

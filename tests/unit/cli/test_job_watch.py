@@ -5,7 +5,9 @@ from typing import Any
 
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.records import Desired, DesiredRecord, Keys, Phase, PhaseRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, DesiredRecord, Phase, PhaseRecord
 from tests.unit.cli.fake_cluster import cluster_view
 
 

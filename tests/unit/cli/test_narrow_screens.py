@@ -12,7 +12,8 @@ from headway.daemon.client.fitted_lines import fitted
 from headway.daemon.client.node_list import node_lines
 from headway.daemon.client.watch_view import LiveDisplay, LossHistory, Snapshot, alike, render, snapshot
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.records import Keys, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from tests.unit.cli import fake_cluster
 
 LONG = "gpu-node-17.frankfurt.example.com"

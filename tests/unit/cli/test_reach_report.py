@@ -6,16 +6,8 @@ from headway.daemon.client.reach_report import reach_word
 from headway.daemon.coordination.standstill import awaited_pair, standing_pairs
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.measurements import GoodputRecord, Port, ReachFact
-from headway.daemon.records import (
-    Keys,
-    Phase,
-    PhaseRecord,
-    PlanRecord,
-    SpecRecord,
-    StagePlan,
-    WorkerRecord,
-    WorkerState,
-)
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, PhaseRecord, PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
 from tests.unit.planner.test_blocked_ways import REFUSED, Scene, fact
 
 PLAN = PlanRecord(

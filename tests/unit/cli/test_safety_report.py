@@ -7,16 +7,9 @@ from headway.daemon.client.safety_report import SafetyReport, safety_lines, why_
 from headway.daemon.client.watch_view import LossHistory, snapshot
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import ProgressRecord
-from headway.daemon.records import (
-    CheckpointRecord,
-    Keys,
-    PlanRecord,
-    SpecRecord,
-    StateFile,
-    StateRecord,
-    decode,
-    encode,
-)
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import CheckpointRecord, PlanRecord, SpecRecord, StateFile, StateRecord
 from tests.unit.cli.fake_cluster import SPEC, cluster_view
 
 PARTS = (*SPEC.layers, "journal")

@@ -16,7 +16,9 @@ from rich.text import Text
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.node.logs import configure_logs
-from headway.daemon.records import EventRecord, Keys, Phase, PhaseRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import EventRecord, Phase, PhaseRecord
 from headway.daemon.terminal import PrintableStream, console, printable, printable_streams
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
-    Keys,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -17,7 +18,6 @@ from headway.daemon.records import (
     StateRecord,
     WorkerRecord,
     WorkerState,
-    encode,
 )
 from headway.daemon.storage.checkpoint_names import boundary_url
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec

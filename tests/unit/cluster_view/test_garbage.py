@@ -16,18 +16,9 @@ from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, tra
 from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.names import printable
 from headway.daemon.node.agent_orders import next_steps
-from headway.daemon.records import (
-    PREFIX,
-    Device,
-    Keys,
-    NewerFormatError,
-    NodeRecord,
-    PhaseRecord,
-    PlanRecord,
-    SpecRecord,
-    decode,
-    encode,
-)
+from headway.daemon.record_format import NewerFormatError, decode, encode
+from headway.daemon.record_keys import PREFIX, Keys
+from headway.daemon.records import Device, NodeRecord, PhaseRecord, PlanRecord, SpecRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.agent.test_agent_orders import RUNNING, node
 

@@ -6,14 +6,9 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.etcd_history import HistoryMark, went_back
-from headway.daemon.records import (
-    DesiredRecord,
-    Keys,
-    LeaderRecord,
-    NodeFailureRecord,
-    NodeRecord,
-    encode,
-)
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
 
 NODE = NodeRecord(
     name="a", incarnation="a-1", address="", host="", site="x", devices=(), memory_bytes=0, arithmetic_class=""

@@ -10,7 +10,9 @@ from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.commands import BrokenJob, Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.job_troubles import JobTroubles
-from headway.daemon.records import Keys, Phase, PhaseRecord, decode
+from headway.daemon.record_format import decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, PhaseRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

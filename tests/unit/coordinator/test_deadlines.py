@@ -7,7 +7,9 @@ import pytest
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.deadlines import START_DEADLINE_S, STOP_BATCHES, STOP_DEADLINE_S, Deadlines
 from headway.daemon.measurements import LinkProbe, ProbeRecord
-from headway.daemon.records import Keys, PlanRecord, Save, StateFile, StateRecord, StopRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import PlanRecord, Save, StateFile, StateRecord, StopRecord
 from headway.daemon.storage.pace import LEAST_BYTES_PER_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import steady_view

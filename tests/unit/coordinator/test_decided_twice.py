@@ -2,7 +2,8 @@
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.records import Desired, Keys, Phase
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, Phase
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

@@ -8,7 +8,9 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.records import Desired, Keys, Phase, SpecRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, Phase, SpecRecord
 from headway.stages.spec import ModelSpec
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 

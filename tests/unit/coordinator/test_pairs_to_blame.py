@@ -5,7 +5,8 @@ from dataclasses import replace
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.measurements import Port
 from headway.daemon.planning.blocked_ways import BlockedWay, BlockedWays
-from headway.daemon.records import PlanRecord, StagePlan, WorkerRecord, WorkerState, decode
+from headway.daemon.record_format import decode
+from headway.daemon.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
 
 PLAN = PlanRecord(
     generation=3,

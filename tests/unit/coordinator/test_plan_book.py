@@ -8,7 +8,9 @@ from headway.daemon.coordination.plan_book import MAX_OVERTAKEN, PlanBook, PlanR
 from headway.daemon.planning.plan_question import PlanQuestion, ask
 from headway.daemon.planning.planner import ClusterPlan, answer
 from headway.daemon.planning.profiles import LinkSpeed, Profiles
-from headway.daemon.records import Desired, Device, Keys, NodeRecord, Phase, PlanRecord, decode
+from headway.daemon.record_format import decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, Device, NodeRecord, Phase, PlanRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 SPEC = small_spec("first")

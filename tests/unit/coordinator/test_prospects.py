@@ -18,9 +18,10 @@ from headway.daemon.coordination.prospects import LEAST_SAMPLES, measured
 from headway.daemon.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord, ProgressRecord
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.planning.promises import LEAST_PACES
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     Device,
-    Keys,
     NodeFailureRecord,
     NodeRecord,
     Phase,
@@ -29,8 +30,6 @@ from headway.daemon.records import (
     SpecRecord,
     WorkerRecord,
     WorkerState,
-    decode,
-    encode,
 )
 from tests.fakes.simulated_cluster import small_spec
 

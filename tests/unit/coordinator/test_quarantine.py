@@ -5,7 +5,9 @@ import pytest
 from headway.daemon.coordination.failure_budget import MAX_DEATHS
 from headway.daemon.coordination.quarantine import charged_by, left_out, num_counted
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import Keys, NodeFailureRecord, Phase, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import NodeFailureRecord, Phase
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.coordinator.test_recovery import lose, recovered, trained
 from tests.unit.coordinator.test_scenarios import plan

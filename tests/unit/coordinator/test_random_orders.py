@@ -8,7 +8,9 @@ import pytest
 
 from headway.daemon.coordination import plan_book
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import CheckpointRecord, Desired, Keys, Phase, SharesRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import CheckpointRecord, Desired, Phase, SharesRecord
 from tests.fakes.replicated_plans import answer_with_replicas
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store

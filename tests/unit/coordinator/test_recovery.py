@@ -12,7 +12,9 @@ from headway.daemon.coordination.deadlines import LEASE_TTL_S, START_DEADLINE_S
 from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.jobs.preparation import COMPILING_S, PLAIN_S
-from headway.daemon.records import CheckpointRecord, Desired, EventRecord, Keys, Phase, PlanRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker, steady_view
 from tests.unit.coordinator.test_scenarios import cluster_of, events, plan, run_until, running_at_full_speed

@@ -13,18 +13,9 @@ from headway.daemon.coordination.coordinator import TABLE, decide
 from headway.daemon.coordination.deadlines import START_DEADLINE_S
 from headway.daemon.coordination.diagram import SENTENCES, page
 from headway.daemon.coordination.settling import SETTLE_S
-from headway.daemon.records import (
-    CheckpointRecord,
-    Desired,
-    EventRecord,
-    Keys,
-    NodeRecord,
-    Phase,
-    PlanRecord,
-    decode,
-    encode,
-    seen_key,
-)
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import CheckpointRecord, Desired, EventRecord, NodeRecord, Phase, PlanRecord, seen_key
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

@@ -2,7 +2,9 @@
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.transaction_parts import MAX_OPERATIONS, parts
-from headway.daemon.records import Keys, Phase, PhaseRecord, PlanRecord, StagePlan, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, PhaseRecord, PlanRecord, StagePlan
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 NUM_NODES = 130

@@ -6,7 +6,9 @@ from itertools import pairwise, permutations
 import pytest
 
 from headway.daemon.measurements import GoodputRecord
-from headway.daemon.records import Desired, Keys, Phase, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, Phase
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.coordinator.test_random_orders import build, finish, happen
 

@@ -8,7 +8,9 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Command, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import Desired, Keys, Phase, PhaseRecord, StateFile, StateRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Desired, Phase, PhaseRecord, StateFile, StateRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

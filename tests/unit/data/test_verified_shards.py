@@ -18,7 +18,8 @@ from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.measurements import ReadingRecord
 from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import Keys, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
 from headway.stages.errors import DataError
 from headway.stages.shard_writer import writing_shards
 from headway.stages.tokens import TokenShards, fingerprint, read_index

@@ -16,7 +16,9 @@ from headway.daemon.history.read import read_events, read_history
 from headway.daemon.history.sightings import Sightings
 from headway.daemon.history.writer import HistoryWriter
 from headway.daemon.node.logs import LossyLogger, configure_logs
-from headway.daemon.records import Keys, Phase, PhaseRecord, PlanRecord, StagePlan, encode, to_builtins
+from headway.daemon.record_format import encode, to_builtins
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, PhaseRecord, PlanRecord, StagePlan
 from headway.stages.history import HistoryFile
 from headway.stages.schedule import Forward
 

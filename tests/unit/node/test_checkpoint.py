@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.records import CheckpointFile, CheckpointRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.records import CheckpointFile, CheckpointRecord
 from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
     delete_checkpoint,

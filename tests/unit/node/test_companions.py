@@ -8,7 +8,9 @@ from typing import Any, cast
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.etcd.client import KeyValue
 from headway.daemon.node.companions import Companions
-from headway.daemon.records import Keys, LeaderRecord, NodeRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
 

@@ -3,7 +3,9 @@
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.node.probing import MAX_PEERS, has_moved, peers_of
-from headway.daemon.records import Device, Keys, NodeRecord, PlanRecord, StagePlan, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Device, NodeRecord, PlanRecord, StagePlan
 
 
 def node(name: str, host: str) -> NodeRecord:

@@ -14,7 +14,9 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.measurements import ProgressRecord
 from headway.daemon.node import progress_reports
 from headway.daemon.node.progress_reports import ProgressReports
-from headway.daemon.records import Keys, PlanRecord, SpecRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import PlanRecord, SpecRecord
 from headway.proto import control_pb2
 
 PROGRESS = Keys.of("demo", "progress")

@@ -3,7 +3,9 @@
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.planning.blocked_ways import BlockedWay, BlockedWays, pair_of
-from headway.daemon.records import Device, Keys, NodeRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Device, NodeRecord
 
 REFUSED = "connection refused"
 

@@ -1,7 +1,9 @@
 """Which nodes a job starts on while others come and go."""
 
 from headway.daemon.coordination.settling import LONGEST_UNREST_S, SETTLE_S, Unrest
-from headway.daemon.records import Keys, Phase, PlanRecord, decode
+from headway.daemon.record_format import decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, PlanRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 FLAPS_EVERY_S = 1.5

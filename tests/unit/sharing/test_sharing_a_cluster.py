@@ -6,7 +6,9 @@ import pytest
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.records import EventRecord, Keys, Phase, PlanRecord, SharesRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import EventRecord, Phase, PlanRecord, SharesRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 ENDLESS = 10**6

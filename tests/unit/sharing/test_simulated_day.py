@@ -5,7 +5,9 @@ from collections import defaultdict
 
 import pytest
 
-from headway.daemon.records import Keys, Phase, PhaseRecord, SharesRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, PhaseRecord, SharesRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 pytestmark = pytest.mark.timeout(600)  # thousands of decisions, on a loaded machine

@@ -4,7 +4,9 @@ import pytest
 
 from headway.daemon.client.user_shares import report_shares
 from headway.daemon.coordination.usage import WRITTEN_EVERY_S
-from headway.daemon.records import Keys, Phase, SharesRecord, UsageRecord, decode, encode
+from headway.daemon.record_format import decode, encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, SharesRecord, UsageRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

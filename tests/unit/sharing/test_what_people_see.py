@@ -1,7 +1,9 @@
 """What `status` and `jobs` say of jobs that wait."""
 
 from headway.daemon.client.job_report import report_in, report_line
-from headway.daemon.records import Keys, Phase, UsageRecord, encode
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import Phase, UsageRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

@@ -1,0 +1,72 @@
+"""The names of the keys in etcd: where each record lies. Pure."""
+
+PREFIX = "/headway/"
+
+
+class Keys:
+    """Names of keys below PREFIX."""
+
+    NODES = PREFIX + "nodes/"
+    JOBS = PREFIX + "jobs/"
+    FAILURES = PREFIX + "failures/"
+    PROBES = PREFIX + "probes/"
+    REACH = PREFIX + "reach/"
+    LEADER = PREFIX + "leader"
+    PLACEMENT = PREFIX + "placement"
+    SHARES = PREFIX + "shares"
+    USAGE = PREFIX + "usage"
+
+    @staticmethod
+    def node(name: str) -> str:
+        return f"{Keys.NODES}{name}"
+
+    @staticmethod
+    def job(job: str) -> str:
+        """The prefix of everything about a job."""
+        return f"{Keys.JOBS}{job}/"
+
+    @staticmethod
+    def of(job: str, leaf: str) -> str:
+        """`spec`, `desired`, `phase`, `plan`, `next`, `stop`, `checkpoint` or `progress` of a job."""
+        return f"{Keys.JOBS}{job}/{leaf}"
+
+    @staticmethod
+    def worker(job: str, generation: int, position: int) -> str:
+        return f"{Keys.JOBS}{job}/workers/{generation:08d}/{position:04d}"
+
+    @staticmethod
+    def workers(job: str, generation: int) -> str:
+        """The prefix of all workers of a generation."""
+        return f"{Keys.JOBS}{job}/workers/{generation:08d}/"
+
+    @staticmethod
+    def state(job: str, timeline: int, boundary: int, node: str) -> str:
+        return f"{Keys.JOBS}{job}/state/{timeline:08d}/{boundary:010d}/{node}"
+
+    @staticmethod
+    def goodput(job: str, generation: int, position: int) -> str:
+        return f"{Keys.JOBS}{job}/goodput/{generation:08d}/{position:04d}"
+
+    @staticmethod
+    def profile(job: str, node: str, device_index: int) -> str:
+        return f"{Keys.JOBS}{job}/profile/{node}/{device_index}"
+
+    @staticmethod
+    def reading(job: str, node: str) -> str:
+        return f"{Keys.JOBS}{job}/reading/{node}"
+
+    @staticmethod
+    def probes(node: str) -> str:
+        return f"{Keys.PROBES}{node}"
+
+    @staticmethod
+    def reach(node: str) -> str:
+        return f"{Keys.REACH}{node}"
+
+    @staticmethod
+    def failure(node: str, number: int) -> str:
+        return f"{Keys.FAILURES}{node}/{number:06d}"
+
+    @staticmethod
+    def event(job: str, number: int) -> str:
+        return f"{Keys.JOBS}{job}/events/{number:06d}"
