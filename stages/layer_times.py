@@ -155,9 +155,13 @@ class LayerTimes:
 
 
 def spread_of(samples: Sequence[float]) -> float:
-    """Half of what samples span without the least and the greatest of them, relative to their median."""
+    """Half of what samples span without the least and the greatest of them, relative to their median.
+
+    0 where there is nothing to relate it to: few samples, or times below the clock's resolution.
+    """
     middle = sorted(samples)[1:-1]
-    return (middle[-1] - middle[0]) / (2 * median(middle)) if middle else 0.0
+    centre = median(middle) if middle else 0.0
+    return (middle[-1] - middle[0]) / (2 * centre) if centre else 0.0
 
 
 def _event() -> torch.cuda.Event:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from headway.daemon.data.documents import Document, library, text_of
 from headway.daemon.data.pieces import pieces_of
 from headway.daemon.errors import ConfigError
+from headway.daemon.storage.file_system import sentence
 
 ROWS: Final = 256
 _ABOUT_A_DATA_SET: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
@@ -115,4 +116,4 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, arrow.ArrowException) as error:
-        raise ConfigError(f"cannot be read: {str(error).splitlines()[0]}", str(path)) from error
+        raise ConfigError(f"cannot be read: {sentence(error)}", str(path)) from error

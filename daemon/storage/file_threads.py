@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Any, Final, TypeVar
 
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError, in_one_line
 from headway.daemon.storage.file_system import file_system_of, sentence
 
 T = TypeVar("T")
@@ -60,7 +60,10 @@ class FileThreads:
         async with self._slots[file_system]:
             self._require_answers(file_system, url)
             call = _Call(asyncio.get_running_loop(), act)
-            Thread(target=call.work, name=f"{self._purpose} {url}", daemon=True).start()
+            try:
+                Thread(target=call.work, name=f"{self._purpose} {url}", daemon=True).start()
+            except RuntimeError as refused:
+                raise RecoveryError(url, f"this node has no thread left for it: {refused}") from refused
             try:
                 while (left_s := call.beaten_at + self._silence_s - time.monotonic()) > 0 and not call.ended.done():
                     await asyncio.wait({call.ended}, timeout=left_s)
@@ -109,6 +112,8 @@ class _Call:
         """In the thread."""
         try:
             result = self._act(self._beat)
+        except StopIteration as error:
+            self._tell(None, RuntimeError(in_one_line(error)))  # a Future takes every exception but this one
         except BaseException as error:
             self._tell(None, error)
         else:

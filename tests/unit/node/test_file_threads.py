@@ -116,3 +116,29 @@ async def test_whatever_a_call_raises_names_the_url() -> None:
         await threads.run(URL, lambda _: raise_(KeyError("x")))
     with pytest.raises(ConfigError):
         await threads.run(URL, lambda _: raise_(ConfigError("wrong")))
+
+
+async def test_an_exception_that_no_future_takes_is_no_hang() -> None:
+    """A driver that ends an iterator of its own too far: the slot is free at once, and no thread counts as left."""
+    threads = FileThreads("manifests", num_at_once=1, silence_s=30.0)
+
+    def act(_: Beat) -> int:
+        raise StopIteration
+
+    for _ in range(5):
+        with pytest.raises(RecoveryError, match="StopIteration"):
+            await asyncio.wait_for(threads.run(URL, act), 5.0)
+    assert threads.num_hung == 0
+
+
+async def test_a_thread_that_cannot_be_started_is_told_with_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process at its limit of threads: one sentence, and nothing is left behind."""
+    threads = FileThreads("manifests")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RecoveryError, match=r"^moody://bucket/j/u: this node has no thread left"):
+        await threads.run(URL, lambda _: 7)
+    assert threads.num_hung == 0

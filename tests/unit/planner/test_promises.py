@@ -66,6 +66,7 @@ def test_spread_is_that_of_the_middle_samples() -> None:
     assert spread_of([1.0, 1.0, 9.0, 1.0, 1.0]) == 0.0
     assert spread_of([0.7, 0.8, 1.0, 1.2, 1.3]) == pytest.approx(0.2)
     assert spread_of([1.0, 2.0]) == 0.0
+    assert spread_of([0.0, 0.0, 0.0, 1e-9]) == 0.0, "a clock that is too coarse for a layer ends no worker"
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 6])
