@@ -18,6 +18,7 @@ from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.records import NodeRecord
 from headway.daemon.results.model_folder import ModelFolderWriter
+from headway.daemon.results.model_place import told_of
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.transfer import in_time
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
@@ -95,7 +96,7 @@ async def export(
             ModelFolderWriter(
                 out, spec.model, sequence_length=spec.train.sequence_length, tokenizer=_tokenizer(spec), force=force
             ) as writer,
-            tempfile.TemporaryDirectory(prefix=".export-", dir=out) as folder,
+            tempfile.TemporaryDirectory(dir=writer.draft) as folder,
         ):
             for done, layer in enumerate(spec.layers):
                 if on_layer is not None:
@@ -124,7 +125,9 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
             with path.open("wb") as file:
                 pieces = client.fetch_state(node.endpoint, key, forward=True, unhurried=True)
                 async for piece in in_time(node.endpoint, pieces):
-                    file.write(piece)
+                    with told_of(path):
+                        file.write(piece)
+                        file.flush()
             found = content_checksum(path)
         except (PeerError, RecoveryError, DamagedFileError) as error:
             reasons.append(str(error))

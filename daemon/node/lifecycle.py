@@ -108,7 +108,8 @@ class Daemon:
         stack.callback(memory.close)
         owned = OwnedFolder(config.layer_store_dir)
         if not config.store_dir and config.layer_store_dir.parent != config.state_dir:  # in shared memory
-            await asyncio.to_thread(remove_ownerless, config.layer_store_dir.parent)
+            for folder in await asyncio.to_thread(remove_ownerless, config.layer_store_dir.parent):
+                log.warning("ownerless_folder_removed", folder=str(folder))
             if not await asyncio.to_thread(owned.claim):
                 raise ConfigError("another process keeps its layer files there", str(config.layer_store_dir))
             stack.callback(owned.release)

@@ -19,11 +19,10 @@ from headway.daemon.results.model_place import (
     CONFIG_NAME,
     INDEX_NAME,
     PRODUCER,
+    Draft,
     check_place,
-    draft_folder,
-    drop_draft,
-    put_in_place,
     share_mode,
+    told_of,
 )
 from headway.stages.hugging_face import checkpoint_name, llama_config, model_spec
 from headway.stages.model import parameter_shapes
@@ -52,24 +51,42 @@ class ModelFolderWriter:
         """
         check_place(folder, force=force)
         self.folder = folder
-        self._draft = draft_folder(folder)
         self._spec = spec
         self._layers = layer_names(spec)
         self._written: dict[str, str] = {}  # checkpoint name → file
         self._num_bytes = 0
         config = llama_config(spec, dtype="float32", sequence_length=sequence_length) | {"producer": PRODUCER}
-        if tokenizer is not None:
-            config |= tokenizer.special.ids
-            told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
-            _write_text(self._draft / TOKENIZER_NAME, tokenizer.text)
-            _write_text(self._draft / TOKENIZER_CONFIG_NAME, json.dumps(told) + "\n")
-        _write_text(self._draft / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
+        with told_of(folder):
+            self._draft = Draft(folder)
+        try:
+            self._describe(config, tokenizer)
+        except BaseException:
+            self._draft.drop()
+            raise
+
+    @property
+    def draft(self) -> Path:
+        """Where the model is written; a file of a caller's own has to be gone when the model is whole."""
+        return self._draft.folder
+
+    def _describe(self, config: dict[str, object], tokenizer: DataTokenizer | None) -> None:
+        with told_of(self.folder):
+            if tokenizer is not None:
+                config |= tokenizer.special.ids
+                told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
+                _write_text(self.draft / TOKENIZER_NAME, tokenizer.text)
+                _write_text(self.draft / TOKENIZER_CONFIG_NAME, json.dumps(told) + "\n")
+            _write_text(self.draft / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
 
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
-        """Write a layer's weights, by parameter name, as they are. Layers may come in any order, each once."""
+        """Write a layer's weights, by parameter name, as they are. Layers may come in any order, each once.
+
+        Raises ConfigError when they cannot be written.
+        """
         file = f"model-{self._layers.index(layer) + 1:05d}-of-{len(self._layers):05d}.safetensors"
         tensors = {checkpoint_name(layer, name): tensor.contiguous().cpu() for name, tensor in parameters.items()}
-        save_file(tensors, self._draft / file, metadata={"format": "pt"})
+        with told_of(self.folder):
+            save_file(tensors, self.draft / file, metadata={"format": "pt"})
         self._written.update(dict.fromkeys(tensors, file))
         self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
 
@@ -77,9 +94,10 @@ class ModelFolderWriter:
         """Write the index, and put the model in its place. Asserts that every layer was added."""
         assert len(set(self._written.values())) == len(self._layers), "a layer of the model was not written"
         index = {"metadata": {"total_size": self._num_bytes}, "weight_map": dict(sorted(self._written.items()))}
-        _write_text(self._draft / INDEX_NAME, json.dumps(index, indent=2) + "\n")
-        share_mode((self._draft / file for file in set(self._written.values())), like=self._draft / INDEX_NAME)
-        put_in_place(self._draft, self.folder)
+        with told_of(self.folder):
+            _write_text(self.draft / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+            share_mode((self.draft / file for file in set(self._written.values())), like=self.draft / INDEX_NAME)
+        self._draft.put_in_place()
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +109,7 @@ class ModelFolderWriter:
             if kind is None:
                 self.close()
         finally:
-            drop_draft(self._draft)
+            self._draft.drop()
 
 
 def write_model(

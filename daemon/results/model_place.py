@@ -3,13 +3,17 @@
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from safetensors import SafetensorError
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.storage.file_system import sentence
+from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 
 CONFIG_NAME: Final = "config.json"
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -47,11 +51,46 @@ def check_place(folder: Path, *, force: bool = False) -> None:
         raise ConfigError(f"{what}; name another folder, or replace that model with --force", str(folder))
 
 
-def draft_folder(folder: Path) -> Path:
-    """A new folder for a model that is being written: inside its place, hence on the same file system."""
-    draft = folder / f"{_DRAFT}{secrets.token_hex(4)}"
-    draft.mkdir()
-    return draft
+@contextmanager
+def told_of(folder: Path) -> Iterator[None]:
+    """Around what is written for a folder. Raises ConfigError for an error of its file system, such as a full disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot be written to: {sentence(error)}", str(folder)) from error
+
+
+class Draft:
+    """A hidden folder for a model that is being written: inside its place, hence on the same file system.
+
+    One whose process was killed goes with the next one. A whole one is never deleted: from then on, what was there
+    before may be gone.
+    """
+
+    def __init__(self, place: Path) -> None:
+        remove_ownerless(place, prefix=_DRAFT)
+        self.folder = place / f"{_DRAFT}{secrets.token_hex(4)}"
+        self._place = place
+        self._is_whole = False
+        self._owned = OwnedFolder(self.folder)
+        self._owned.claim()
+        self.folder.mkdir()
+
+    def put_in_place(self) -> None:
+        """Replace the model that is there by this whole one. Raises ConfigError, naming the draft, which then stays."""
+        self._is_whole = True
+        self._owned.release()
+        try:
+            put_in_place(self.folder, self._place)
+        except OSError as error:
+            what = f"its older model cannot be replaced: {error.filename}: {sentence(error)}"
+            raise ConfigError(f"{what}; the new one is in {self.folder}", str(self._place)) from error
+
+    def drop(self) -> None:
+        """Delete what was written of a model that did not become whole."""
+        if not self._is_whole:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._owned.release()
 
 
 def put_in_place(draft: Path, folder: Path) -> None:
@@ -66,11 +105,6 @@ def put_in_place(draft: Path, folder: Path) -> None:
     for name in _last(new, INDEX_NAME):
         (draft / name).replace(folder / name)
     draft.rmdir()
-
-
-def drop_draft(draft: Path) -> None:
-    """Delete what was written of a model that did not become whole."""
-    shutil.rmtree(draft, ignore_errors=True)
 
 
 def share_mode(files: Iterable[Path], like: Path) -> None:

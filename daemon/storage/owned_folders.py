@@ -11,14 +11,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 SUFFIX: Final = ".owner"
 PREFIX: Final = "headway-"
 PATIENCE_S: Final = 5.0
 """For somebody who removes the folder just now, under the same lock."""
-
-log = structlog.get_logger()
 
 
 class OwnedFolder:
@@ -40,6 +36,11 @@ class OwnedFolder:
         return True
 
     @property
+    def is_held(self) -> bool:
+        """Whether it was claimed and not released."""
+        return self._lock >= 0
+
+    @property
     def owner_file(self) -> Path:
         """What lies beside the folder as long as it is owned."""
         return self._owner
@@ -52,11 +53,11 @@ class OwnedFolder:
             self._lock = -1
 
 
-def remove_ownerless(parent: Path) -> list[Path]:
+def remove_ownerless(parent: Path, *, prefix: str = PREFIX) -> list[Path]:
     """Remove this user's folders there whose owners are dead, and return them. Raises nothing."""
     removed = []
     try:
-        owners = [path for path in parent.glob(f"{PREFIX}*{SUFFIX}") if path.lstat().st_uid == os.getuid()]
+        owners = [path for path in parent.glob(f"{prefix}*{SUFFIX}") if path.lstat().st_uid == os.getuid()]
     except OSError:
         return []
     for owner in owners:
@@ -68,7 +69,6 @@ def remove_ownerless(parent: Path) -> list[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         owner.unlink(missing_ok=True)
         os.close(lock)
-        log.warning("ownerless_folder_removed", folder=str(folder))
         removed.append(folder)
     return removed
 

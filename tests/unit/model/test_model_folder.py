@@ -1,6 +1,11 @@
 """A model folder is whole or is no model, and reads back as the same bits."""
 
 import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +85,110 @@ def test_an_interrupted_export_leaves_the_model_that_was_there(folder: Path) -> 
         write_half(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     read_model(folder)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: what comes after it in a function does not happen."""
+
+
+def test_an_export_that_is_killed_between_any_two_steps_of_the_swap(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each unlink and each rename: the older model, the newer one or none, and the next export needs no force."""
+    shutil.copytree(folder, tmp_path / "older")
+    steps_done = 0
+    while True:
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "older", folder)
+        if not _killed_after(steps_done, folder, monkeypatch):
+            break
+        if (folder / "model.safetensors.index.json").exists():
+            assert _seed_of(folder) in (1, 2)
+        write_model(folder, SPEC, weights=make_weights(seed=3), sequence_length=24)
+        assert _seed_of(folder) == 3
+        steps_done += 1
+    assert steps_done >= 12, "six files go, six come"
+
+
+def _seed_of(folder: Path) -> int | None:
+    embed = read_model(folder).weights["embed"]
+    found = [seed for seed in (1, 2, 3) if torch.equal(embed["weight"], make_weights(seed)["embed"]["weight"])]
+    return found[0] if found else None
+
+
+def _killed_after(num_steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Swap a newer model in, but no further than so many steps; returns whether it was killed."""
+    left = num_steps
+
+    def counted(step: Callable[..., object]) -> Callable[..., object]:
+        def run(path: Path, *arguments: Any, **options: Any) -> object:
+            nonlocal left
+            if path.suffix == ".owner":
+                return step(path, *arguments, **options)
+            if not left:
+                raise Killed
+            left -= 1
+            return step(path, *arguments, **options)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", counted(Path.unlink))
+        patched.setattr(Path, "replace", counted(Path.replace))
+        try:
+            write_model(folder, SPEC, weights=make_weights(seed=2), sequence_length=24)
+        except Killed:
+            return True
+    return False
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one(folder: Path) -> None:
+    """A draft that no process owns any more; one that is being written stays."""
+    code = (
+        "import sys, time; from pathlib import Path; from headway.daemon.results.model_place import Draft\n"
+        "draft = Draft(Path(sys.argv[1])); (draft.folder / 'large').write_text('x'); print(draft.folder, flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            draft = Path(writer.stdout.readline().strip())
+            write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
+            assert draft.exists()
+        finally:
+            writer.kill()
+    write_model(folder, SPEC, weights=make_weights(), sequence_length=24)
+    assert not list(folder.glob(".export-*"))
+
+
+def test_a_file_that_cannot_be_replaced_costs_neither_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's file in the folder: one line with its name, and where the new model is."""
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headway.daemon.results.model_place.OwnedFolder.release", lambda _: None)
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(
+            ConfigError, match=r"index\.json: Operation not permitted; the new one is in .*/\.export-"
+        ) as told:
+            write_model(folder, SPEC, weights=make_weights(seed=2), sequence_length=24)
+    assert _seed_of(folder) == 1
+    assert _seed_of(Path(told.value.what.rsplit(" ", 1)[-1])) == 2
+
+
+def test_a_disk_that_takes_nothing_is_one_line(folder: Path) -> None:
+    """While a layer is written: the folder's name and the reason; the older model is whole, and no draft is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"model: cannot be written to: .*"):
+            write_model(folder, SPEC, weights=make_weights(seed=2), sequence_length=24)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert _seed_of(folder) == 1
+    assert not list(folder.glob(".export-*"))
 
 
 def test_an_interrupted_export_into_an_empty_folder_is_no_model(tmp_path: Path) -> None:
