@@ -22,6 +22,8 @@ from headway.proto import control_pb2
 log = structlog.get_logger()
 
 PERIOD_S: Final = 5.0
+LOOK_EVERY_S: Final = 1.0
+"""So soon it is seen that a worker stands still: its neighbour is dialled then."""
 STANDS_AFTER_S: Final = 5.0
 """Without an operation, a worker that waits for a neighbour stands still."""
 RECENT_S: Final = 60.0
@@ -70,6 +72,8 @@ class GoodputBook:
 
     def __init__(self) -> None:
         self._books: dict[int, DeviceBook] = {}
+        self._told: dict[str, float] = {}
+        """The neighbours that workers wait for, and when each was last told."""
         self.lacking: dict[str, str] = {}
         """Job to why this node cannot use its checkpoint folder."""
 
@@ -87,6 +91,14 @@ class GoodputBook:
         if book is None or not is_same or sum(beat.seconds.values()) < sum(book.newest.seconds.values()):
             book = self._books[device_index] = DeviceBook(beat.job, beat.generation, beat)
         book.add(beat, now)
+
+    def standstills(self, *, now: float) -> list[str]:
+        """The neighbours that workers have begun to wait for, and those that were told `PERIOD_S` ago."""
+        waited = {book.waits_for for book in self._books.values()} - {""}
+        self._told = {neighbour: at for neighbour, at in self._told.items() if neighbour in waited}
+        due = sorted(each for each in waited if each not in self._told or now >= self._told[each] + PERIOD_S)
+        self._told |= dict.fromkeys(due, now)
+        return due
 
     def missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
         """Take over that a periodic snapshot was not written, or so late that the next ones are further apart."""
@@ -152,18 +164,26 @@ class GoodputReports:
 
         What etcd does not take now is in the next record, since seconds only add up.
         """
+        written_at = time.monotonic()
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
             for index, beat in heartbeats().items():
-                self.book.add(index, beat, now=time.monotonic())
-            for address in {book.waits_for.rpartition(" at ")[2] for book in self.book.devices.values()} - {""}:
-                self.on_standstill(address)
-            for name in {book.job for book in self.book.devices.values()}:
-                job = self._view.jobs.get(name)
-                if job is None or job.submission is None:
-                    self.book.forget(name)
-                else:
-                    await self._write(job)
+                self.book.add(index, beat, now=now)
+            standstills = self.book.standstills(now=now)
+            for neighbour in standstills:
+                self.on_standstill(neighbour.rpartition(" at ")[2])
+            if standstills or now >= written_at + PERIOD_S:
+                written_at = now
+                await self._write_all()
+
+    async def _write_all(self) -> None:
+        for name in {book.job for book in self.book.devices.values()}:
+            job = self._view.jobs.get(name)
+            if job is None or job.submission is None:
+                self.book.forget(name)
+            else:
+                await self._write(job)
 
     async def _write(self, job: JobView) -> None:
         records = self.book.changes(job, self._node)

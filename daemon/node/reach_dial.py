@@ -18,8 +18,9 @@ from headway.stages.reach_answer import METHOD
 from headway.stages.tls_identity import TlsIdentity, expecting
 from headway.stages.tls_sentences import in_words
 
-CONNECT_S: Final = 3.0
-"""For TCP. The kernel of the other machine answers, however busy its processes are."""
+CONNECT_S: Final = 2.0
+"""For TCP. The kernel of the other machine answers, however busy its processes are, and a lost packet is sent again
+after a second. With a standstill of 5 s before it, all attempts together fit into the 15 s in which a job says why."""
 ANSWER_S: Final = 15.0
 """For TLS and the hello: a busy process answers late, and one that is stopped is noticed by its own daemon sooner."""
 NUM_DIALS: Final = 3

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
+from headway.daemon.client.link_waits import link_waits
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.record_format import to_builtins
 
@@ -21,6 +22,7 @@ def told(view: ClusterView) -> dict[str, Any]:
             name: {
                 "phase": str(job.phase.phase),
                 "reason": job.phase.reason,
+                "waits": link_waits(view, job),
                 "error": job.phase.error,
                 "generation": job.phase.generation,
                 "batch": job.progress.batch if job.progress is not None else -1,

@@ -17,8 +17,6 @@ from tests.machines.network import Network
 
 TIMEOUT_S = 120.0
 DAEMON_PORT, WORKER_PORTS, ETCD_PORT = 7070, "7100-7107", 2379
-SLOWDOWN = 20.0
-"""Small layers take as long as larger ones: a job lasts until something has struck it."""
 JOB = """\
 [job]
 name = "{name}"
@@ -101,7 +99,6 @@ class Cluster:
             "store-dir": self.folder / name / "store",
             "num-spares": 0,
             "num-devices": 1,
-            "slowdown": SLOWDOWN,
         } | {key.replace("_", "-"): value for key, value in flags.items()}
         arguments = [f"--{key}={value}" for key, value in told.items()]
         command = self._inside(name, sys.executable, "-m", "headway.daemon.cli", "daemon", *arguments)
@@ -175,13 +172,18 @@ class Cluster:
 
     def finished(self, job: str) -> Path:
         """The model of a job, once it has finished."""
-        over = ("finished", "failed", "cancelled")
-        told = self.until(lambda told: told["jobs"][job]["phase"] in over, f"the end of {job}")
+        told = self.until(lambda told: job not in _unfinished(told), f"the end of {job}")
         assert told["jobs"][job]["phase"] == "finished", told["jobs"][job]
         out = self.folder / f"{job}-model"
         code, said = self.headway("export", job, "--out", str(out))
         assert code == 0, said
         return out
+
+    def no_job_is_left(self) -> None:
+        """What a case that failed has left behind costs the next one nothing."""
+        for name in _unfinished(self.look()):
+            self.headway("cancel", name)
+        self.until(lambda told: not _unfinished(told), "the end of every job")
 
     def end(self) -> None:
         """Nothing of it is left but the folder."""
@@ -233,6 +235,10 @@ def stop_worker(told: Any, name: str) -> None:
         is_worker = b"headway.daemon.worker" in words
         if is_worker and words[words.index(b"--host") + 1].decode() == told["nodes"][name]["host"]:
             os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _unfinished(told: Any) -> list[str]:
+    return [name for name, job in told["jobs"].items() if job["phase"] not in ("finished", "failed", "cancelled")]
 
 
 def _environment() -> dict[str, str]:

@@ -72,11 +72,12 @@ class Network:
         self.block(one, other)
         self.block(other, one)
 
-    def heal(self) -> None:
-        """End every block. The firewalls stay."""
+    def heal(self) -> bool:
+        """End every block; returns whether there was one. The firewalls stay."""
         blocks, self._blocks = self._blocks, []
         for name, (priority, *about) in blocks:
             ip("-n", self.machines[name].namespace, "rule", "del", "pref", priority, *about)
+        return bool(blocks)
 
     def add_address(self, name: str, address: str, *, device: str = "eth0") -> None:
         """One more address of a machine, with its length."""

@@ -15,7 +15,9 @@ from tests.machines.conftest import NAMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 Plain = Callable[[Path], dict[str, bytes]]
-BATCHES = 120
+BATCHES = 60
+LONG = 600
+"""So many batches last until something has struck the job."""
 SOON_S = 15.0
 """Within so long a job that cannot go on says why."""
 
@@ -55,30 +57,44 @@ def test_two_that_cannot_talk_are_no_neighbours(machines: Cluster, plain: Plain,
     machines.network.block("b", "d")
     if len(ways) > 1:
         machines.network.block("d", "b")
-    for name in ("b", "d"):
-        machines.stop_daemon(name)
-        machines.start_daemon(name)
+    machines.stop_daemon("b")
+    machines.start_daemon("b")  # both sides dial at first sight
     machines.until(lambda told: any(way.startswith("b → d") for way in blocked(told)), "the blocked way in the records")
     name = f"parted-{len(ways)}"
     job = machines.submit(name, batches=BATCHES, min_nodes=5)
     told = machines.until_batch(name, 5)
+    assert len(told["jobs"][name]["plan"]) == 5
     assert never_beside(told["jobs"][name]["plan"], "b", "d"), told["jobs"][name]
     assert_same_bits(machines.finished(name), plain(job))
+    nobody_is_blamed(machines)
 
 
 @pytest.mark.parametrize("is_one_way", [False, True], ids=["pair", "one-way"])
 def test_neighbours_that_are_parted_while_they_train(machines: Cluster, plain: Plain, is_one_way: bool) -> None:
     """Two neighbours of a running job lose each other: it goes on in another order, and neither is blamed."""
     name = f"lost-{'one-way' if is_one_way else 'pair'}"
-    job = machines.submit(name, batches=3 * BATCHES, min_nodes=4)
+    job = machines.submit(name, batches=LONG, min_nodes=4)
     plan = machines.until_batch(name, 20)["jobs"][name]["plan"]
     machines.network.block(plan[1], plan[2])
     if not is_one_way:
         machines.network.block(plan[2], plan[1])
-    told = machines.until(
-        lambda told: told["jobs"][name]["plan"] and never_beside(told["jobs"][name]["plan"], plan[1], plan[2]),
-        "a plan in which they are not beside each other",
+
+    def has_another_order(told: Any) -> bool:
+        order = told["jobs"][name]["plan"]
+        return bool(order) and never_beside(order, plan[1], plan[2])
+
+    def says_which_way(told: Any) -> bool:
+        """As `status` prints it."""
+        job = told["jobs"][name]
+        ways = (
+            f"{one} cannot reach the worker port of {other} at 10.78.0." for one, other in (plan[1:3], plan[2:0:-1])
+        )
+        return any(way in text for way in ways for text in (job["reason"], *job["waits"]))
+
+    machines.until(
+        lambda told: has_another_order(told) or says_which_way(told), "the way that is blocked", within_s=SOON_S
     )
+    told = machines.until(has_another_order, "a plan in which they are not beside each other")
     before = told["jobs"][name]["batch"]
     machines.until(lambda told: told["jobs"][name]["batch"] > before, "progress")
     assert_same_bits(machines.finished(name), plain(job))
@@ -90,7 +106,6 @@ def test_a_job_that_no_order_serves_says_which_ways_are_blocked(machines: Cluste
     for other in "bcd":
         machines.network.part(other, "e")
     machines.network.block("a", "e")  # e dials a: etcd is there
-    machines.until(lambda told: any("→ e" in way for way in blocked(told)), "the blocked ways in the records")
     machines.submit("alone", batches=BATCHES, min_nodes=5)
     began = time.monotonic()
     while "cannot reach" not in (said := machines.headway("status", "alone")[1]):
@@ -102,15 +117,15 @@ def test_a_job_that_no_order_serves_says_which_ways_are_blocked(machines: Cluste
 
 def test_an_address_that_changes_under_a_daemon(machines: Cluster, plain: Plain) -> None:
     """d gets another address while it trains, and back: it registers each, and the job ends with the same bits."""
-    job = machines.submit("moving", batches=2 * BATCHES, min_nodes=3)
+    job = machines.submit("moving", batches=LONG, min_nodes=3)
     machines.until_batch("moving", 10)
     addresses = ("10.78.0.4", "10.78.0.14")
     for before, after in (addresses, addresses[::-1]):
         machines.network.drop_address("d", f"{before}/24")
         machines.network.add_address("d", f"{after}/24")
-        told = machines.until(partial(_is_at, "d", after), f"d and its worker at {after}")
+        machines.until(partial(_is_at, "d", after), f"d and its worker at {after}")
     assert_same_bits(machines.finished("moving"), plain(job))
-    assert not any(told["failures"].get(name) for name in "abce"), told["failures"]
+    nobody_is_blamed(machines)
 
 
 @pytest.fixture
@@ -131,6 +146,7 @@ def test_a_certificate_with_another_name_is_told_at_the_start(wrong_e: Cluster, 
     wrong_e.stop_daemon("e")
     job = wrong_e.submit("without-e", batches=BATCHES, min_nodes=4)
     assert_same_bits(wrong_e.finished("without-e"), plain(job))
+    nobody_is_blamed(wrong_e)
 
 
 def test_a_certificate_that_is_replaced_by_anothers_is_found_out(wrong_e: Cluster, plain: Plain) -> None:
@@ -144,8 +160,10 @@ def test_a_certificate_that_is_replaced_by_anothers_is_found_out(wrong_e: Cluste
     stop_worker(wrong_e.look(), "e")
     wrong_e.until(lambda told: any("→ e worker" in way and "name" in way for way in blocked(told)), "the wrong name")
     job = wrong_e.submit("misnamed", batches=BATCHES, min_nodes=3)
-    model = wrong_e.finished("misnamed")
-    assert_same_bits(model, plain(job))
+    told = wrong_e.until_batch("misnamed", 5)
+    assert "e" not in told["jobs"]["misnamed"]["plan"]
+    assert_same_bits(wrong_e.finished("misnamed"), plain(job))
+    nobody_is_blamed(wrong_e)
 
 
 def test_an_address_behind_a_router_is_told_of(wrong_e: Cluster, plain: Plain) -> None:
@@ -156,9 +174,12 @@ def test_an_address_behind_a_router_is_told_of(wrong_e: Cluster, plain: Plain) -
         wrong_e.until(lambda told: any("→ e daemon at 192.168.9.5:7070" in way for way in blocked(told)), "the fact")
         job = wrong_e.submit("behind", batches=BATCHES, min_nodes=3)
         told = wrong_e.until_batch("behind", 5)
-        assert "e" not in told["jobs"]["behind"]["plan"] or len(told["jobs"]["behind"]["plan"]) == 1
+        assert "e" not in told["jobs"]["behind"]["plan"]
+        lines = wrong_e.headway("nodes")[1].splitlines()
+        about = [line for line in lines if "cannot reach the daemon port of e at 192.168.9.5:7070: " in line]
+        assert len(about) == len("abcd"), lines
         assert_same_bits(wrong_e.finished("behind"), plain(job))
-        assert "192.168.9.5" in wrong_e.headway("nodes")[1]
+        nobody_is_blamed(wrong_e)
     finally:
         wrong_e.network.drop_address("e", "192.168.9.5/32", device="lo")
 

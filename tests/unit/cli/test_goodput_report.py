@@ -146,3 +146,18 @@ def test_a_missed_snapshot_is_told() -> None:
     book.missed_snapshot(missed)
     (found,) = book.changes(job_with({}), "a").values()
     assert found.trouble == "snapshot at boundary 40: late twice; every 2. is written now"
+
+
+def test_a_worker_that_stands_still_is_told_of_within_seconds_and_again_while_it_does() -> None:
+    """Heartbeats are looked at every second; the neighbour is named 6 s after the last operation, then every 5 s."""
+    book, told = GoodputBook(), []
+    for second in range(20):
+        heartbeat = beat(3, useful=1.0)
+        heartbeat.operations, heartbeat.waiting_for = min(second, 1), "stage 1 on b at b:7100" if second else ""
+        book.add(0, heartbeat, now=float(second))
+        told += [(second, each) for each in book.standstills(now=float(second))]
+    assert told == [(second, "stage 1 on b at b:7100") for second in (6, 11, 16)]
+    moving = beat(3, useful=2.0)
+    moving.operations, moving.waiting_for = 2, "stage 1 on b at b:7100"
+    book.add(0, moving, now=20.0)
+    assert book.standstills(now=30.0) == []

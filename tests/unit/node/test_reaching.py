@@ -6,6 +6,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import Port, ReachFact
+from headway.daemon.node import goodput, reach_dial
 from headway.daemon.node.reach_target import Target
 from headway.daemon.node.reaching import (
     DATED_EVERY_S,
@@ -157,3 +158,10 @@ def test_a_process_that_ended_while_it_was_dialled_is_not_out_of_reach() -> None
     assert not is_current(view_of(replace(b, incarnation="b-2")), worker)
     assert not is_current(view_of(), worker)
     assert not is_current(view_of(replace(b, address="elsewhere:7001")), B)
+
+
+def test_a_running_job_says_within_fifteen_seconds_which_way_is_blocked() -> None:
+    """A standstill is seen and every attempt without an answer is over: 15 s less two for etcd and a busy machine."""
+    seen_s = goodput.STANDS_AFTER_S + 2 * goodput.LOOK_EVERY_S
+    pauses_s = sum(reach_dial.PAUSE_S * attempt for attempt in range(1, reach_dial.NUM_DIALS))
+    assert seen_s + reach_dial.NUM_DIALS * reach_dial.CONNECT_S + pauses_s <= 15.0
