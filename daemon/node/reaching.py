@@ -100,6 +100,8 @@ class _Proof:
     fact: ReachFact
     due_at: float
     num_failures: int = 0
+    stands_until: float = 0.0
+    """A link has found it: until then no dial that succeeds says otherwise."""
 
 
 class ReachBook:
@@ -132,6 +134,8 @@ class ReachBook:
     def found(self, target: Target, reason: str, *, now: float, at: float) -> None:
         """Note what dialling a port led to. at: seconds since the epoch."""
         before = self._proofs.get(key_of(target))
+        if not reason and before is not None and before.target == target and now < before.stands_until:
+            return
         num_failures = (before.num_failures if before is not None else 0) + 1 if reason else 0
         wait_s = min(FIRST_RETRY_S * 2 ** (num_failures - 1), LONGEST_RETRY_S) if reason else EVERY_S
         self._note(target, reason, due_at=now + wait_s * random.uniform(0.8, 1.2), at=at, num_failures=num_failures)
@@ -139,6 +143,7 @@ class ReachBook:
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
         """Note that a link to a port did not open: that stands for a while whatever a proof says."""
         self._note(target, reason, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
+        self._proofs[key_of(target)].stands_until = now + LINK_STANDS_S
 
     def hurry(self, node: str, *, now: float) -> None:
         """Dial the ports of a node soon that answered before: something speaks against that."""
@@ -228,13 +233,14 @@ class Reaching:
         targets = targets_of(view, self._node)
         if self._cluster.is_reachable:
             self._book.forget((node.name, node.incarnation) for node in view.nodes.values())
-        due = [target for target in self._book.due(targets, now=now) if key_of(target) not in self._dialling]
+        idle = [target for target in targets if key_of(target) not in self._dialling]
+        due = self._book.due(idle, now=now)
         for target in due[: AT_ONCE - len(self._dialling)]:
             name = f"reach {target.node} {target.port}"
             self._dialling[key_of(target)] = group.create_task(self._prove_one(target), name=name)
         if due:
             return EVERY_S  # one that ends wakes us
-        return max(min((self._book.due_at(target) - now for target in targets), default=EVERY_S), 0.05)
+        return max(min((self._book.due_at(target) - now for target in idle), default=EVERY_S), 0.05)
 
     async def _prove_one(self, target: Target) -> None:
         try:

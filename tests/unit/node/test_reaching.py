@@ -165,3 +165,16 @@ def test_a_running_job_says_within_fifteen_seconds_which_way_is_blocked() -> Non
     seen_s = goodput.STANDS_AFTER_S + 2 * goodput.LOOK_EVERY_S
     pauses_s = sum(reach_dial.PAUSE_S * attempt for attempt in range(1, reach_dial.NUM_DIALS))
     assert seen_s + reach_dial.NUM_DIALS * reach_dial.CONNECT_S + pauses_s <= 15.0
+
+
+def test_a_dial_that_was_under_way_when_a_link_failed_does_not_say_that_the_link_opens() -> None:
+    """The worker's failure waits in its daemon until the pair is a fact: without it the job would stand still."""
+    book = ReachBook()
+    book.link_failed(WORKER, "nobody answers the hello", now=0.0, at=0.0)
+    book.found(WORKER, "", now=1.0, at=1.0)
+    assert [fact.reason for fact in book.facts] == ["nobody answers the hello"]
+    book.found(replace(WORKER, worker="w-2"), "", now=2.0, at=2.0)
+    assert [fact.reason for fact in book.facts] == [""], "another process listens there now"
+    book.link_failed(WORKER, "nobody answers the hello", now=3.0, at=3.0)
+    book.found(WORKER, "", now=3.0 + LINK_STANDS_S, at=70.0)
+    assert [fact.reason for fact in book.facts] == [""]
