@@ -6,15 +6,13 @@ step that failed rests a little and is due again, and one that keeps failing is 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import (
     ConfigError,
     ConflictError,
@@ -24,7 +22,6 @@ from headway.daemon.errors import (
     StoreError,
     in_one_line,
 )
-from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
@@ -52,11 +49,8 @@ from headway.daemon.node.agent_steps import (
 from headway.daemon.node.goodput import GoodputReports
 from headway.daemon.node.link_proofs import LinkProofs
 from headway.daemon.node.node_state import NodeState, Spacing
-from headway.daemon.node.outgoing import OutgoingTransfers
-from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.profiling import ProfileReports
 from headway.daemon.node.progress_reports import ProgressReports
-from headway.daemon.node.reach_target import Reach
 from headway.daemon.node.reading_reports import ReadingReports
 from headway.daemon.node.state_keeper import StateKeeper
 from headway.daemon.node.step_claims import (
@@ -68,12 +62,12 @@ from headway.daemon.node.step_claims import (
     name_of,
     stands_back,
 )
+from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import seen_key
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.activities import Activities, Run
+from headway.daemon.supervision.activities import Run
 from headway.daemon.supervision.supervisor import Supervisor
 from headway.daemon.supervision.worker_orders import OrderStep, order_message
 from headway.daemon.supervision.worker_status import JobGeneration
@@ -102,28 +96,6 @@ NUM_MISSED_REMEMBERED: Final = 8
 """Boundaries of a generation whose snapshots were not written."""
 WATCH_S: Final = 5.0
 """A write of ours that the watch has not shown by then was undone: its lease ended, or etcd is another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What an agent works with."""
-
-    node: str
-    incarnation: str
-    lease_id: Callable[[], int]
-    """The node's lease now: it is another one after one was lost."""
-    etcd: EtcdClient
-    view: ClusterView
-    store: StateStore
-    library: DataLibrary
-    client: NodeClient
-    checkpoint_root: Path | None
-    reach: Reach
-    """What finds out whether ports of other nodes answer."""
-    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
-    activities: Activities = field(default_factory=Activities)
-    remembered: Callable[[], Mapping[str, int] | None] = lambda: None
-    """The generations that this node has written down, as in NodeState."""
 
 
 class Agent:
@@ -285,8 +257,15 @@ class Agent:
             return True
         if self._may_begin(step) and not stands_back(step, steps):
             working = self._carry_out(step, supervisor, self._conditions(step))
-            self._tasks[name_of(step)] = (step, group.create_task(working, name=type(step).__name__))
+            task = group.create_task(working, name=type(step).__name__)
+            self._tasks[name_of(step)] = (step, task)
+            task.add_done_callback(lambda _: self._ended(step))
         return False
+
+    def _ended(self, step: Step) -> None:
+        """Also if it was cancelled before it began, so that nothing of it has run."""
+        self._tasks.pop(name_of(step), None)
+        self._due.set()
 
     def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
         """A job whose records raise an error has its workers here failed; no other job is touched."""
@@ -372,9 +351,6 @@ class Agent:
             self._rest(step, TRANSACTION_REST_S)
         except Exception as error:
             self._failed(step, error, supervisor)
-        finally:
-            self._tasks.pop(name_of(step), None)
-            self._due.set()
 
     def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
         name = name_of(step)

@@ -24,7 +24,7 @@ from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.node.address_watch import AddressWatch, address_towards
-from headway.daemon.node.agent import Agent, Surroundings
+from headway.daemon.node.agent import Agent
 from headway.daemon.node.agent_orders import is_awaited, is_named
 from headway.daemon.node.companions import ACTIVITY as COMPANIONS
 from headway.daemon.node.companions import Companions
@@ -40,6 +40,7 @@ from headway.daemon.node.probing import Probing
 from headway.daemon.node.reach_dial import dial
 from headway.daemon.node.reaching import Reaching
 from headway.daemon.node.registration import Registration
+from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.records import LeaderRecord, NodeRecord, job_ailment
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.state_store import StateStore

@@ -14,9 +14,10 @@ from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.node.agent import Agent, Surroundings
+from headway.daemon.node.agent import Agent
 from headway.daemon.node.agent_steps import Step
 from headway.daemon.node.node_state import NodeState, Spacing
+from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
@@ -333,6 +334,42 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
     finally:
         working.cancel()
         await asyncio.wait({working})
+
+
+async def test_a_fetch_that_was_ended_before_it_began_is_due_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody holds the head, so plan 2 is given up while its fetches are still to begin; plan 3 fetches the same."""
+    asked: list[str] = []
+
+    async def fetch(*about: object, **_: object) -> None:
+        key = about[2]
+        assert isinstance(key, StateKey)
+        asked.append(key.layer)
+        await asyncio.Event().wait()
+
+    def fail(_: int, of: JobGeneration, reason: str) -> None:
+        [status] = supervisor.statuses
+        supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
+
+    monkeypatch.setattr("headway.daemon.node.state_keeper.fetch_from_nodes", fetch)
+    scene.view.steady_since = -1000.0
+    scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
+    held = {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS if part != "head"}
+    scene.job.state[1, 20] = {"b": StateRecord(incarnation="b-1", generation=1, files=held)}
+    back = {"timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes", "source_timeline": 1}
+    scene.job.plan = replace(PLAN, generation=2, **back)  # type: ignore[arg-type]
+    supervisor = QuietSupervisor()
+    supervisor.fail = fail  # type: ignore[attr-defined]
+    supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+    async with scene.at_work(supervisor):
+        await scene.until(lambda: bool(supervisor.statuses[0].failures))
+        assert asked == []
+        held["head"] = StateFile(size_bytes=5, checksum="sha-head")
+        scene.job.plan = replace(scene.job.plan, generation=3)
+        supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 3), failures={}),)
+        scene.agent.cluster_changed()
+        await scene.until(lambda: {"embed", "block.0", "head"} <= set(asked))
 
 
 async def test_a_slow_copy_stands_back_for_a_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

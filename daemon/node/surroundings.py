@@ -1,0 +1,36 @@
+"""What an agent works with: the rest of the daemon, as far as it needs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.node.outgoing import OutgoingTransfers
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.reach_target import Reach
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.activities import Activities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Of one node, for the time of one incarnation."""
+
+    node: str
+    incarnation: str
+    lease_id: Callable[[], int]
+    """The node's lease now: it is another one after one was lost."""
+    etcd: EtcdClient
+    view: ClusterView
+    store: StateStore
+    library: DataLibrary
+    client: NodeClient
+    checkpoint_root: Path | None
+    reach: Reach
+    """What finds out whether ports of other nodes answer."""
+    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
+    activities: Activities = field(default_factory=Activities)
+    remembered: Callable[[], Mapping[str, int] | None] = lambda: None
+    """The generations that this node has written down, as in NodeState."""
