@@ -6,14 +6,20 @@ from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 
 
+def usage_due_at(view: ClusterView) -> float | None:
+    """When the count has to be written down; None: never, as nobody uses anything or a newer release counts."""
+    garbage = view.unreadable.get(Keys.USAGE)
+    return view.usage.due_at() if garbage is None or not garbage.is_newer else None
+
+
 def write_usage(view: ClusterView, *, now: float, written_at: float) -> Transaction | None:
-    """`usage`, if it is time. It concerns no job."""
-    due_at = view.usage.due_at()
+    """`usage`, if it is time, also in the place of what nobody can read. It concerns no job."""
+    due_at = usage_due_at(view)
     if due_at is None or now < due_at:
         return None
     return Transaction(
         job="",
         reason="what users have used",
-        compare={Keys.USAGE: view.revision_of(Keys.USAGE)},
+        compare={Keys.USAGE: view.revisions.get(Keys.USAGE, 0)},
         puts={Keys.USAGE: encode(view.usage.record(now=now, written_at=written_at))},
     )

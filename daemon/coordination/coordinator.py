@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.coordination.accounting import write_usage
+from headway.daemon.coordination.accounting import usage_due_at, write_usage
 from headway.daemon.coordination.actions import (
     drop_next,
     enforce_change,
@@ -291,7 +291,7 @@ def decide(
         stale += judged.stale
     if (usage := write_usage(view, now=now, written_at=written_at)) is not None:
         commands.append(usage)
-    elif (due_at := view.usage.due_at()) is not None:
+    elif (due_at := usage_due_at(view)) is not None:
         deadlines.append(due_at)
     return Decision(
         commands=tuple(commands),

@@ -3,6 +3,8 @@
 import pytest
 
 from headway.daemon.client.user_shares import report_shares
+from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.usage import WRITTEN_EVERY_S
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
@@ -38,3 +40,20 @@ def test_shares_are_of_those_who_have_jobs() -> None:
     cluster.store.transact({}, {Keys.SHARES: encode(SharesRecord(weights={"alice": 3.0, "carol": 2.0}))})
     shares = {line.user: line.share for line in report_shares(cluster.truth(), now=cluster.now)}
     assert shares == {"alice": 0.75, "bob": 0.25, "carol": 0.0}
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_a_count_that_cannot_be_read_is_replaced_unless_a_newer_release_wrote_it(is_newer: bool) -> None:
+    """Neither keeps the leader awake: a decision that nothing follows from is not taken again at once."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("first", batches=10**6), user="alice@host")
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
+    view, now = cluster.truth(), cluster.now
+    written = b'{"format":2}' if is_newer else b"garbage"
+    view.apply(Keys.USAGE, written, mod_revision=10**6, create_revision=10**6, now=now)
+    later = now + 2 * WRITTEN_EVERY_S
+    decision = decide(view, now=later)
+    writes = [one for one in decision.commands if isinstance(one, Transaction) and Keys.USAGE in one.puts]
+    assert [one.compare for one in writes] == ([] if is_newer else [{Keys.USAGE: 10**6}])
+    assert decision.wake_at is None or decision.wake_at > later
