@@ -5,8 +5,9 @@ what a plan of its own uses. Who gives way shrinks by a planned change; who cann
 checkpoint and queued again, but only after it has run for a time slice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from headway.daemon.coordination.case import Case, DeviceKey, devices
@@ -33,6 +34,8 @@ class Claims:
     claimants: dict[str, Claimant] = field(default_factory=dict)
     of: dict[str, frozenset[DeviceKey]] = field(default_factory=dict)
     """Job to devices."""
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """What was raised about a job: it claims nothing, and fails by it when it is decided about."""
 
     def standing(self, case: Case, *, ahead: Sequence[str] = ()) -> Standing:
         """What a job is told. ahead: waiting jobs that go before it, the first first."""
@@ -97,6 +100,7 @@ class _Settling:
         self._used = view.usage.read_out(now)
         self._at_least: dict[str, int] = {}
         self._unable: set[str] = set()
+        self._errors: dict[str, Exception] = {}
         self._cases = {name: case for name, case in cases.items() if _is_active(case)}
         set_aside = (job for name, job in view.jobs.items() if name not in cases)
         self._not_dealt = NOTHING.union(*(job.devices for job in set_aside))
@@ -110,37 +114,45 @@ class _Settling:
         for is_again in (False, True):
             claimants = self._claimants()
             dealt = deal(list(claimants.values()), slice_s=self._view.shares.slice_s)
-            claims = Claims(claimants, {})
-            is_settled = self._claim(claims, dealt, is_again=is_again)
-            is_settled &= self._give(claims, is_again=is_again)
+            claims = Claims(claimants, {}, self._errors)
+            claim, give = partial(self._claim, claims, dealt, is_again), partial(self._give, claims, is_again)
+            is_settled = self._of_each(claimants, claim)
+            is_settled &= self._of_each(claimants, give)
             if is_settled:
                 break
         return claims
 
-    def _claim(self, claims: Claims, dealt: Dealt, *, is_again: bool) -> bool:
-        """What each job would use of what it is owed. False: some job needs more."""
+    def _of_each(self, claimants: Mapping[str, Claimant], settle: Callable[[str, Claimant], bool]) -> bool:
+        """Whether it is so of each job. One that raises claims nothing, and the others are settled."""
         is_settled = True
-        for name, claimant in claims.claimants.items():
-            due, case = dealt.due[name], self._cases[name]
-            if name in self._unable or not due - claimant.pinned:
-                continue
-            if claimant.is_recovering or name in dealt.partial:
-                claims.of[name] = due - claimant.holds
-                continue
-            if not claimant.is_waiting and due <= claimant.holds:
-                continue
+        for name, claimant in claimants.items():
             try:
-                plan = self._plan(case, Purpose.CLAIM_OF_MORE if is_again else Purpose.CLAIM, self._everything - due)
-            except PlanMissingError:
-                free = due - NOTHING.union(*(other.holds for other in claims.claimants.values()))
-                claims.of[name] = free if claimant.is_waiting else NOTHING
-                continue
-            if isinstance(plan, ClusterPlan):
-                if claimant.is_waiting or self._is_worth_it(case, plan):
-                    claims.of[name] = devices(plan)
-            elif claimant.is_waiting:
-                is_settled &= self._needs_no_more(case, due)
+                is_settled &= settle(name, claimant)
+            except Exception as error:
+                self._errors.setdefault(name, error)
         return is_settled
+
+    def _claim(self, claims: Claims, dealt: Dealt, is_again: bool, name: str, claimant: Claimant) -> bool:
+        """What a job would use of what it is owed. False: it needs more."""
+        due, case = dealt.due[name], self._cases[name]
+        if name in self._unable or not due - claimant.pinned:
+            return True
+        if claimant.is_recovering or name in dealt.partial:
+            claims.of[name] = due - claimant.holds
+            return True
+        if not claimant.is_waiting and due <= claimant.holds:
+            return True
+        try:
+            plan = self._plan(case, Purpose.CLAIM_OF_MORE if is_again else Purpose.CLAIM, self._everything - due)
+        except PlanMissingError:
+            free = due - NOTHING.union(*(other.holds for other in claims.claimants.values()))
+            claims.of[name] = free if claimant.is_waiting else NOTHING
+            return True
+        if isinstance(plan, ClusterPlan):
+            if claimant.is_waiting or self._is_worth_it(case, plan):
+                claims.of[name] = devices(plan)
+            return True
+        return not claimant.is_waiting or self._needs_no_more(case, due)
 
     def _needs_no_more(self, case: Case, due: frozenset[DeviceKey]) -> bool:
         """For a waiting job that has no plan on what it is owed."""
@@ -155,24 +167,22 @@ class _Settling:
         self._at_least[name] = len(whole.stages)
         return False
 
-    def _give(self, claims: Claims, *, is_again: bool) -> bool:
-        """False: some job that has to give way cannot do with less, so it is all or nothing."""
-        is_settled = True
-        for name, claimant in claims.claimants.items():
-            case, lost = self._cases[name], claimant.holds & claims.against(name)
-            if not lost or lost >= claimant.holds or name in self._at_least:
-                continue
-            busy = claims.against(name) | NOTHING.union(
-                *(other.job.devices for other in self._cases.values() if other is not case)
-            )
-            try:
-                plan = self._plan(case, Purpose.SHRUNK_FURTHER if is_again else Purpose.SHRUNK, busy)
-            except PlanMissingError:
-                continue
-            if isinstance(plan, PlanRefused):
-                self._at_least[name] = len(claimant.holds)
-                is_settled = False
-        return is_settled
+    def _give(self, claims: Claims, is_again: bool, name: str, claimant: Claimant) -> bool:
+        """False: a job that has to give way cannot do with less, so it is all or nothing."""
+        case, lost = self._cases[name], claimant.holds & claims.against(name)
+        if not lost or lost >= claimant.holds or name in self._at_least:
+            return True
+        busy = claims.against(name) | NOTHING.union(
+            *(other.job.devices for other in self._cases.values() if other is not case)
+        )
+        try:
+            plan = self._plan(case, Purpose.SHRUNK_FURTHER if is_again else Purpose.SHRUNK, busy)
+        except PlanMissingError:
+            return True
+        if isinstance(plan, PlanRefused):
+            self._at_least[name] = len(claimant.holds)
+            return False
+        return True
 
     def _plan(self, case: Case, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
         """Raises PlanMissingError."""
@@ -199,7 +209,8 @@ class _Settling:
         for name, case in self._cases.items():
             try:
                 claimant = self._claimant(case)
-            except Exception:  # of one job: it fails by it when it is decided about itself
+            except Exception as error:
+                self._errors.setdefault(name, error)
                 continue
             if claimant is not None:
                 found[name] = claimant

@@ -275,6 +275,8 @@ def decide(
         if is_queued(job):
             ahead.append(job.name)
         try:
+            if (raised := claims.errors.get(job.name)) is not None:
+                raise raised
             judged = _judge(case)
         except Exception as error:  # of one job: the others are decided about as if it were not there
             found = broken(job.name, error)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
@@ -52,6 +52,11 @@ class JobTroubles:
         if self._unwritten.pop(job, None) is not None:
             self._say(job)
 
+    def keep_only(self, jobs: Collection[str]) -> None:
+        """Other jobs are gone: nothing more is tried or told about them."""
+        for name in self._unwritten.keys() - jobs:
+            self.carried_out(name)
+
     def clear(self) -> None:
         """Somebody else leads."""
         names = self._broken.keys() | self._unwritten.keys()
@@ -66,5 +71,7 @@ class JobTroubles:
         if reason:
             reason = f"the coordinator cannot decide about it: {reason}"
         elif unwritten is not None:
-            reason = f"a decision was not carried out {unwritten.num_in_a_row} times: {unwritten.reason}"
+            number = unwritten.num_in_a_row
+            times = "" if number == 1 else f" {number} times in a row"
+            reason = f"a decision was not carried out{times}: {unwritten.reason}"
         self._tell(job, reason)

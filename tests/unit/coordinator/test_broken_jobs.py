@@ -7,9 +7,11 @@ import pytest
 
 from headway.daemon.coordination import broken_jobs, coordinator
 from headway.daemon.coordination.case import Case
+from headway.daemon.coordination.claims import _Settling
 from headway.daemon.coordination.commands import BrokenJob, Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.job_troubles import JobTroubles
+from headway.daemon.coordination.plan_book import Purpose
 from headway.daemon.record_format import decode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import Phase, PhaseRecord
@@ -78,4 +80,38 @@ def test_the_leader_tells_which_job_it_cannot_serve() -> None:
     assert pauses[-1] > 10 * pauses[0]
     troubles.carried_out("second")
     assert [reason for _, reason in told][1] == ""
-    assert told[-2:] == [("second", "a decision was not carried out 8 times: too large"), ("second", "")]
+    assert told[-2:] == [("second", "a decision was not carried out 8 times in a row: too large"), ("second", "")]
+
+
+def test_a_job_that_is_removed_troubles_nobody_any_more() -> None:
+    told: list[tuple[str, str]] = []
+    troubles = JobTroubles(tell=lambda job, reason: told.append((job, reason)), clock=lambda: 0.0)
+    troubles.not_carried_out("first", "too large")
+    troubles.keep_only({"first"})
+    assert told == [("first", "a decision was not carried out: too large")]
+    troubles.keep_only({"second"})
+    assert told[1:] == [("first", "")]
+
+
+def test_a_job_whose_claim_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan on what it is owed cannot be asked for: the other waiting job begins nevertheless."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("first"), user="alice@one")
+    cluster.submit(small_spec("second"), user="bob@two")
+    original = _Settling._plan
+
+    def broken(self: _Settling, case: Case, purpose: Purpose, busy: frozenset[tuple[str, int]]) -> Any:
+        if case.job.name == "first":
+            raise ZeroDivisionError("no layers")
+        return original(self, case, purpose, busy)
+
+    monkeypatch.setattr(_Settling, "_plan", broken)
+    decision = decide(cluster.truth(), now=cluster.now + 10.0)
+    by_job = {command.job: command for command in decision.commands}
+    failing, starting = by_job["first"], by_job["second"]
+    assert isinstance(failing, Transaction)
+    assert isinstance(starting, Transaction)
+    assert decode(failing.puts[Keys.of("first", "phase")], PhaseRecord).phase is Phase.FAILED
+    assert Keys.of("second", "next") in starting.puts
