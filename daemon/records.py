@@ -15,6 +15,9 @@ from headway.stages.codec import Codec
 
 PROTOCOL_VERSION = 4
 
+DeviceKey = tuple[str, int]
+"""(node, device)"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

@@ -19,11 +19,13 @@ from headway.daemon.coordination.standing import Standing
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.blocked_ways import BlockedWays
 from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.plan_devices import is_moving
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
+    DeviceKey,
     FailureCount,
     NodeFailureRecord,
     NodeRecord,
@@ -47,28 +49,10 @@ CAUSE_GRACE_S: Final = 1.5
 CHANGE_RETRY_S: Final = 10.0
 """After a change that was given up, before the next is tried."""
 
-DeviceKey = tuple[str, int]
-"""(node, device)"""
-
-
-def devices(plan: PlanRecord | ClusterPlan | None) -> frozenset[DeviceKey]:
-    """The devices that a plan uses."""
-    return frozenset((stage.node, stage.device_index) for stage in plan.stages) if plan is not None else frozenset()
-
-
-def place(stage: StagePlan) -> tuple[str, str, int]:
-    """Which worker: (node, incarnation, device)."""
-    return stage.node, stage.node_incarnation, stage.device_index
-
 
 def is_leaving(node: NodeRecord) -> bool:
     """Whether new plans leave a node out by its own wish."""
     return node.is_draining or bool(node.stays_out)
-
-
-def is_moving(plan: PlanRecord, successor: PlanRecord, layer: str) -> bool:
-    """Whether a worker of the next plan needs a layer that it does not compute in the present one."""
-    return not {place(stage) for stage in successor.holders(layer)} <= {place(stage) for stage in plan.holders(layer)}
 
 
 @dataclass(kw_only=True)

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from headway.daemon.coordination.case import Case, DeviceKey, devices
+from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
 from headway.daemon.coordination.plan_book import Outcome, PlanMissingError, Purpose
 from headway.daemon.coordination.prospects import outlook
 from headway.daemon.coordination.standing import Standing
 from headway.daemon.coordination.usage import per_share, weight
+from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.plan_question import ask
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
-from headway.daemon.records import Desired, Phase, Save
+from headway.daemon.records import Desired, DeviceKey, Phase, Save
 
 STARTS_WORTH: Final = 5.0
 """A job that took long to start is left alone for so many times as long, if that is more than a time slice."""

@@ -32,11 +32,13 @@ from headway.daemon.measurements import (
     ReadingRecord,
 )
 from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays, blocked_ways
+from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.promises import Promises
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
     CheckpointRecord,
     DesiredRecord,
+    DeviceKey,
     EventRecord,
     LeaderRecord,
     NodeFailureRecord,
@@ -59,9 +61,6 @@ WorkerKey = tuple[int, int]
 
 Place = tuple[int, int]
 """(timeline, boundary)"""
-
-DeviceKey = tuple[str, int]
-"""(node, device)"""
 
 IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
 """The phases in which a plan is in force."""
@@ -146,7 +145,7 @@ class JobView:
     @property
     def devices(self) -> frozenset[DeviceKey]:
         """Those that its plans name: nobody else may use them."""
-        return _devices_of(self.plan) | _devices_of(self.next)
+        return devices(self.plan) | devices(self.next)
 
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
         """The workers that have said something about a plan, by position, if they are on the node that it names."""
@@ -423,7 +422,7 @@ class ClusterView:
         if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
             job.left = plan_before
             job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
-        if _devices_of(plan_before) != _devices_of(job.plan):
+        if devices(plan_before) != devices(job.plan):
             job.devices_changed_at = now
         if place.leaf in ("spec", "plan", "next"):
             self.usage.hold(name, job.user, len(job.devices), now=now)
@@ -433,10 +432,6 @@ class ClusterView:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):
                 del self.jobs[name]
-
-
-def _devices_of(plan: PlanRecord | None) -> frozenset[DeviceKey]:
-    return frozenset((stage.node, stage.device_index) for stage in plan.stages) if plan is not None else frozenset()
 
 
 def _admitted(submission: SpecRecord | None, name: str) -> tuple[SpecRecord | None, str]:

@@ -26,7 +26,7 @@ from headway.daemon.coordination.actions import (
     stop_for_moves,
 )
 from headway.daemon.coordination.broken_jobs import broken, give_up
-from headway.daemon.coordination.case import TELL_AFTER_S, Case, DeviceKey, devices
+from headway.daemon.coordination.case import TELL_AFTER_S, Case
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
     write_checkpoint,
@@ -88,8 +88,9 @@ from headway.daemon.coordination.deadlines import LEASE_TTL_S
 from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
 from headway.daemon.coordination.quarantine import QUARANTINE_AFTER
 from headway.daemon.coordination.queue_order import in_turn, is_queued
+from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.records import Phase
+from headway.daemon.records import DeviceKey, Phase
 
 QUEUED, PREPARING, RUNNING, CHANGING, STOPPING, RECOVERING = (
     Phase.QUEUED,

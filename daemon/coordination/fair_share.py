@@ -21,8 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
-DeviceKey = tuple[str, int]
-"""(node, device)"""
+from headway.daemon.records import DeviceKey
 
 EQUAL_WITHIN: Final = 0.1
 """Of a time slice: users whose use differs by less count as equal, and jobs then go first in, first out."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.coordination.cluster_view import ClusterView, DeviceKey, JobView
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.measurements import ProfileRecord
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.layer_costs import layer_costs
@@ -21,7 +21,7 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records import NodeRecord, PlanRecord
+from headway.daemon.records import DeviceKey, NodeRecord, PlanRecord
 
 LEAST_SAMPLES: Final = 8
 """Microbatches that must have been timed before a plan rests on them: all early ones of `stages/layer_times.py`, of

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.coordination.boundaries import pinned
-from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.deadlines import LEASE_TTL_S
 from headway.daemon.node.agent_steps import (
@@ -37,6 +36,7 @@ from headway.daemon.node.node_state import NodeState
 from headway.daemon.node.state_duties import state_steps_of
 from headway.daemon.planning.blocked_ways import pair_of
 from headway.daemon.planning.link_choice import LinkEnd, choose_link, largest_frame_bytes
+from headway.daemon.planning.plan_devices import is_moving, place
 from headway.daemon.planning.plan_links import linked, neighbours
 from headway.daemon.records import (
     CheckpointFile,

@@ -11,11 +11,8 @@ from functools import cached_property
 from statistics import median
 
 from headway.daemon.planning.layer_costs import LayerCost, microbatch_seconds, update_seconds
-from headway.daemon.records import Device
+from headway.daemon.records import Device, DeviceKey
 from headway.stages.spec import TrainSpec
-
-DeviceKey = tuple[str, int]
-"""(node, device)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

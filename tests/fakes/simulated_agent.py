@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
-from headway.daemon.coordination.case import is_moving, place
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.planning.copy_places import copy_places
+from headway.daemon.planning.plan_devices import is_moving, place
 from headway.daemon.planning.plan_links import neighbours
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys

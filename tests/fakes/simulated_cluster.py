@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from headway.daemon.coordination.boundaries import parts_of
-from headway.daemon.coordination.case import devices
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
@@ -18,6 +17,7 @@ from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
+from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys

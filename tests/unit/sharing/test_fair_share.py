@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.coordination.fair_share import Claimant, Dealt, DeviceKey, coarse, deal
+from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
+from headway.daemon.records import DeviceKey
 
 SLICE_S = 600.0
 
