@@ -1,4 +1,5 @@
-# The whole interface: setup, check, test, test-all, faults, machines, soak, s3, mutants, bench, proto, demo, clean.
+# The whole interface: setup, check, test, test-all, faults, machines, soak, endurance, fuzz, s3, mutants, bench, proto, demo,
+# clean.
 export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
@@ -42,7 +43,7 @@ endurance: setup
 faults: setup
 	$(BIN)/python -m pytest tests/integration/faults
 
-# Ten minutes of bytes that nobody would send: seven at the boundaries, three at a living cluster.
+# Ten minutes of broken input: seven at the boundaries, three at a running cluster.
 fuzz: export PYTHONPATH := $(CURDIR)
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.run --minutes 7 $(FUZZ)

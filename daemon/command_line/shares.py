@@ -24,6 +24,8 @@ def shares(
 ) -> None:
     """List users with their weight and what they have used of late; the first line is served next.
 
+    The leader writes use down once a minute.
+
     \b
     headway shares --json
     """
@@ -48,7 +50,10 @@ def shares(
             )
             for line in lines
         ]
-        say_table(("user", "weight", "share", "device-hours of late", "devices", "jobs"), rows)
+        if rows:
+            say_table(("user", "weight", "share", "device-hours of late", "devices", "jobs"), rows)
+        else:
+            say("no user has a job, a weight or recent use; every weight is 1 until `headway shares set` changes it")
         say(describe(view.shares))
 
     with_cluster(etcd, certs, cluster, work)

@@ -1,6 +1,7 @@
 """The token shards that a node has: found in the cache, in the job's folder or on another node; verified before use."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,9 @@ class DataLibrary:
         self._verified = VerifiedShards(memory)
         self._threads = FileThreads("data", silence_s=SILENCE_S)
         self._opening: dict[str, asyncio.Task[Path]] = {}
-        self._folders: dict[str, Path] = {}
+        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._files: dict[str, dict[str, Path]] = {}
+        """Of each verified data set by its SHA-256: its index and shards, each by its own."""
         self.reading: dict[str, Reading] = {}
         """How far the data sets are that are being read, by SHA-256."""
         self._states: dict[str, str] = {}
@@ -61,16 +64,14 @@ class DataLibrary:
         Files are read when they are not as they were when they were last verified.
         """
         try:
-            folder = await self._open_once(data)
+            return await self._open_once(data)
         except DataError as error:
-            folder = await self._fetch(data, why_not_here=str(error))
-        self._folders[data.sha256] = folder
-        return folder
+            return await self._fetch_once(data, why_not_here=str(error))
 
     async def look_ahead(self, data: DataSpec) -> None:
         """Verify what lies here, so that this node can begin with it at once. What does not lie here stays away."""
         try:
-            self._folders[data.sha256] = await self._open_once(data)
+            await self._open_once(data)
         except (DataError, RecoveryError, OSError) as error:
             log.info("data_not_here", sha256=data.sha256, reason=str(error))
 
@@ -90,13 +91,7 @@ class DataLibrary:
 
     def find(self, sha256: str) -> Path | None:
         """The file with this hash in a verified folder: the index of a data set, or one of its shards."""
-        for name, folder in self._folders.items():
-            if sha256 == name:
-                return folder / INDEX_NAME
-            for shard in read_index(folder).shards:
-                if shard.sha256 == sha256:
-                    return folder / shard.file
-        return None
+        return next((files[sha256] for files in self._files.values() if sha256 in files), None)
 
     async def _open_here(self, data: DataSpec) -> Path:
         """Raises DataError: it is not here, or is something else. RecoveryError: its file system does not answer."""
@@ -119,7 +114,7 @@ class DataLibrary:
         if not data.sha256 or not (folder / INDEX_NAME).exists():
             self._cache_dir.mkdir(parents=True, exist_ok=True)
             folder = data_folder(data.source, self._cache_dir)
-        TokenShards.open(folder, expected_sha256=data.sha256, verify=False)
+        index = TokenShards.open(folder, expected_sha256=data.sha256, verify=False).index
         total, done = self._verified.num_bytes_to_read(folder), 0
 
         def advance(num_bytes: int) -> None:
@@ -134,7 +129,21 @@ class DataLibrary:
         finally:
             self.reading.pop(data.sha256, None)
         self._states[str(folder)] = state
+        shards = {shard.sha256: folder / shard.file for shard in index.shards}
+        self._files[index.sha256] = {**shards, index.sha256: folder / INDEX_NAME}
         return folder
+
+    async def _fetch_once(self, data: DataSpec, *, why_not_here: str) -> Path:
+        """Two jobs with the same data fetch it one after the other, and the second finds it here."""
+        lock = self._fetching[data.sha256]
+        has_waited = lock.locked()
+        async with lock:
+            if has_waited:
+                try:
+                    return await self._open_once(data)
+                except DataError as error:
+                    why_not_here = str(error)
+            return await self._fetch(data, why_not_here=why_not_here)
 
     async def _fetch(self, data: DataSpec, *, why_not_here: str) -> Path:
         reasons = [why_not_here]
@@ -150,7 +159,10 @@ class DataLibrary:
         raise RecoveryError(f"data {data.sha256[:12]}…", "; ".join(reasons))
 
     async def _fetch_from(self, endpoint: NodeEndpoint, sha256: str) -> None:
-        """All files of a data set, the index last: without it a folder holds no shards."""
+        """All files of a data set, the index last: without it a folder holds no shards.
+
+        Each is moved into place when it is whole: a worker may still read an older file of the same name.
+        """
         folder = self._cache_dir / sha256
         folder.mkdir(parents=True, exist_ok=True)
         incoming = folder / "incoming"
@@ -162,7 +174,8 @@ class DataLibrary:
         for shard in index.shards:
             if Path(shard.file).name != shard.file:
                 raise RecoveryError(str(endpoint), f"sent an index with the path {shard.file!r}")
-            await self._download(endpoint, shard.sha256, folder / shard.file)
+            await self._download(endpoint, shard.sha256, incoming / shard.file)
+            (incoming / shard.file).replace(folder / shard.file)
         (incoming / INDEX_NAME).replace(folder / INDEX_NAME)
         incoming.rmdir()
 

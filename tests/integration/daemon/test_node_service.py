@@ -390,6 +390,39 @@ async def test_data_comes_from_a_node_that_has_it(network: Network, tmp_path: Pa
         await network.a.library.open(DataSpec(source="/nowhere", sha256="f" * 64))
 
 
+async def test_a_damaged_copy_of_data_is_replaced_under_its_readers(network: Network, tmp_path: Path) -> None:
+    """A shard in the cache was altered while a worker reads it: a new file takes its place, the open one stays.
+
+    Two jobs that ask for it at once both get it.
+    """
+    with writing_shards(tmp_path / "shards", vocab_size=256) as writer:
+        writer.append(np.arange(5000, dtype=np.uint8))
+    sha256 = TokenShards.open(tmp_path / "shards").index.sha256
+    await network.b.library.open(DataSpec(source=str(tmp_path / "shards"), sha256=sha256))
+    elsewhere = DataSpec(source="/nowhere", sha256=sha256)
+    folder = await network.a.library.open(elsewhere)
+    shard = folder / TokenShards.open(folder).index.shards[0].file
+    damaged = bytes(5000)
+    shard.write_bytes(damaged)
+    with shard.open("rb") as reader:
+        opened = await asyncio.gather(network.a.library.open(elsewhere), network.a.library.open(elsewhere))
+        assert set(opened) == {folder}
+        assert reader.read() == damaged
+    assert TokenShards.open(folder, expected_sha256=sha256).num_tokens == 5000
+    assert sorted(path.name for path in folder.iterdir()) == sorted([shard.name, "shards.json"])
+
+
+async def test_a_data_set_is_found_without_its_file_system(network: Network, tmp_path: Path) -> None:
+    """Peers are answered in the daemon's one thread: what is served is known by heart, and not read from the folder."""
+    with writing_shards(tmp_path / "shards", vocab_size=256) as writer:
+        writer.append(np.arange(5000, dtype=np.uint8))
+    index = TokenShards.open(tmp_path / "shards").index
+    await network.b.library.open(DataSpec(source=str(tmp_path / "shards"), sha256=index.sha256))
+    (tmp_path / "shards" / "shards.json").unlink()
+    assert network.b.library.find(index.shards[0].sha256) == tmp_path / "shards" / index.shards[0].file
+    assert network.b.library.find("f" * 64) is None
+
+
 async def test_logs_come_from_every_node_that_has_some(network: Network) -> None:
     """Lines of both nodes, each under its name; of one node alone; the last ones only."""
     (network.a.folder / "j.log").write_text("a1\na2\n")
