@@ -172,7 +172,7 @@ class Cluster:
 
     def finished(self, job: str) -> Path:
         """The model of a job, once it has finished."""
-        told = self.until(lambda told: job not in _unfinished(told), f"the end of {job}")
+        told = self.until(lambda told: job not in _unfinished(told), f"the end of {job}", within_s=2 * TIMEOUT_S)
         assert told["jobs"][job]["phase"] == "finished", told["jobs"][job]
         out = self.folder / f"{job}-model"
         code, said = self.headway("export", job, "--out", str(out))
