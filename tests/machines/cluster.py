@@ -72,8 +72,8 @@ class Cluster:
     def start(self) -> None:
         """etcd, then every daemon behind its firewall; returns when all are registered with a worker each."""
         for name in self.names:
-            own = [str(ETCD_PORT)] if name == self.names[0] else []
-            self.network.allow_only(name, [str(DAEMON_PORT), WORKER_PORTS, *own])
+            self.network.allow_only(name, [str(DAEMON_PORT), WORKER_PORTS])
+        self.network.allow_always(self.names[0], ETCD_PORT)
         self._start_etcd()
         for name in self.names:
             self.start_daemon(name)

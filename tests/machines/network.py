@@ -61,6 +61,10 @@ class Network:
             self._rule(name, ALLOWED, "iif", "eth0", "ipproto", "tcp", "dport", port, "lookup", "local")
         self._rule(name, DROPPED, "iif", "eth0", "ipproto", "tcp", "dport", SERVICE_PORTS, "blackhole")
 
+    def allow_always(self, name: str, port: int) -> None:
+        """Before every block too: what each machine reaches, whatever lies between them."""
+        self._rule(name, ALLOWED - 2, "iif", "eth0", "ipproto", "tcp", "dport", str(port), "lookup", "local")
+
     def block(self, source: str, target: str) -> None:
         """From now on the source's packets to the target's servers vanish; the target dials the source as before."""
         about = ["from", self.machines[source].address, "ipproto", "tcp", "dport", SERVICE_PORTS, "blackhole"]
