@@ -22,14 +22,6 @@ def is_node_name(name: str) -> bool:
     return _NODE.fullmatch(name) is not None
 
 
-def printable(text: str) -> str:
-    """A key or name of any bytes as a terminal may show it: what cannot be printed is written as `\\x1b`."""
-    raw = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in raw
-    )
-
-
 def is_path_part(text: str) -> bool:
     """Whether an id can be the name of one file or folder, and nothing else."""
     return len(text) <= _MAX_PART and text.isprintable() and "/" not in text and text not in (".", "..")

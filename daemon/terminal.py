@@ -30,6 +30,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def printable_name(text: str) -> str:
+    r"""A key or a name of any bytes on one line: tab and newline are escaped too."""
+    return printable(text).replace("\t", r"\t").replace("\n", r"\n")
+
+
 class PrintableStream:
     """A text stream that escapes what is written to it, and otherwise is the stream behind it."""
 

@@ -1,8 +1,8 @@
 """Records in etcd that cannot be read, as people see them. Pure."""
 
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.names import printable
 from headway.daemon.record_keys import Keys
+from headway.daemon.terminal import printable_name
 
 MAX_LINES = 20
 
@@ -11,5 +11,7 @@ def set_aside_lines(view: ClusterView, *, job: str = "") -> list[str]:
     """A line for each record that is set aside. job: of this job alone."""
     prefix = Keys.job(job) if job else ""
     keys = sorted(key for key in view.unreadable if key.startswith(prefix))
-    lines = [f"set aside: {printable(key)}: {printable(view.unreadable[key].reason)}" for key in keys[:MAX_LINES]]
+    lines = [
+        f"set aside: {printable_name(key)}: {printable_name(view.unreadable[key].reason)}" for key in keys[:MAX_LINES]
+    ]
     return lines + ([f"set aside: {len(keys) - MAX_LINES} more"] if len(keys) > MAX_LINES else [])

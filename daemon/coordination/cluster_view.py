@@ -175,7 +175,7 @@ class ClusterView:
     """Revision of the last change of every key that exists; a key that is absent has none."""
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
     """Keys that are set aside, because their record cannot be used. Their names may hold any bytes: print them with
-    `names.printable`."""
+    `terminal.printable_name`."""
     nodes_changed_at: float = 0.0
     """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
     unrest: Unrest = field(default_factory=Unrest)

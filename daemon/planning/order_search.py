@@ -83,21 +83,9 @@ class OrderSearch:
         """The best pipeline that uses as many nodes as the job wants; None: nothing fits."""
         shape = self._placement.replicas
         if sum(shape) > FEW_ALIKE_SEATS:
-            return self._best_of(
-                long_orders(
-                    self._seats, sum(shape), self._kinds, self._previous, is_short=True, can_talk=self._can_talk
-                )
-            )
+            return self._best_of(self._long_orders(sum(shape), is_short=True))
         if shape:
-            return self._best_of(
-                orders(
-                    self._seats,
-                    lengths=(sum(shape),),
-                    kinds=self._kinds,
-                    previous=self._previous,
-                    can_talk=self._can_talk,
-                )
-            )
+            return self._best_of(self._orders((sum(shape),)))
         are_alike = len(set(map(self._kinds.of, self._seats))) == 1
         if len(self._seats) <= (FEW_ALIKE_SEATS if are_alike else FEW_SEATS):
             return self._best_of(self._orders(range(1, self._most_workers + 1)))
@@ -197,9 +185,7 @@ class OrderSearch:
         """The fastest pipeline along good orders of so many devices. enough: what need not be beaten."""
         best: tuple[float, Cut] | None = None
         is_quick = len(self._seats) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
-        for order in long_orders(
-            self._seats, length, self._kinds, self._previous, is_short=not is_quick, can_talk=self._can_talk
-        ):
+        for order in self._long_orders(length, is_short=not is_quick):
             for most_stages in self._numbers_of_stages(length):
                 limit = at_most if best is None else best[0] * (1 - TIE)
                 found = PaceSearch(self._costs, order, most_stages=most_stages).best(limit)
@@ -246,9 +232,7 @@ class OrderSearch:
             num_stages = min(length, self._costs.num_layers, self._costs.num_microbatches)
             ends = [length * index // num_stages for index in range(num_stages + 1)]
             shape = tuple(end - first for first, end in pairwise(ends))
-            for order in long_orders(
-                self._seats, length, self._kinds, self._previous, is_short=True, can_talk=self._can_talk
-            ):
+            for order in self._long_orders(length, is_short=True):
                 if not self._has_wanted_nodes(order):
                     continue
                 cut = PipelineCut(self._costs, order, shape=shape).best(inf if found is None else found[0])

@@ -36,11 +36,6 @@ class OwnedFolder:
         return True
 
     @property
-    def is_held(self) -> bool:
-        """Whether it was claimed and not released."""
-        return self._lock >= 0
-
-    @property
     def owner_file(self) -> Path:
         """What lies beside the folder as long as it is owned."""
         return self._owner

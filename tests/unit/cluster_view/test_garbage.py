@@ -14,11 +14,11 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
 from headway.daemon.measurements import LinkProbe, ProbeRecord
-from headway.daemon.names import printable
 from headway.daemon.node.agent_orders import next_steps
 from headway.daemon.record_format import NewerFormatError, decode, encode
 from headway.daemon.record_keys import PREFIX, Keys
 from headway.daemon.records import Device, NodeRecord, PhaseRecord, PlanRecord, SpecRecord
+from headway.daemon.terminal import printable_name
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.agent.test_agent_orders import RUNNING, node
 
@@ -97,7 +97,7 @@ def test_any_bytes_under_any_key_leave_the_others_as_they_are(key: str, value: b
         if key != Keys.node(name):
             assert view.nodes[name] == record
     decide(view, now=100.0, plans=None)
-    assert all(line.isprintable() for line in set_aside_lines(view))
+    assert all(printable_name(line) == line for line in set_aside_lines(view))
     put(view, key, None, 10**6 + 1)
     assert key not in view.unreadable
     assert view.revision_of(key) == 0
@@ -208,4 +208,4 @@ def test_a_key_that_is_no_text_comes_back_as_it_was() -> None:
     assert to_bytes(to_text(raw)) == raw
     request = transaction_request((Compare.absent(to_text(raw)),), (Put(to_text(raw), b""),))
     assert request.compare[0].key == request.success[0].request_put.key == raw
-    assert printable(to_text(raw)) == "/headway/\\xff\\x1b[2J"
+    assert printable_name(to_text(raw)) == "/headway/\\udcff\\u001b[2J"
