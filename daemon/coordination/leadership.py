@@ -21,6 +21,7 @@ from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.errors import (
     ConflictError,
     LeaseLostError,
+    NoAccessError,
     RecoveryError,
     StoreError,
     StoreUnreachableError,
@@ -38,6 +39,10 @@ from headway.daemon.storage.file_threads import FileThreads
 
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
+STAND_BACK_S = 5.0
+"""A leader without access to a checkpoint folder lets the others stand first for so long…"""
+STOOD_BACK_S = 300.0
+"""…and no more often than this: perhaps nobody has access."""
 MANIFEST_TIMEOUT_S = 60.0
 SLOW_DECISION_S = 0.05
 """A decision holds up everything else that the daemon does; one that takes longer is logged."""
@@ -90,6 +95,7 @@ class Leadership:
         self._plans = plans if plans is not None else PlanBook()
         self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
         self._leader_revision = 0
+        self._stood_back_at: float | None = None
         self._log = _log.bind(node=record.node)
 
     @property
@@ -105,7 +111,8 @@ class Leadership:
                     await self._hold(lease)
             except StoreError as error:
                 self._log.warning("candidacy_interrupted", reason=str(error))
-            await asyncio.sleep(RETRY_PAUSE_S)
+            has_just_stood_back = self._stood_back_at is not None and self._clock() - self._stood_back_at < STAND_BACK_S
+            await asyncio.sleep(STAND_BACK_S if has_just_stood_back else RETRY_PAUSE_S)
 
     async def _hold(self, lease: Lease) -> None:
         """Stand and lead under a lease. Raises LeaseLostError as soon as that is lost."""
@@ -231,12 +238,20 @@ class Leadership:
             await self._wait_for_change(seen)
         except (StoreUnreachableError, LeaseLostError, RecoveryError) as error:
             log.error("decision_failed", reason=str(error))
+            if isinstance(error, NoAccessError) and self._may_stand_back():
+                self._stood_back_at = self._clock()
+                raise LeaseLostError(Keys.LEADER, f"left to a node that may have access: {error}") from error
             await asyncio.sleep(RETRY_PAUSE_S)
         except Exception as error:  # etcd refuses this transaction, or we have a bug: both are this job's alone
             is_refused = isinstance(error, StoreError)
             reason = f"etcd refuses what was decided: {error}" if is_refused else in_one_line(error)
             log.error("decision_failed", reason=reason, **({} if is_refused else {"exc_info": error}))
             await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
+
+    def _may_stand_back(self) -> bool:
+        """Whether another node may carry out what this one has no credentials for, and has not been let of late."""
+        is_alone = len(self._cluster.view.nodes) < 2
+        return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
 
     async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
         await self._deletions.run(url, lambda _: delete(url))

@@ -39,7 +39,7 @@ class CheckpointAccess:
 
     def lacks(self, job: str, error: NoAccessError) -> None:
         """Note that a file could not be read or written for want of access."""
-        if self.lacking.get(job) != str(error):
+        if job not in self.lacking:
             log.warning("no_access_to_checkpoints", job=job, reason=str(error))
             self.lacking[job] = str(error)
             self._looked_at[job] = time.monotonic() + AGAIN_S

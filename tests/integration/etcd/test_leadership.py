@@ -16,12 +16,12 @@ from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
 from headway.daemon.coordination.leadership import Decide, Leadership
-from headway.daemon.errors import ConflictError, RecoveryError
+from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
-from headway.daemon.records import DesiredRecord, LeaderRecord, NodeFailureRecord
+from headway.daemon.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0
@@ -127,6 +127,37 @@ async def test_another_takes_over_from_a_leader_that_was_killed(etcd: Etcd, clie
 def order(key: str, value: bytes) -> Transaction:
     """Create a key that is still absent."""
     return Transaction(job="j", reason="test", compare={key: 0}, puts={key: value})
+
+
+async def test_a_leader_without_access_to_checkpoints_leaves_the_manifest_to_another(
+    etcd: Etcd, client: EtcdClient
+) -> None:
+    """It has no credentials for the folder: it resigns, the other node leads and writes, and the job goes on."""
+    key = Keys.of("j", "desired")
+    written: list[str] = []
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        if view.revision_of(key):
+            return Decision()
+        then = order(key, encode(DesiredRecord()))
+        return Decision(commands=(WriteManifest(job="j", url="moody://b/u", manifest=b"{}", then=then),))
+
+    def refuse(url: str, manifest: bytes) -> None:
+        raise NoAccessError(url, "this node has no credentials for it")
+
+    for name in ("poor", "rich"):
+        record = NodeRecord(
+            name=name, incarnation="1", address="", host="", site="", devices=(), memory_bytes=0, arithmetic_class=""
+        )
+        await client.put(Keys.node(name), encode(record))
+    async with candidate(etcd, "poor", decide=decide, write_manifest=refuse) as poor:
+        await poor.until_leading()
+        async with candidate(etcd, "rich", decide=decide, write_manifest=lambda url, _: written.append(url)) as rich:
+            await until_leader_is(client, "rich")
+            async with asyncio.timeout(DEADLINE_S):
+                while not rich.cluster.view.revision_of(key):
+                    await rich.cluster.changed(rich.cluster.version)
+    assert written == ["moody://b/u"]
 
 
 async def test_the_leader_writes_what_was_decided_once(etcd: Etcd, client: EtcdClient) -> None:
