@@ -50,6 +50,9 @@ from headway.stages.state_file import ContentCheck, StateHeader, content_checksu
 from headway.stages.tokens import INDEX_NAME, read_index
 from tests.integration.exactness.training import small_job
 
+IN_MEMORY = Path("/dev/shm")
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+"""Deleted when the process ends."""
 ROOT = Path(__file__).resolve().parents[2]
 GENERATION = Generation(4)
 TRAIN = TrainSpec(microbatches=4, microbatch_size=2, sequence_length=3)
@@ -65,9 +68,10 @@ class Target:
 
 @cache
 def scratch() -> Path:
-    """A folder in memory for the targets that read files; one for each process."""
-    parent = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="headway-fuzz-", dir=parent if parent.is_dir() else None))
+    """A folder for the targets that read files; one for each process, which takes it along."""
+    folder = tempfile.TemporaryDirectory(prefix="fuzz-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
+    _folders.append(folder)
+    return Path(folder.name)
 
 
 def _file(name: str, data: bytes) -> Path:

@@ -91,7 +91,7 @@ def test_a_running_cluster_and_its_bad_clients(standing: Any) -> None:
 def test_daemons_that_cannot_start(program: Any) -> None:
     """An etcd that is not there, a port that is taken, an address of elsewhere: one line, exit codes 3, 2 and 3."""
     assert program.run("certs", "ca", "node")[0] == 0
-    common = ("daemon", "--certs", "ca/node", "--log-level", "error")
+    common = ("daemon", "--certs", "ca/node", "--name", "node", "--log-level", "error")
     lonely = program.start(*common, "--etcd", "127.0.0.1:1", "--state-dir", "lonely")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

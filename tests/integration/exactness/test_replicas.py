@@ -113,6 +113,7 @@ async def test_a_planned_change_to_another_shape(field: Ground, oracle: Oracle) 
         generation = job.plan.generation
         await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)
 
+    await field.all_nodes_up(5)  # those of the test before may still be starting
     try:
         outcome = await field.train(spec, during=leave)
     finally:
