@@ -366,6 +366,8 @@ class WorkerRecord:
     """Position of the neighbour whose link is lost, if that is why it failed; -1: it is not."""
     was_unreached: bool = False
     """That neighbour was dialled and never answered: the link never opened."""
+    was_moved: bool = False
+    """Its daemon ended it because the machine has lost its address: nobody is to blame."""
     proven: tuple[int, ...] | None = None
     """Positions of the neighbours that this node has dialled for this plan, once it reaches all of them. None: a daemon
     of an earlier version, which does not dial beforehand."""

@@ -344,7 +344,7 @@ class Case:
                 found.append(Loss(position=position, plan=plan))
             elif position in late:
                 found.append(Loss(position=position, plan=plan, is_late=True))
-        is_explained = any(loss.is_held_against_node for loss in found)
+        is_explained = any(loss.explains_others for loss in found)
         return tuple(found) if is_next or is_explained or self.now >= self.cause_known_at else ()
 
     @property
@@ -359,8 +359,8 @@ class Case:
 
     @property
     def causes(self) -> tuple[Loss, ...]:
-        """The losses that explain the others: who is to blame; or, if that is nobody, the first that complains."""
-        return tuple(loss for loss in self.losses if loss.is_held_against_node) or self.losses[:1]
+        """The losses that explain the others; or, if none does, the first that complains."""
+        return tuple(loss for loss in self.losses if loss.explains_others) or self.losses[:1]
 
     @property
     def first_error(self) -> str:
@@ -372,11 +372,11 @@ class Case:
     def deaths(self) -> tuple[Death, ...]:
         """What counts for the failure budget: who is to blame; or, if that is nobody, one of those that complain.
 
-        Where a pair of nodes is to blame, nobody is: the next plan avoids the pair.
+        Where a pair of nodes is to blame, nobody is: the next plan avoids the pair. Nor where a worker was moved.
         """
         to_blame = [loss.death for loss in self.losses if loss.is_death]
-        is_pairs_fault = any(loss.is_between(self.blocked) for loss in self.losses)
-        if not to_blame and not is_pairs_fault and all(loss.worker is not None for loss in self.losses):
+        is_nobodys = any(loss.is_between(self.blocked) or loss.was_moved for loss in self.losses)
+        if not to_blame and not is_nobodys and all(loss.worker is not None for loss in self.losses):
             to_blame = [loss.death for loss in self.losses[:1]]
         return tuple(to_blame)
 

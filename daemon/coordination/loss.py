@@ -27,6 +27,8 @@ class Loss:
     def is_death(self) -> bool:
         """Whether the worker is to blame, or whoever ended it: not its node's end, not a neighbour's."""
         worker = self.worker
+        if self.was_moved:
+            return False
         return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
 
     @property
@@ -38,6 +40,16 @@ class Loss:
     def is_jobs_error(self) -> bool:
         """Whether the worker told of an error of its own, which may be the job's."""
         return self.worker is not None and (bool(self.worker.fault) or self.worker.is_hopeless)
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether its daemon ended it because the machine's address has changed."""
+        return self.worker is not None and self.worker.was_moved
+
+    @property
+    def explains_others(self) -> bool:
+        """Whether neighbours that lost their links did so because of this."""
+        return self.is_held_against_node or self.was_moved
 
     def charge(self, job: str, *, at: float) -> NodeFailureRecord:
         """What its node is charged with. at: seconds since the epoch."""

@@ -472,6 +472,7 @@ def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
         is_hopeless=failure.is_hopeless,
         lost_peer=failure.lost_peer,
         was_unreached=failure.was_unreached,
+        was_moved=failure.was_moved,
         proven=_proven(post, node),
     )
 

@@ -82,6 +82,7 @@ class WorkerHandle:
         """The error that its process said it would end of."""
         self.num_quick_deaths = 0
         self.verdict = ""
+        self.was_moved = False
         """Why we killed it, if we did."""
         self.start_failure = ""
         """Why its last process ended before it attached; empty once one has."""

@@ -167,7 +167,8 @@ class Supervisor:
         self._settings = replace(self._settings, host=host)
         self._roster.listen_at(host)
         for handle in list(self._roster.everybody):
-            self._condemn(handle, f"listened at an address that this machine has lost; the next one is at {host}")
+            reason = f"listened at an address that this machine has lost; the next one is at {host}"
+            self._condemn(handle, reason, was_moved=True)
 
     def kill(self) -> None:
         """End every worker at once."""
@@ -375,17 +376,19 @@ class Supervisor:
                 elif complaint := handle.liveness.complaint(handle.status, _now()):
                     self._condemn(handle, complaint)
 
-    def _condemn(self, handle: WorkerHandle, reason: str) -> None:
+    def _condemn(self, handle: WorkerHandle, reason: str, *, was_moved: bool = False) -> None:
         if handle.process is not None and not handle.verdict:
             log.error("worker_killed", worker=handle.name, reason=reason)
             handle.verdict = f"{handle.name} {reason}; it was killed\n"
+            handle.was_moved = was_moved
             handle.process.kill()
 
     def _exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:
         log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
         words, handle.last_words = handle.last_words, control_pb2.Refused()
         batch = words.batch or (_last_batch(handle, handle.status.started) if handle.status.started else -1)
-        failure = Failure(self._obituary(handle, process), batch, words.fault or process.fault)
+        fault, was_moved, handle.was_moved = words.fault or process.fault, handle.was_moved, False
+        failure = Failure(self._obituary(handle, process), batch, fault, was_moved=was_moved)
         if not handle.status.is_up:
             handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
         handle.status = handle.status.died(failure)

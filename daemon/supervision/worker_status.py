@@ -47,6 +47,7 @@ class Failure:
     is_hopeless: bool = False
     lost_peer: int = -1
     was_unreached: bool = False
+    was_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,11 +179,13 @@ class Cluster:
         assert code == 0, said
         return out
 
-    def no_job_is_left(self) -> None:
-        """What a case that failed has left behind costs the next one nothing."""
+    def nothing_is_left(self) -> None:
+        """Of jobs and of failures: a case costs the next one nothing."""
         for name in _unfinished(self.look()):
             self.headway("cancel", name)
         self.until(lambda told: not _unfinished(told), "the end of every job")
+        for name in [name for name, found in self.look()["failures"].items() if found]:
+            self.headway("nodes", "release", name)
 
     def end(self) -> None:
         """Nothing of it is left but the folder."""

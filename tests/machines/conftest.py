@@ -47,7 +47,7 @@ def machines(five_machines: Cluster) -> Iterator[Cluster]:
     five_machines.all_up()
     yield five_machines
     was_blocked = five_machines.network.heal()
-    five_machines.no_job_is_left()
+    five_machines.nothing_is_left()
     if was_blocked:
         five_machines.headway("doctor")  # every daemon dials the others now, and not with back-off
 

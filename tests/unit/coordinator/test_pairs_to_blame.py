@@ -40,6 +40,17 @@ def test_a_link_that_was_open_blames_the_pair_if_one_does_not_reach_the_other_no
     assert not loss(lost_peer=2).is_between(BLOCKED), "another pair is blocked"
 
 
+def test_a_worker_that_follows_its_machines_address_blames_nobody() -> None:
+    """Its daemon killed it; what its neighbours tell of their links is explained by that."""
+    told = "node a: worker cpu:0 listened at an address that this machine has lost; it was killed"
+    moved = loss(error=f"{told}\nended by signal SIGKILL", was_moved=True)
+    assert not moved.is_death
+    assert not moved.is_held_against_node
+    assert moved.explains_others
+    killed = loss(error="worker-0 ended by signal SIGKILL")
+    assert killed.is_held_against_node
+
+
 def test_a_worker_with_an_error_of_its_own_blames_no_pair() -> None:
     assert not loss(fault="ValueError: x").is_between(BLOCKED)
     assert not Loss(position=0, plan=PLAN).is_between(BLOCKED)
