@@ -62,7 +62,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str
         if key not in known:
             out = tmp_path_factory.mktemp("plain")
             command = [sys.executable, "-m", "headway.daemon.cli", "reference", str(job), "--out", str(out)]
-            subprocess.run(command, check=True, timeout=TIMEOUT_S, capture_output=True)
+            subprocess.run(command, check=True, timeout=2 * TIMEOUT_S, capture_output=True)
             known[key] = {path.name: path.read_bytes() for path in out.rglob("*.safetensors")}
         return known[key]
 
