@@ -23,7 +23,7 @@ check: setup
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
 
 test: setup
-	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
 	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15 tests/chaos tests/integration
 
 test-all: setup

@@ -17,6 +17,8 @@ from headway.stages.spec import TrainSpec
 
 GB: Final = 10**9
 MOST_NODES: Final = 10_000
+MOST_DEVICES: Final = 1024
+"""Of one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,8 @@ def _check_nodes(found: NodesFile, source: str) -> None:
 
 def _check_device(device: DeviceEntry, place: str) -> None:
     _at_least(device.count, 1, f"{place}.count")
+    if device.count > MOST_DEVICES:
+        raise ConfigError(f"no machine has more than {MOST_DEVICES} devices, this has {device.count}", f"{place}.count")
     for key in ("memory_gb", "speed", "tflops"):
         _at_least(getattr(device, key), 0, f"{place}.{key}")
     if device.speed and device.tflops:

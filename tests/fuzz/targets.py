@@ -14,7 +14,7 @@ import torch
 
 from headway.daemon.client.cluster_access import CLUSTER_FILE, find_cluster
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError, StoreUnreachableError
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.node.memory import GENERATIONS_FILE, NodeMemory
 from headway.daemon.planning.nodes_file import parse_nodes
@@ -108,7 +108,7 @@ def cluster_file(data: bytes) -> None:
     _file(CLUSTER_FILE, data)
     try:
         find_cluster(etcd=None, certs=None, cluster=scratch())
-    except ConfigError:
+    except (ConfigError, StoreUnreachableError):
         return
 
 

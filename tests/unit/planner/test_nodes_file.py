@@ -87,6 +87,10 @@ REFUSED = {
         "n.toml:nodes[1].name: 'a-2' is also a name of nodes[0]",
     ),
     "none of them": (NODE + "count = 0", "n.toml:nodes[0].count: must be at least 1, is 0"),
+    "too many devices": (
+        NODE + '[[nodes.devices]]\nkind = "cpu"\ncount = 1000000000',
+        "n.toml:nodes[0].devices[0].count: no machine has more than 1024 devices",
+    ),
     "too many": (NODE + "count = 10001", "n.toml:nodes[0].count: more than 10000 nodes"),
     "no device": (NODE + "devices = []", "n.toml:nodes[0].devices: a node without devices"),
     "negative": (NODE + "memory_gb = -1", "n.toml:nodes[0].memory_gb: must be at least 0, is -1"),
