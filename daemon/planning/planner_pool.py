@@ -49,6 +49,8 @@ class PlannerPool:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._busy: dict[subprocess.Popen[bytes], float] = {}
         """Since when each computes."""
+        self._late: set[subprocess.Popen[bytes]] = set()
+        """Ended here because their time was up, until that is told."""
         self._is_closed = False
 
     def answer(self, question: PlanQuestion) -> ClusterPlan | PlanRefused:
@@ -66,10 +68,9 @@ class PlannerPool:
 
     def _in_process(self, question: PlanQuestion) -> ClusterPlan | PlanRefused:
         process = self._take()
-        timer = threading.Timer(self._time_s, process.kill)
+        timer = threading.Timer(self._time_s, self._end_late, [process])
         timer.daemon = True
         timer.start()
-        began = time.monotonic()
         reply: object = None
         try:
             assert process.stdin is not None
@@ -77,7 +78,7 @@ class PlannerPool:
             write_message(process.stdin, question)
             reply = read_message(process.stdout)
         except (OSError, EOFError) as error:
-            raise PlanningFailedError(self._why(process, question, time.monotonic() - began)) from error
+            raise PlanningFailedError(self._why(process, question)) from error
         finally:
             timer.cancel()
             self._give_back(process, is_usable=isinstance(reply, ClusterPlan | PlanRefused))
@@ -105,6 +106,7 @@ class PlannerPool:
 
     def _give_back(self, process: "subprocess.Popen[bytes]", *, is_usable: bool) -> None:
         with self._lock:
+            self._late.discard(process)
             was_ours = self._busy.pop(process, None) is not None
             if is_usable and was_ours and not self._is_closed:
                 self._idle.append(process)
@@ -121,9 +123,18 @@ class PlannerPool:
             start_new_session=True,  # Ctrl-C in a terminal is the daemon's to act on
         )
 
-    def _why(self, process: "subprocess.Popen[bytes]", question: PlanQuestion, seconds: float) -> str:
-        if seconds >= self._time_s:
+    def _end_late(self, process: "subprocess.Popen[bytes]") -> None:
+        with self._lock:
+            if process not in self._busy:
+                return
+            self._late.add(process)
+        process.kill()
+
+    def _why(self, process: "subprocess.Popen[bytes]", question: PlanQuestion) -> str:
+        if process in self._late:
             return f"no plan on {len(question.seats)} devices was found within {self._time_s:g} s"
+        if process not in self._busy and not self._is_closed:
+            return "the plan took so long that plans asked for later needed its place"
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         return f"the planning process ended with status {process.returncode}"
