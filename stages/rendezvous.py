@@ -26,6 +26,7 @@ MOST_KEYS: Final = 64
 MOST_KEY_BYTES: Final = 256
 MOST_VALUE_BYTES: Final = 4096
 MOST_WAITING: Final = 4
+MOST_WAIT_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.002
 CALL_GRACE: Final = timedelta(seconds=5)
 """For a call to come back after the time that the other side may wait for a key."""
@@ -67,7 +68,8 @@ class LinkKeys:
             raise KeysRefusedError(f"at most {MOST_WAITING} calls wait")
         self._num_waiting += 1
         try:
-            until = asyncio.get_running_loop().time() + min(request.timeout_s, 60.0)
+            # In this order: whoever asks for no number of seconds gets the most.
+            until = asyncio.get_running_loop().time() + min(MOST_WAIT_S, request.timeout_s)
             while not self.store.check([request.key]):
                 if asyncio.get_running_loop().time() >= until:
                     return KeysReply(is_found=False)

@@ -1,9 +1,9 @@
 """Nodes as people see them: those that are up, and those that failed so often that plans leave them out. Pure."""
 
-import time
 from typing import Any
 
 from headway.daemon.client.fitted_lines import fitted
+from headway.daemon.client.moments import time_of_day
 from headway.daemon.client.reach_report import reach_builtins, reach_lines, reach_word
 from headway.daemon.client.watch_view import alike, node_notes
 from headway.daemon.coordination.cluster_view import ClusterView
@@ -52,8 +52,7 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
         else:
             lines.append(f"{name}  is not up")
         for _, failure in sorted(failures.items()):
-            moment = time.strftime("%H:%M:%S", time.localtime(failure.at))
-            lines += fitted((f"    {moment}  {failure.text}",), width)
+            lines += fitted((f"    {time_of_day(failure.at)}  {failure.text}",), width)
         limit = view.leader.quarantine_after if view.leader else QUARANTINE_AFTER
         if 0 < limit <= num_counted(failures.values()):
             by = charged_by(failures.values())

@@ -1,8 +1,8 @@
 """Who reaches whom, as people see it: a word for each node, and a line for each way that is blocked. Pure."""
 
-import time
 from typing import Any
 
+from headway.daemon.client.moments import time_of_day
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.measurements import ReachFact
 from headway.daemon.record_format import to_builtins
@@ -34,7 +34,7 @@ def reach_lines(view: ClusterView, name: str) -> list[str]:
     """Which ports a node does not reach, why, and when that was found."""
     return [
         f"cannot reach the {fact.port} port of {fact.to} at {fact.address}: {fact.reason} "
-        f"(since {time.strftime('%H:%M:%S', time.localtime(fact.measured_at))})"
+        f"(since {time_of_day(fact.measured_at)})"
         for fact in facts_of(view, name)
         if fact.reason
     ]

@@ -3,11 +3,18 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.usage import per_share, weight
+from headway.daemon.coordination.usage import (
+    LEAST_HALF_LIFE_S,
+    LEAST_SLICE_S,
+    LEAST_WEIGHT,
+    LONGEST_S,
+    MOST_WEIGHT,
+    per_share,
+    weight,
+)
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
@@ -15,8 +22,6 @@ from headway.daemon.records import TERMINAL_PHASES, SharesRecord
 
 MAX_ATTEMPTS = 5
 MAX_USERS = 1000
-LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
-LONGEST_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ async def set_share(session: ClusterSession, user: str, told: float) -> str:
     """Give a user a weight; 1 is what everybody has. Raises ConfigError."""
     if not user or len(user) > 128 or not user.isprintable():
         raise ConfigError("a user's name has 1 to 128 printable characters", "shares")
-    if not (isfinite(told) and LEAST_WEIGHT <= told <= MOST_WEIGHT):
+    if not LEAST_WEIGHT <= told <= MOST_WEIGHT:
         raise ConfigError(f"a weight is between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, not {told:g}", f"user {user}")
 
     def changed(record: SharesRecord) -> SharesRecord:
@@ -81,8 +86,8 @@ async def set_share(session: ClusterSession, user: str, told: float) -> str:
 
 async def set_times(session: ClusterSession, *, slice_s: float | None, half_life_s: float | None) -> str:
     """Change how long a job is left alone, or how fast use is forgotten. Raises ConfigError."""
-    for told, least, name in ((slice_s, 1.0, "--slice"), (half_life_s, 60.0, "--half-life")):
-        if told is not None and not (isfinite(told) and least <= told <= LONGEST_S):
+    for told, least, name in ((slice_s, LEAST_SLICE_S, "--slice"), (half_life_s, LEAST_HALF_LIFE_S, "--half-life")):
+        if told is not None and not least <= told <= LONGEST_S:
             raise ConfigError(f"is between {least:g} and {LONGEST_S:g} seconds, not {told:g}", name)
 
     def changed(record: SharesRecord) -> SharesRecord:

@@ -33,6 +33,7 @@ from headway.daemon.client.job_report import (
     report_line,
 )
 from headway.daemon.client.loss_curve import draw_curve
+from headway.daemon.client.moments import time_of_day
 from headway.daemon.client.safety_report import safety_lines
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.planning.link_choice import link_sentences
@@ -389,5 +390,5 @@ def _exact(report: JobReport) -> Text:
 
 
 def _event(event: EventRecord) -> Text:
-    text = Text(time.strftime("%H:%M:%S ", time.localtime(event.at)) if event.at else "", style="dim")
+    text = Text(f"{time_of_day(event.at)} " if event.at else "", style="dim")
     return text.append(event.text, style="default")

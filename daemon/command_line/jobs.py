@@ -1,7 +1,6 @@
 """Commands about jobs."""
 
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,6 +50,7 @@ def jobs(
     if context.invoked_subcommand is not None:
         return
     from headway.daemon.client.job_report import report_in
+    from headway.daemon.client.moments import date_and_time
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -68,7 +68,7 @@ def jobs(
                     report.phase,
                     f"{0 if report.batch is None else report.batch + 1}/{report.batches}",
                     "" if report.loss is None else f"{report.loss:.4f}",
-                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.submitted_at)),
+                    date_and_time(report.submitted_at),
                     report.reason,
                 )
                 for report in reports
@@ -150,6 +150,7 @@ def events(
     headway events my-job
     """
     from headway.daemon.client.job_requests import find_job
+    from headway.daemon.client.moments import date_and_time
 
     async def work(session: "ClusterSession") -> None:
         found = await find_job(session, job)
@@ -158,8 +159,7 @@ def events(
             say_json(records)
             return
         for record in records:
-            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.at))
-            say(f"{moment}  generation {record.generation}  {record.text}")
+            say(f"{date_and_time(record.at)}  generation {record.generation}  {record.text}")
 
     with_cluster(etcd, certs, cluster, work)
 

@@ -1,7 +1,6 @@
 """Commands that begin a job, and that list what it could begin with."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,7 +140,9 @@ def checkpoints(
 
 
 def _line(entry: "FoundCheckpoint") -> str:
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.written_at)) if entry.written_at else "?"
+    from headway.daemon.client.moments import date_and_time
+
+    moment = date_and_time(entry.written_at) if entry.written_at else "?"
     size = f"{entry.size_bytes / 1e6:,.1f} MB"
     state = "complete" if entry.is_complete else "not complete"
     return f"boundary {entry.boundary}  timeline {entry.timeline}  {moment}  {size}  {state}  {entry.url}"

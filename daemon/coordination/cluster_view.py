@@ -324,7 +324,7 @@ class ClusterView:
             case "shares":
                 self.shares = record if record is not None else SharesRecord()
                 self.usage.advance(now)
-                self.usage.half_life_s = max(self.shares.half_life_s, 1.0)
+                self.usage.half_life_s = self.shares.half_life_s
             case "usage":
                 self.usage.read(record if record is not None else UsageRecord(), now=now)
             case "nodes":

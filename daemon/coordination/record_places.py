@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headway.daemon.coordination.usage import why_no_shares, why_no_usage
+from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.measurements import (
     GoodputRecord,
     ProbeRecord,
@@ -36,6 +38,8 @@ from headway.daemon.records import (
 )
 
 MAX_REASON: Final = 300
+MAX_FACTS: Final = 20_000
+"""Of one node, about the ports of all others."""
 
 SINGLE: Final[dict[str, type[Any]]] = {
     "spec": SpecRecord,
@@ -153,9 +157,11 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
             is_sound = probe.round_trip_s >= 0 and probe.bytes_per_s > 0 and 0 <= probe.loss < 1
             if not is_sound or not math.isfinite(probe.bytes_per_s + probe.round_trip_s):
                 raise ValueError(f"what it says of {peer!r} cannot have been measured")
-    elif isinstance(record, UsageRecord):
-        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in record.seconds.values()):
-            raise ValueError("nobody can have used that many seconds")
+    elif isinstance(record, ReachRecord):
+        _check_reach(record)
+    elif isinstance(record, SharesRecord | UsageRecord):
+        if why := why_no_shares(record) if isinstance(record, SharesRecord) else why_no_usage(record):
+            raise ValueError(why)
     elif isinstance(record, ProfileRecord):
         seconds = [value for times in record.layers.values() for value in (times.forward_s, times.backward_s)]
         seconds += [*(times.update_s for times in record.layers.values()), record.replan_s, float(record.peak_bytes)]
@@ -178,6 +184,19 @@ def _check_node(record: NodeRecord, name: str) -> None:
             raise ValueError(f"its device {position} says that it is device {device.index}")
         if not math.isfinite(device.speed) or device.speed <= 0 or device.memory_bytes < 0:
             raise ValueError(f"its device {position} has an impossible speed or memory")
+    texts = (record.address, record.host, record.site, *(worker.address for worker in record.workers))
+    if max(map(len, texts)) > MAX_TEXT:
+        raise ValueError(f"its addresses, host and site have at most {MAX_TEXT} characters each")
+    listening = {worker.device_index for worker in record.workers}
+    if len(listening) < len(record.workers) or not listening <= set(range(len(record.devices))):
+        raise ValueError("each device has one worker at most, and each worker a device")
+
+
+def _check_reach(record: ReachRecord) -> None:
+    if len(record.facts) > MAX_FACTS:
+        raise ValueError(f"it has {len(record.facts)} facts; at most {MAX_FACTS} are read")
+    if any(len(fact.reason) > MAX_TEXT or len(fact.address) > MAX_TEXT for fact in record.facts):
+        raise ValueError(f"an address or reason has more than {MAX_TEXT} characters")
 
 
 def _folder(prefix: str) -> str:

@@ -16,6 +16,16 @@ MAX_USERS: Final = 1000
 """In the record: those who have used most. The others count as newcomers."""
 WORTH_REMEMBERING_S: Final = 1.0
 """A user with fewer device-seconds than this is forgotten."""
+LEAST_WEIGHT: Final = 0.01
+MOST_WEIGHT: Final = 1000.0
+LEAST_SLICE_S: Final = 1.0
+LEAST_HALF_LIFE_S: Final = 60.0
+LONGEST_S: Final = 30 * 86400.0
+"""Of a slice, and of a half-life."""
+MOST_USED_S: Final = 1e12
+"""Of one user: thirty thousand devices for a year."""
+MAX_NAME: Final = 512
+"""Characters of a user's name."""
 
 
 @dataclass(slots=True)
@@ -76,12 +86,31 @@ class UsageMeter:
         return UsageRecord(seconds={user: found[user] for user in sorted(worth[:MAX_USERS])}, at=written_at)
 
 
+def why_no_shares(record: SharesRecord) -> str:
+    """What is wrong with a record of shares; empty: nothing."""
+    if not all(LEAST_WEIGHT <= told <= MOST_WEIGHT for told in record.weights.values()):
+        return f"a weight is between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}"
+    if not LEAST_SLICE_S <= record.slice_s <= LONGEST_S:
+        return f"a slice is between {LEAST_SLICE_S:g} and {LONGEST_S:g} seconds"
+    if not LEAST_HALF_LIFE_S <= record.half_life_s <= LONGEST_S:
+        return f"a half-life is between {LEAST_HALF_LIFE_S:g} and {LONGEST_S:g} seconds"
+    return ""
+
+
+def why_no_usage(record: UsageRecord) -> str:
+    """What is wrong with a record of use; empty: nothing."""
+    if not all(0 <= seconds <= MOST_USED_S for seconds in record.seconds.values()):
+        return "nobody can have used that many seconds"
+    if any(len(user) > MAX_NAME for user in record.seconds):
+        return f"a user's name has at most {MAX_NAME} characters"
+    return ""
+
+
 def per_share(seconds: Mapping[str, float], user: str, shares: SharesRecord) -> float:
     """What a user has used, over the weight of the user's share: whoever has least is owed most."""
     return seconds.get(user, 0.0) / weight(user, shares)
 
 
 def weight(user: str, shares: SharesRecord) -> float:
-    """Of a user's share; a weight that makes no sense counts as 1."""
-    told = shares.weights.get(user, 1.0)
-    return told if math.isfinite(told) and told > 0 else 1.0
+    """Of a user's share."""
+    return shares.weights.get(user, 1.0)

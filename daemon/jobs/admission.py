@@ -18,6 +18,10 @@ MAX_NUMBER: Final = 2**31 - 1
 """Of a generation, a timeline, a boundary."""
 MAX_FILE_BYTES: Final = 2**50
 MAX_ANCESTRY: Final = 100_000
+MAX_NAME: Final = 512
+"""Characters of a user with host, or of a job with boundary."""
+TEXTS: Final = ("submitted_by", "parent")
+"""Of a submission, beside its spec: people read them."""
 
 
 def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
@@ -28,7 +32,8 @@ def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
     if not (why := why_refused(record, name)):
         return record, ""
     uid = record.uid if is_path_part(record.uid) else ""
-    return replace(record, spec=JobSpec(job=JobSection(name=name)), uid=uid), why
+    told = {key: getattr(record, key) if not _why_no_text(getattr(record, key)) else "" for key in TEXTS}
+    return replace(record, spec=JobSpec(job=JobSection(name=name)), uid=uid, **told), why
 
 
 def why_refused(record: SpecRecord, name: str) -> str:
@@ -41,7 +46,16 @@ def why_refused(record: SpecRecord, name: str) -> str:
         return f"job.name: {record.spec.job.name!r} lies under the name {name!r}"
     if not is_path_part(record.uid):
         return f"uid: {record.uid[:60]!r} cannot be a folder's name"
+    for key in TEXTS:
+        if why := _why_no_text(getattr(record, key)):
+            return f"{key}: {why}"
     return ""
+
+
+def _why_no_text(text: str) -> str:
+    if len(text) > MAX_NAME:
+        return f"has more than {MAX_NAME} characters"
+    return "" if text.isprintable() else f"{text[:60]!r} has a character that cannot be printed"
 
 
 def why_no_checkpoint(checkpoint: CheckpointRecord, spec: JobSpec, *, job: str, generation: int) -> str:

@@ -18,6 +18,8 @@ from headway.daemon.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
 """A file that somebody wrote has a hundredth of it."""
+MAX_DOTS: Final = 256
+"""In one line. The time that tomllib takes for a dotted key grows with the square of its parts."""
 MAX_PLACE: Final = 200
 """Characters of a key that an error shows."""
 
@@ -55,6 +57,9 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     """TOML text as nested dicts. Raises ConfigError, whatever is wrong with it."""
     if len(text) > MAX_BYTES:
         raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB", source)
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > MAX_DOTS:
+            raise ConfigError(f"line {number} has more than {MAX_DOTS} dots", source)
     try:
         return tomllib.loads(text)
     except RecursionError as error:

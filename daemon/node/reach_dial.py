@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from headway.daemon.fault_points import InjectedFaultError, fault_point
 from headway.daemon.measurements import Port
-from headway.daemon.node.reach_target import Target
+from headway.daemon.node.reach_target import MAX_REASON, Target
 from headway.daemon.records import PROTOCOL_VERSION
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
@@ -50,7 +50,7 @@ async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
     try:
         fault_point("reach.dial", node=source, peer=target.node, port=str(target.port))
         await _connect(target.address)
-        return await _greet(target, identity)
+        return (await _greet(target, identity))[:MAX_REASON]
     except InjectedFaultError:
         return "the connection was refused"
     except (OSError, ValueError, OverflowError) as error:
@@ -79,7 +79,7 @@ async def _greet(target: Target, identity: TlsIdentity) -> str:
                 return ""  # a process of an earlier version, behind TLS with our certificates
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"it takes connections, but does not answer within {ANSWER_S:g} s"
-            return in_words(error.details() or error.code().name)[:200]
+            return in_words(error.details() or error.code().name)
 
 
 async def _ask_daemon(target: Target, channel: grpc.aio.Channel) -> str:

@@ -1,9 +1,12 @@
 """One port of a node and the process that should listen there. Pure."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from headway.daemon.measurements import Port
+
+MAX_REASON: Final = 200
+"""Characters that are kept of why a port does not answer: the other side may say anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

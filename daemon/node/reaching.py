@@ -20,7 +20,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.node.probing import peers_of
-from headway.daemon.node.reach_target import Target
+from headway.daemon.node.reach_target import MAX_REASON, Target
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import NodeRecord
@@ -158,7 +158,7 @@ class ReachBook:
             port=target.port,
             address=target.address,
             device_index=target.device_index,
-            reason=reason,
+            reason=reason[:MAX_REASON],
             measured_at=round(at, 3),
         )
         self._proofs[key_of(target)] = _Proof(target, fact, due_at, num_failures)

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Final, Literal
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import nearest, read_typed
+from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.planning.connections import LinkAssumptions
 from headway.daemon.planning.device_order import Seat
 from headway.daemon.planning.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
@@ -19,6 +21,11 @@ GB: Final = 10**9
 MOST_NODES: Final = 10_000
 MOST_DEVICES: Final = 1024
 """Of one machine."""
+MOST_IN_ALL: Final = 100_000
+"""Devices of all machines."""
+LEAST: Final = 1e-6
+MOST: Final = 1e9
+"""Of every number: what is computed from it stays a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,34 +168,45 @@ def _check_nodes(found: NodesFile, source: str) -> None:
     if not found.nodes:
         raise ConfigError("has no node; describe one under [[nodes]]", f"{source}:nodes")
     names: dict[str, int] = {}
+    num_nodes = num_devices = 0
     for index, entry in enumerate(found.nodes):
         place = f"{source}:nodes[{index}]"
-        if not entry.name or "/" in entry.name or entry.name != entry.name.strip():
-            raise ConfigError(f"{entry.name!r} is no node's name: no slash, no space around it", f"{place}.name")
-        if not entry.site:
-            raise ConfigError("a site's name is empty", f"{place}.site")
-        _at_least(entry.count, 1, f"{place}.count")
-        _at_least(entry.memory_gb, 0, f"{place}.memory_gb")
-        if sum(each.count for each in found.nodes[: index + 1]) > MOST_NODES:
-            raise ConfigError(f"more than {MOST_NODES} nodes in all", f"{place}.count")
+        if not is_node_name(entry.name):
+            raise ConfigError(f"{entry.name[:60]!r} is no node's name: that is {NODE_NAME_RULE}", f"{place}.name")
+        if not 1 <= len(entry.site) <= MAX_TEXT or not entry.site.isprintable():
+            raise ConfigError(f"a site's name has 1 to {MAX_TEXT} printable characters", f"{place}.site")
+        _within(entry.count, 1, f"{place}.count")
+        _within(entry.memory_gb, 0, f"{place}.memory_gb")
+        if not entry.devices:
+            raise ConfigError("a node without devices computes nothing; leave it out", f"{place}.devices")
+        num_nodes, num_devices = num_nodes + entry.count, num_devices + entry.count * _check_devices(entry, place)
+        for number, most, what in ((num_nodes, MOST_NODES, "nodes"), (num_devices, MOST_IN_ALL, "devices")):
+            if number > most:
+                raise ConfigError(f"more than {most} {what} in all", f"{place}.count")
         for name in _names(entry):
             if name in names:
                 raise ConfigError(f"{name!r} is also a name of nodes[{names[name]}]", f"{place}.name")
             names[name] = index
-        if not entry.devices:
-            raise ConfigError("a node without devices computes nothing; leave it out", f"{place}.devices")
-        for number, device in enumerate(entry.devices):
-            _check_device(device, f"{place}.devices[{number}]")
 
 
-def _check_device(device: DeviceEntry, place: str) -> None:
-    _at_least(device.count, 1, f"{place}.count")
-    if device.count > MOST_DEVICES:
-        raise ConfigError(f"no machine has more than {MOST_DEVICES} devices, this has {device.count}", f"{place}.count")
-    for key in ("memory_gb", "speed", "tflops"):
-        _at_least(getattr(device, key), 0, f"{place}.{key}")
-    if device.speed and device.tflops:
-        raise ConfigError("`speed` says the same; give one of the two", f"{place}.tflops")
+def _check_devices(entry: NodeEntry, place: str) -> int:
+    """The number of a node's devices."""
+    num_devices = 0
+    for number, device in enumerate(entry.devices):
+        own = f"{place}.devices[{number}]"
+        _within(device.count, 1, f"{own}.count")
+        num_devices += device.count
+        if num_devices > MOST_DEVICES:
+            what = f"no machine has more than {MOST_DEVICES} devices, this has {num_devices}"
+            raise ConfigError(what, f"{own}.count")
+        for key in ("memory_gb", "speed", "tflops"):
+            told = getattr(device, key)
+            _within(told, 0, f"{own}.{key}")
+            if 0 < told < LEAST:
+                raise ConfigError(f"must be 0 or at least {LEAST:g}, is {told}", f"{own}.{key}")
+        if device.speed and device.tflops:
+            raise ConfigError("`speed` says the same; give one of the two", f"{own}.tflops")
+    return num_devices
 
 
 def _check_links(found: NodesFile, source: str) -> None:
@@ -204,11 +222,12 @@ def _check_links(found: NodesFile, source: str) -> None:
         if pair in seen:
             raise ConfigError(f"links[{seen[pair]}] is between the same sites", f"{place}.sites")
         seen[pair] = index
-        if link.mbit_s <= 0:
-            raise ConfigError(f"must be above 0, is {link.mbit_s}", f"{place}.mbit_s")
-        _at_least(link.round_trip_ms, 0, f"{place}.round_trip_ms")
+        _within(link.mbit_s, LEAST, f"{place}.mbit_s")
+        _within(link.round_trip_ms, 0, f"{place}.round_trip_ms")
 
 
-def _at_least(value: float, least: float, place: str) -> None:
+def _within(value: float, least: float, place: str) -> None:
     if value < least:
         raise ConfigError(f"must be at least {least:g}, is {value}", place)
+    if value > MOST:
+        raise ConfigError(f"must be at most {MOST:g}, is {value}", place)

@@ -24,10 +24,11 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import StoreError
-from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.jobs.job import PlacementSpec, QueueSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.record_keys import PREFIX
-from headway.daemon.records import TERMINAL_PHASES
+from headway.daemon.record_format import encode
+from headway.daemon.record_keys import PREFIX, Keys
+from headway.daemon.records import TERMINAL_PHASES, SharesRecord, SpecRecord, UsageRecord
 from headway.proto import control_pb2
 from headway.stages.link_endpoint import METHOD, SERVICE
 from headway.stages.tls_identity import TlsIdentity, expecting
@@ -41,6 +42,9 @@ CALL_TIMEOUT_S: Final = 5.0
 GARBAGE_KEYS: Final = ("nodes/", "jobs/", "probes/", "failures/", "reach/", "shares/", "nobody/knows/")
 LEAVES: Final = ("spec", "phase", "plan", "next", "stop", "checkpoint", "desired", "progress", "workers/1/0",
                  "state/1/2/node-1", "state/x/y/z", "events/x", "profile/a", "goodput/9/9", "nonsense")  # fmt: skip
+
+BEYOND_ALL: Final = (1e-320, 1e308, -1.0, 0.0)
+"""Numbers that JSON has and no clock, weight or count has."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,25 @@ class Attack:
         await asyncio.wait_for(client.put(key, value), CALL_TIMEOUT_S)
         if self.draw.random() < 0.5:
             await asyncio.wait_for(client.delete(key), CALL_TIMEOUT_S)
+
+    async def absurd(self, _: ClusterView) -> None:
+        """A record that every daemon reads, well-formed, with numbers and names that make no sense."""
+        user = self.draw.choice(["fuzz", "\x1b[2J", "u" * 10_000, "ü"])
+        numbers = {name: self.draw.choice(BEYOND_ALL) for name in ("weight", "slice_s", "half_life_s", "used")}
+        job = replace(small_job("absurd"), queue=QueueSpec(priority=self.draw.choice([-(10**12), 10**12])))
+        shares = SharesRecord(
+            weights={user: numbers["weight"]}, slice_s=numbers["slice_s"], half_life_s=numbers["half_life_s"]
+        )
+        key, record = self.draw.choice(
+            [
+                (Keys.SHARES, shares),
+                (Keys.USAGE, UsageRecord(seconds={user: numbers["used"]})),
+                (Keys.of("absurd", "spec"), SpecRecord(spec=job, submitted_by=user, parent=user)),
+            ]
+        )
+        await asyncio.wait_for(self.session.client.put(key, encode(record)), CALL_TIMEOUT_S)
+        if self.draw.random() < 0.5:
+            await asyncio.wait_for(self.session.client.delete(key), CALL_TIMEOUT_S)
 
     async def rpc(self, view: ClusterView) -> None:
         """Any RPC of a daemon with bytes that are no request."""
@@ -158,7 +181,7 @@ async def attack(folder: Path, *, minutes: float, seed: int, batches: int) -> di
         views = [ClusterView()]
         following = asyncio.create_task(_follow(session, views))
         await submit(session, spec)
-        throws = (thrower.record, thrower.rpc, thrower.hello, thrower.bytes_at_a_port)
+        throws = (thrower.record, thrower.absurd, thrower.rpc, thrower.hello, thrower.bytes_at_a_port)
         tasks = [asyncio.create_task(thrower.go_on(throw, lambda: views[-1])) for throw in throws]
         deadline, peak = time.monotonic() + 60.0 * minutes, before
         try:

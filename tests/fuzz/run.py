@@ -3,13 +3,13 @@
     python -m tests.fuzz.run --minutes 10
     python -m tests.fuzz.run --target "layer file" --minutes 1
 
-Each target runs in a process of its own, with a limit on its memory and on the time of one input: atheris guides it by
-coverage where it is installed (`pip install atheris`), otherwise mutations of valid bytes are drawn. An input that is a
-find is written to --keep; --replay FILE runs one input again.
+Each target runs in a process of its own, with a limit on its memory and on the processor time of one input: atheris
+guides it by coverage where it is installed (`pip install atheris`), otherwise mutations of valid bytes are drawn. An
+input that is a find is written to --keep; --replay FILE runs one input again.
 """
 
 import argparse
-import faulthandler
+import os
 import random
 import resource
 import subprocess
@@ -19,10 +19,13 @@ import time
 from pathlib import Path
 from typing import Final
 
+from tests.fuzz.one_input import OneInput, kept_input
+from tests.fuzz.standstill import wait_for
+
 MAX_BYTES: Final = 4096
 MEMORY_BYTES: Final = 3 << 30
-ONE_INPUT_S: Final = 20
 MARGIN_S: Final = 60
+"""Of processor time, for the imports."""
 TOKENS: Final = (
     b"1e308", b"-1", b"NaN", b"\xff\xfe", b"\0", b"[" * 2000, b'{"a":' * 500, b"9" * 400, b"..", b"/", b"\x1b[2J",
     b"null", b'""', b"18446744073709551616", b"true",
@@ -56,21 +59,14 @@ def fuzz(name: str, *, seconds: float, seed: int, keep: Path) -> int:
 
     target, draw = TARGETS[name], random.Random(seed)
     seeds = target.seeds()
+    run = OneInput(target.run, _kept(keep, name))
     for valid in seeds:
-        target.run(valid)
+        run(valid)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     deadline, number = time.monotonic() + seconds, 0
-    finding = keep / f"{name.replace(' ', '-')}.input"
     while time.monotonic() < deadline:
-        data = mutated(draw.choice(seeds), draw)
-        faulthandler.dump_traceback_later(ONE_INPUT_S, exit=True)
-        try:
-            target.run(data)
-        except BaseException:
-            finding.write_bytes(data)
-            raise
+        run(mutated(draw.choice(seeds), draw))
         number += 1
-    faulthandler.cancel_dump_traceback_later()
     return number
 
 
@@ -90,14 +86,14 @@ def guided(name: str, *, seconds: float, seed: int, keep: Path) -> None:
     options = [
         f"-max_total_time={int(seconds)}",
         f"-seed={seed}",
-        f"-timeout={ONE_INPUT_S}",
+        "-timeout=0",  # by the wall's clock; ours goes by the processor's
         f"-rss_limit_mb={MEMORY_BYTES >> 20}",
         f"-max_len={MAX_BYTES}",
         f"-dict={dictionary}",
         f"-artifact_prefix={keep}/{name.replace(' ', '-')}-",
         "-print_final_stats=1",
     ]
-    atheris.Setup([sys.argv[0], str(corpus), *options], TARGETS[name].run)
+    atheris.Setup([sys.argv[0], str(corpus), *options], OneInput(TARGETS[name].run, _kept(keep, name)))
     atheris.Fuzz()
 
 
@@ -140,19 +136,29 @@ def _inside(name: str, seconds: float, seed: int, keep: Path) -> int:
 def _one(name: str, minutes: float, seed: int, keep: Path) -> bool:
     command = [sys.executable, "-m", "tests.fuzz.run", "--inside", "--target", name]
     command += ["--minutes", str(minutes), "--seed", str(seed), "--keep", str(keep)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60.0 * minutes + MARGIN_S)
-    except subprocess.TimeoutExpired:
-        sys.stdout.write(f"{name}: HANGS\n")
-        return False
-    said = (done.stdout + done.stderr).strip().splitlines()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=environment)
+        hangs = wait_for(process, most_s=60.0 * minutes + MARGIN_S)
+        output.seek(0)
+        said = output.read().strip().splitlines()
+    kept = _kept(keep, name)
+    if process.returncode and kept.exists():
+        kept.with_suffix(".input").write_bytes(kept_input(kept))
+    kept.unlink(missing_ok=True)
     facts = [line for line in said if "inputs by mutation" in line or "number_of_executed_units" in line]
     facts += [line for line in said if "peak_rss_mb" in line]
-    sys.stdout.write(f"{name}: {'passed' if not done.returncode else 'FAILED'} {'; '.join(facts)}\n")
-    if done.returncode:
+    verdict = f"HANGS: {hangs}" if hangs else "FAILED" if process.returncode else "passed"
+    sys.stdout.write(f"{name}: {verdict} {'; '.join(facts)}\n")
+    if process.returncode:
         sys.stdout.write("\n".join(f"    {line[:300]}" for line in said[-25:]) + "\n")
     sys.stdout.flush()
-    return not done.returncode
+    return not process.returncode
+
+
+def _kept(keep: Path, name: str) -> Path:
+    """Where a target's process keeps the input that it runs."""
+    return keep / f"{name.replace(' ', '-')}.running"
 
 
 if __name__ == "__main__":

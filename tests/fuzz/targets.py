@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf, isfinite
 from pathlib import Path
 
 import torch
@@ -96,11 +97,13 @@ def _job_files() -> list[bytes]:
 
 
 def nodes_file(data: bytes) -> None:
-    """The nodes of `headway plan --nodes-file`."""
+    """The nodes of `headway plan --nodes-file`, with what is computed from them."""
     try:
-        parse_nodes(data.decode(errors="surrogateescape"), "nodes.toml")
+        found = parse_nodes(data.decode(errors="surrogateescape"), "nodes.toml")
     except ConfigError:
         return
+    assert all(isfinite(device.speed) for node in found.records(TRAIN) for device in node.devices)
+    assert 0 < found.link_assumptions().slowest_bytes_per_s < inf
 
 
 def cluster_file(data: bytes) -> None:

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import KeysReply, KeysRequest
-from headway.stages import group_guard
+from headway.stages import group_guard, rendezvous
 from headway.stages.collective_group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.group_guard import Rendezvous, admit
@@ -209,6 +209,14 @@ def test_keys_are_for_whoever_has_the_token(
     another = TlsIdentity.read(authority.issue("another"))
     with pytest.raises(grpc.RpcError, match="no link has these keys"):
         ask(workers, another, token=keys.token, operation=KeysRequest.GET, key="where")
+
+
+def test_no_call_waits_for_ever(workers: Workers, identity: TlsIdentity, keys: LinkKeys, monkeypatch: Any) -> None:
+    """A key that never comes is waited for as long as the limit says, also by a call that names no number."""
+    monkeypatch.setattr(rendezvous, "MOST_WAIT_S", 0.1)
+    for seconds in (1e9, float("inf"), float("nan")):
+        request = {"operation": KeysRequest.GET, "key": "never", "timeout_s": seconds}
+        assert not ask(workers, identity, token=keys.token, **request).is_found
 
 
 def test_keys_are_few_and_small(workers: Workers, identity: TlsIdentity, keys: LinkKeys) -> None:

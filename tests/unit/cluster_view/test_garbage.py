@@ -13,11 +13,20 @@ from headway.daemon.coordination.cluster_view import UNREADABLE, ClusterView
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
-from headway.daemon.measurements import LinkProbe, ProbeRecord
+from headway.daemon.measurements import LinkProbe, Port, ProbeRecord, ReachFact, ReachRecord
 from headway.daemon.node.agent_orders import next_steps
 from headway.daemon.record_format import NewerFormatError, decode, encode
 from headway.daemon.record_keys import PREFIX, Keys
-from headway.daemon.records import Device, NodeRecord, PhaseRecord, PlanRecord, SpecRecord
+from headway.daemon.records import (
+    Device,
+    NodeRecord,
+    PhaseRecord,
+    PlanRecord,
+    SharesRecord,
+    SpecRecord,
+    UsageRecord,
+    WorkerPort,
+)
 from headway.daemon.terminal import printable_name
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.agent.test_agent_orders import RUNNING, node
@@ -120,6 +129,53 @@ def test_a_job_with_an_unreadable_record_is_set_aside_alone(leaf: str, value: by
     decision = decide(view, now=100.0)
     expected = {"first", "second"} if leaf == "desired" else {"second"}
     assert {command.job for command in decision.commands if command.job} == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "record"),
+    [
+        (Keys.USAGE, UsageRecord(seconds={"bob": 1e308})),
+        (Keys.USAGE, UsageRecord(seconds={"b" * 10_000: 1.0})),
+        (Keys.SHARES, SharesRecord(weights={"bob": 1e-320})),
+        (Keys.SHARES, SharesRecord(weights={"bob": 1e300})),
+        (Keys.SHARES, SharesRecord(weights={"bob": -1.0})),
+        (Keys.SHARES, SharesRecord(slice_s=1e308)),
+        (Keys.SHARES, SharesRecord(half_life_s=0.0)),
+    ],
+)
+def test_absurd_shares_and_use_decide_nothing(key: str, record: object) -> None:
+    """They are set aside, every user counts alike, and jobs of all users are decided about."""
+    view = view_of(HISTORY)
+    put(view, Keys.USAGE, encode(UsageRecord(seconds={"bob": 50.0})), 10**6 - 2)
+    for user in ("alice", "bob"):
+        spec = SpecRecord(spec=small_spec(user), uid=user, submitted_by=f"{user}@host")
+        put(view, Keys.of(user, "spec"), encode(spec), 10**6 - 1)
+    put(view, key, encode(record))
+    decision = decide(view, now=100.0)
+    assert {command.job for command in decision.commands if command.job} >= {"alice", "bob"}
+    assert not decision.broken
+    assert key in view.unreadable
+
+
+LONG_FACT = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason="no " * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("key", "record"),
+    [
+        (Keys.reach("a"), ReachRecord(incarnation="a-1", facts=(LONG_FACT,))),
+        (Keys.reach("a"), ReachRecord(incarnation="a-1", facts=(replace(LONG_FACT, reason="", address="b" * 10_000),))),
+        (Keys.reach("a"), ReachRecord(incarnation="a-1", facts=(replace(LONG_FACT, reason=""),) * 20_001)),
+        (Keys.node("a"), replace(NODE, site="x" * 10_000)),
+        (Keys.node("a"), replace(NODE, workers=(WorkerPort(device_index=0, address="a:1", incarnation="w"),) * 2)),
+        (Keys.node("a"), replace(NODE, workers=(WorkerPort(device_index=1, address="a:1", incarnation="w"),))),
+    ],
+)
+def test_what_a_node_says_of_ports_has_an_end(key: str, record: object) -> None:
+    """No reason fills a job's record, and nobody dials more workers of a node than it has devices."""
+    view = ClusterView()
+    put(view, key, encode(record))
+    assert key in view.unreadable
 
 
 def test_devices_of_a_job_that_is_set_aside_stay_its_own() -> None:

@@ -34,6 +34,9 @@ def test_what_keeps_the_rules_goes_in_as_it_is() -> None:
         (_of(JobSpec(job=JobSection(name="a\x1b[2J"))), "job.name: 'a\\x1b[2J' is not 1 to 63"),
         (_of(JobSpec(job=JobSection(name="other"))), "job.name: 'other' lies under the name 'demo'"),
         (replace(GOOD, uid="../../x"), "uid: '../../x' cannot be a folder's name"),
+        (replace(GOOD, submitted_by="a" * 10_000), "submitted_by: has more than 512 characters"),
+        (replace(GOOD, submitted_by="a\x1b[2J@host"), "submitted_by: 'a\\x1b[2J@host' has a character that cannot be"),
+        (replace(GOOD, parent="b" * 10_000), "parent: has more than 512 characters"),
     ],
 )
 def test_what_breaks_a_rule_comes_back_harmless(record: SpecRecord, why: str) -> None:

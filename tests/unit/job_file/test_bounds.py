@@ -46,6 +46,8 @@ REFUSED = {
     ),
     "infinite": (NAMED + "[train]\nclip_norm = inf", "train.clip_norm: expected a finite number, got inf"),
     "deep": (NAMED + f"[data]\nsource = {'[' * 5000}{']' * 5000}", "nested too deeply"),
+    "deep key": (NAMED + ".".join("a" * 100_000) + " = 1", "line 3 has more than 256 dots"),
+    "deep section": (NAMED + "[" + ".".join("a" * 100_000) + "]", "line 3 has more than 256 dots"),
     "huge": (NAMED + "#" * MAX_BYTES, "is larger than 1 MiB"),
     "date that is none": (NAMED + "[data]\nsource = 2024-02-31", "not valid TOML"),
     "control character": (NAMED + '[data]\nsource = "a\\u001b[2J"', "data.source: 'a\\x1b[2J' has a character that"),

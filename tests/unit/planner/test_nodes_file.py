@@ -92,6 +92,38 @@ REFUSED = {
         "n.toml:nodes[0].devices[0].count: no machine has more than 1024 devices",
     ),
     "too many": (NODE + "count = 10001", "n.toml:nodes[0].count: more than 10000 nodes"),
+    "too many devices of all entries": (
+        NODE + "[[nodes.devices]]\ncount = 600\n" * 2,
+        "n.toml:nodes[0].devices[1].count: no machine has more than 1024 devices",
+    ),
+    "too many devices in all": (
+        NODE + "count = 1000\n[[nodes.devices]]\ncount = 1024\n",
+        "n.toml:nodes[0].count: more than 100000 devices in all",
+    ),
+    "a name that draws": ('[[nodes]]\nname = "a\\u001b[2J"', "n.toml:nodes[0].name: 'a\\x1b[2J' is no node's name"),
+    "a long name": (f'[[nodes]]\nname = "{"a" * 10_000}"', "n.toml:nodes[0].name: 'aaa"),
+    "a long site": (NODE + f'site = "{"s" * 10_000}"', "n.toml:nodes[0].site: a site's name has 1 to 1024 printable"),
+    "much memory": (NODE + "memory_gb = 1e308", "n.toml:nodes[0].memory_gb: must be at most 1e+09, is 1e+308"),
+    "a speed beyond all": (
+        NODE + "[[nodes.devices]]\ntflops = 1e308",
+        "n.toml:nodes[0].devices[0].tflops: must be at most 1e+09, is 1e+308",
+    ),
+    "a speed of nothing": (
+        NODE + "[[nodes.devices]]\nspeed = 1e-320",
+        "n.toml:nodes[0].devices[0].speed: must be 0 or at least 1e-06, is 1e-320",
+    ),
+    "a fast link": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1e308\nround_trip_ms = 1',
+        "n.toml:links[0].mbit_s: must be at most 1e+09, is 1e+308",
+    ),
+    "a slow link": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1e-320\nround_trip_ms = 1',
+        "n.toml:links[0].mbit_s: must be at least 1e-06, is 1e-320",
+    ),
+    "a long way": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1\nround_trip_ms = 1e308',
+        "n.toml:links[0].round_trip_ms: must be at most 1e+09, is 1e+308",
+    ),
     "no device": (NODE + "devices = []", "n.toml:nodes[0].devices: a node without devices"),
     "negative": (NODE + "memory_gb = -1", "n.toml:nodes[0].memory_gb: must be at least 0, is -1"),
     "speed twice": (
@@ -108,7 +140,7 @@ REFUSED = {
     ),
     "no speed": (
         TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 0\nround_trip_ms = 1',
-        "n.toml:links[0].mbit_s: must be above 0, is 0",
+        "n.toml:links[0].mbit_s: must be at least 1e-06, is 0",
     ),
     "same link": (
         TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1\nround_trip_ms = 1\n'
