@@ -5,12 +5,14 @@ windows without take turns. Workers take several times their time (`slowdown`), 
 own processor time is not the job's.
 
 throughput_ratio: batches a second with strangers over those of the window without beside it. Beside it: whether a node
-lost its lease or the job went back, and the most memory of a daemon and a worker.
+lost its lease or the job went back, the most memory of a daemon and a worker, and how many cores daemons, workers and
+the strangers themselves kept busy: with the strangers on the same machine, theirs is part of what the job does without.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -32,14 +34,15 @@ from headway.daemon.records import Phase
 from headway.stages.spec import ModelSpec, TrainSpec
 
 ATTACK = Path(__file__).with_name("outsiders_attack.py")
-PROCESSES = {"idle": 1, "slow": 1, "handshakes": 4}
-"""Of each kind of stranger: one process does not reach the handshakes of all."""
+KINDS = ("idle", "slow", "handshakes")
+"""Of strangers: a process each, so that none waits for another."""
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 JOB = "beside-outsiders"
 MODEL = ModelSpec(
     hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
 )
 RAMP_S = 5.0
-"""For connections to be made before a window begins."""
+"""Between the strangers' first steps and the window."""
 START_LIMIT_S = 120.0
 END_LIMIT_S = 30.0
 
@@ -56,6 +59,9 @@ class Seen:
     reached: Counter[str] = field(default_factory=Counter)
     """What all strangers of all windows came to."""
     attacked_s: float = 0.0
+    """Of windows and the seconds before them."""
+    cores: dict[str, list[float]] = field(default_factory=dict)
+    """Kept busy in each window, by `daemons with strangers` and the like."""
 
 
 def job_spec() -> JobSpec:
@@ -82,8 +88,9 @@ class Beside:
     async def window(self, *, is_attacked: bool) -> float:
         """Batches a second."""
         attacks = await self._begin_attacks() if is_attacked else []
+        began_at = time.monotonic()
         await asyncio.sleep(RAMP_S)
-        moments: list[tuple[float, int]] = []
+        busy_before, moments = self._busy_s(), list[tuple[float, int]]()
         until = time.monotonic() + self._options.window_s
         while time.monotonic() < until:
             view = await self._session.view()
@@ -93,16 +100,20 @@ class Beside:
             if not moments or moments[-1][1] != batch:
                 moments.append((time.monotonic(), batch))
             await asyncio.sleep(0.2)
+        which = "with" if is_attacked else "without"
+        for who, busy_s in self._busy_s().items():
+            cores = (busy_s - busy_before.get(who, 0.0)) / self._options.window_s
+            self.seen.cores.setdefault(f"{who} {which} strangers", []).append(cores)
+        self.seen.attacked_s += time.monotonic() - began_at if is_attacked else 0.0
         for attack in attacks:
             out, _ = await asyncio.wait_for(attack.communicate(b""), END_LIMIT_S)
             self.seen.reached.update(json.loads(out))
-        self.seen.attacked_s += RAMP_S + self._options.window_s if is_attacked else 0.0
         (began, first), (ended, last) = moments[0], moments[-1]
-        progress(f"{'with' if is_attacked else 'without'} strangers: batches {first} to {last}, {len(moments)} looks")
+        progress(f"{which} strangers: batches {first} to {last}, {len(moments)} looks")
         return (last - first) / (ended - began) if ended > began else 0.0
 
     async def _begin_attacks(self) -> list[asyncio.subprocess.Process]:
-        """Processes for each kind of stranger, so that none waits for another."""
+        """Returns when each has begun."""
         view = await self._session.view()
         daemons = {node.name: node.address for node in view.nodes.values()}
         plan = view.jobs[JOB].plan
@@ -114,21 +125,27 @@ class Beside:
             *("--nodes", *daemons),
             *("--certificates", str(self._cluster.address.certificates)),
         ]
-        return [
+        attacks = [
             await asyncio.create_subprocess_exec(
                 sys.executable,
                 str(ATTACK),
                 *where,
-                *(f"--{kind}={self._share(kind) if kind == one else 0}" for kind in PROCESSES),
+                *(f"--{kind}={getattr(self._options, kind) if kind == own else 0}" for kind in KINDS),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
-            for one, number in PROCESSES.items()
-            for _ in range(number)
+            for own in KINDS
         ]
+        for attack in attacks:
+            assert attack.stdout is not None
+            await asyncio.wait_for(attack.stdout.readline(), START_LIMIT_S)
+        return attacks
 
-    def _share(self, kind: str) -> int:
-        return int(getattr(self._options, kind)) // PROCESSES[kind]
+    def _busy_s(self) -> dict[str, float]:
+        """Processor time of the daemons and of the workers so far."""
+        pids = list(self._cluster.node_pids.values())
+        workers = [child for pid in pids for child in children_of(pid)]
+        return {"daemons": sum(map(processor_s, pids)), "workers": sum(map(processor_s, workers))}
 
     def _look(self, view: ClusterView) -> None:
         seen, job = self.seen, view.jobs[JOB]
@@ -151,6 +168,15 @@ def resident_mb(pid: int) -> float:
     """What a process has in memory; 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+    except (OSError, IndexError):
+        return 0.0
+
+
+def processor_s(pid: int) -> float:
+    """What a process has computed; 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
     except (OSError, IndexError):
         return 0.0
 
@@ -198,7 +224,9 @@ def main() -> int:
         "daemon_mb_before": round(calm_mb),
         "daemon_mb_most": round(daemon_mb),
         "worker_mb_most": round(worker_mb),
-        "handshakes_a_minute": round(60 * seen.reached["handshakes"] / max(seen.attacked_s, 1)),
+        "handshakes_a_minute": round(60_000 * seen.reached["handshakes"] / max(seen.reached["ms of handshakes"], 1)),
+        "cores": {who: round(sum(cores) / len(cores), 2) for who, cores in sorted(seen.cores.items())},
+        "cores of strangers": round(seen.reached["cpu ms"] / 1000 / max(seen.attacked_s, 1), 2),
         "idle_at_once": seen.reached["most idle at once"] // options.pairs,
         "reached": dict(seen.reached),
     }

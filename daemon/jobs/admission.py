@@ -20,8 +20,6 @@ MAX_FILE_BYTES: Final = 2**50
 MAX_ANCESTRY: Final = 100_000
 MAX_NAME: Final = 512
 """Characters of a user with host, or of a job with boundary."""
-TEXTS: Final = ("submitted_by", "parent")
-"""Of a submission, beside its spec: people read them."""
 
 
 def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
@@ -32,8 +30,9 @@ def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
     if not (why := why_refused(record, name)):
         return record, ""
     uid = record.uid if is_path_part(record.uid) else ""
-    told = {key: getattr(record, key) if not _why_no_text(getattr(record, key)) else "" for key in TEXTS}
-    return replace(record, spec=JobSpec(job=JobSection(name=name)), uid=uid, **told), why
+    submitted_by, parent = ("" if _why_no_text(text) else text for text in (record.submitted_by, record.parent))
+    default = JobSpec(job=JobSection(name=name))
+    return replace(record, spec=default, uid=uid, submitted_by=submitted_by, parent=parent), why
 
 
 def why_refused(record: SpecRecord, name: str) -> str:
@@ -46,8 +45,8 @@ def why_refused(record: SpecRecord, name: str) -> str:
         return f"job.name: {record.spec.job.name!r} lies under the name {name!r}"
     if not is_path_part(record.uid):
         return f"uid: {record.uid[:60]!r} cannot be a folder's name"
-    for key in TEXTS:
-        if why := _why_no_text(getattr(record, key)):
+    for key, text in (("submitted_by", record.submitted_by), ("parent", record.parent)):
+        if why := _why_no_text(text):
             return f"{key}: {why}"
     return ""
 
