@@ -62,7 +62,7 @@ mutants: setup
 	$(BIN)/python tests/mutants/run.py
 
 # Benches import these neighbours, so they run with their own folder on the path. All run, whatever one of them misses.
-BENCH_MODULES := emulated_stage measure outsiders_attack paced_stage pipeline_processes torch_pipeline wan_ceiling wan_line wan_namespaces wan_plan wan_probe wan_process wan_proxy wan_sites wire_process wire_sides
+BENCH_MODULES := emulated_stage measure outsiders_attack paced_stage pipeline_processes recovery_timeline torch_pipeline wan_ceiling wan_line wan_namespaces wan_plan wan_probe wan_process wan_proxy wan_sites wire_process wire_sides
 bench: export PYTHONSAFEPATH :=
 bench: setup
 	missed=; for file in $(filter-out $(BENCH_MODULES:%=bench/%.py),$(wildcard bench/*.py)); do \

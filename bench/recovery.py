@@ -4,6 +4,7 @@ worker_resume_*, daemon_resume_*: seconds from SIGKILL to the first microbatch f
 new_batch_*: seconds from SIGKILL until the first batch beyond the point of death is done on the last stage.
 planned_pause_s: in a planned change (a drain), the longest interval in which no worker computes.
 planned_recomputed_max: batches that such a change computed again; must be 0.
+--timeline shows where the time goes.
 
 One job on three nodes of a local cluster is hit again and again, in the middle of whatever it does, workers and daemons
 in turns; each hit waits until the plan has all nodes again. All times are of the machine's one monotonic clock and come
@@ -25,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from measure import Figure, progress, report
+from recovery_timeline import medians, milestones
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
@@ -57,6 +59,7 @@ class Kill:
     what: str
     at: float
     generation: int
+    generation_after: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +128,7 @@ class Range:
                 if job.plan is not None and job.plan.generation > generation and job.phase.phase is Phase.RUNNING:
                     break
                 await asyncio.sleep(0.05)
-        return Kill(what=what, at=at, generation=generation)
+        return Kill(what=what, at=at, generation=generation, generation_after=job.plan.generation)
 
     async def drain(self) -> tuple[float, float]:
         """Drain a node and let it come back; returns the time that the change took, from asking to a new plan."""
@@ -183,8 +186,22 @@ def percentile(values: list[float], share: float) -> float:
     )
 
 
-async def measure(*, num_kills: int, num_drains: int, seed: int) -> tuple[dict[str, Costs], list[float], int, int]:
-    """Shoot, then read the histories. Returns costs, planned pauses, batches computed again in them, operations."""
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What a run has shown."""
+
+    costs: dict[str, Costs]
+    pauses: list[float]
+    """Planned ones."""
+    num_recomputed: int
+    """Batches that a planned change computed again, at most."""
+    num_operations: int
+    timelines: dict[str, list[dict[str, float]]]
+    """Of the kills, as recovery_timeline.py has them."""
+
+
+async def measure(*, num_kills: int, num_drains: int, seed: int) -> Measured:
+    """Shoot, then read the histories."""
     kills: list[Kill] = []
     drains: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
@@ -206,9 +223,11 @@ async def measure(*, num_kills: int, num_drains: int, seed: int) -> tuple[dict[s
             await target.calm()
             await cancel(session, NAME)
             operations = list(read_history(history, NAME).operations)
-            fetched = [event for event in read_events([history]) if event["event"] == "state_fetched"]
+            events = list(read_events([history]))
+    fetched = [event for event in events if event["event"] == "state_fetched"]
     moved = [(float(event[MONOTONIC]), int(event.get("size_bytes", 0))) for event in fetched]
     costs = {"worker": Costs(), "daemon": Costs()}
+    timelines: dict[str, list[dict[str, float]]] = {"worker": [], "daemon": []}
     for kill in kills:
         resume_s, new_batch_s, replayed, moved_bytes = costs_of(kill, operations, moved)
         entry = costs[kill.what]
@@ -216,19 +235,29 @@ async def measure(*, num_kills: int, num_drains: int, seed: int) -> tuple[dict[s
         entry.new_batch_s.append(new_batch_s)
         entry.replayed.append(replayed)
         entry.moved_bytes.append(moved_bytes)
-    pauses = [longest_pause(operations, *drain) for drain in drains]
-    return costs, pauses, max(recomputed(operations, *drain) for drain in drains), len(operations)
+        resumed = {"killed_at": kill.at, "resumed_at": kill.at + resume_s}
+        timelines[kill.what].append(milestones(events, generation=kill.generation_after, **resumed))
+    return Measured(
+        costs=costs,
+        pauses=[longest_pause(operations, *drain) for drain in drains],
+        num_recomputed=max(recomputed(operations, *drain) for drain in drains),
+        num_operations=len(operations),
+        timelines=timelines,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three kills of each kind, for a first look")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=0, help="of each kind, other than 3 and 20")
+    parser.add_argument("--timeline", action="store_true", help="print when each step of the recoveries came")
     options = parser.parse_args()
     num_kills, num_drains = (3, 1) if options.quick else (20, 5)
-    costs, pauses, num_again, num_operations = asyncio.run(
-        measure(num_kills=num_kills, num_drains=num_drains, seed=options.seed)
-    )
+    found = asyncio.run(measure(num_kills=options.kills or num_kills, num_drains=num_drains, seed=options.seed))
+    costs, pauses, num_again = found.costs, found.pauses, found.num_recomputed
+    for what, timelines in found.timelines.items() if options.timeline else ():
+        print(f"After SIGKILL to a {what}, median [least, most]:\n{medians(timelines)}")
     both = costs["worker"].new_batch_s + costs["daemon"].new_batch_s
     exact: dict[str, float] = {}
     for what, entry in costs.items():
@@ -255,7 +284,7 @@ def main() -> int:
     extra["planned_recomputed_max"] = num_again
     print(f"{'planned_recomputed_max':22} {num_again:8d}     bar 0: {'holds' if not num_again else 'MISSED'}")
     extra["num_kills"] = {what: len(entry.resume_s) for what, entry in costs.items()}
-    extra["num_operations"] = num_operations
+    extra["num_operations"] = found.num_operations
     report("Recovery after SIGKILL", samples, extra=extra)
     if options.quick:
         return 0

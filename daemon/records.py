@@ -371,6 +371,8 @@ class WorkerRecord:
     proven: tuple[int, ...] | None = None
     """Positions of the neighbours that this node has dialled for this plan, once it reaches all of them. None: a daemon
     of an earlier version, which does not dial beforehand."""
+    proven_workers: tuple[str, ...] = ()
+    """The processes that answered, one for each of `proven`. Empty: an earlier version, which does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

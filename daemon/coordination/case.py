@@ -344,7 +344,7 @@ class Case:
                 found.append(Loss(position=position, plan=plan))
             elif position in late:
                 found.append(Loss(position=position, plan=plan, is_late=True))
-        is_explained = any(loss.explains_others for loss in found)
+        is_explained = any(loss.explains_others or loss.is_between(self.blocked) for loss in found)
         return tuple(found) if is_next or is_explained or self.now >= self.cause_known_at else ()
 
     @property
@@ -442,6 +442,12 @@ class Case:
             if node is None or node.incarnation != stage.node_incarnation or is_leaving(node):
                 return stage
         return None
+
+    def staying_out(self, plan: PlanRecord | None) -> StagePlan | None:
+        """A worker's part whose node asks to be left out of new plans."""
+        nodes = self.view.nodes
+        stages = plan.stages if plan is not None else ()
+        return next((stage for stage in stages if stage.node in nodes and nodes[stage.node].stays_out), None)
 
     def draining(self, plan: PlanRecord | None) -> tuple[str, ...]:
         """Nodes of a plan that drain."""

@@ -278,6 +278,13 @@ def a_node_of_next_drains_and_others_are_left(case: Case) -> bool:
     return bool(case.draining(case.job.next)) and isinstance(case.best_plan, ClusterPlan)
 
 
+def a_node_of_next_stays_out(case: Case) -> bool:
+    """It does nothing about a plan that it has not written down. If all are ready, the plan comes into force."""
+    if case.staying_out(case.job.next) is None:
+        return False
+    return not all_workers_of_next_are_ready(case) or isinstance(case.recovery_plan, ClusterPlan)
+
+
 def what_next_loads_is_gone(case: Case) -> bool:
     return not case.can_load(case.job.next)
 

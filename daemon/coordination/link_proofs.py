@@ -3,7 +3,7 @@
 from headway.daemon.coordination.case import Case
 from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.planning.plan_links import linked_pairs, neighbours
-from headway.daemon.records import PlanRecord
+from headway.daemon.records import PlanRecord, WorkerRecord
 
 
 def blocked_links(case: Case, plan: PlanRecord | None) -> BlockedWays:
@@ -17,10 +17,20 @@ def unproven(case: Case, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]
     """(position, neighbour) of the workers that have told of themselves and not reached all their neighbours yet."""
     if plan is None:
         return ()
+    workers = case.job.workers_of(plan)
     return tuple(
         (position, other)
-        for position, worker in sorted(case.job.workers_of(plan).items())
-        if worker.proven is not None
+        for position, worker in sorted(workers.items())
         for other in neighbours(plan.stages, position)
-        if other not in worker.proven
+        if not _has_reached(worker, other, workers.get(other))
     )
+
+
+def _has_reached(worker: WorkerRecord, other: int, neighbour: WorkerRecord | None) -> bool:
+    """Whether a worker's node has dialled a neighbour, and the process that is there now: it may have been replaced."""
+    if worker.proven is None:
+        return True
+    if other not in worker.proven:
+        return False
+    processes = dict(zip(worker.proven, worker.proven_workers, strict=False))
+    return neighbour is None or processes.get(other, neighbour.incarnation) == neighbour.incarnation

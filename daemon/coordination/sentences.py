@@ -102,6 +102,8 @@ def why_recovering(case: Case) -> str:
         return _leaving(draining)
     if ways := blocked_links(case, job.next) or blocked_links(case, job.plan):
         return str(ways)
+    if (out := case.staying_out(job.next)) is not None:
+        return trouble(case, out.node, out.node_incarnation)
     return "a plan is possible again"
 
 

@@ -25,7 +25,7 @@ from headway.daemon.errors import (
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.node.agent_orders import HEARD_AFTER_S, is_over, next_steps
+from headway.daemon.node.agent_orders import is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -47,6 +47,7 @@ from headway.daemon.node.agent_steps import (
     UnregisterState,
 )
 from headway.daemon.node.goodput import GoodputReports
+from headway.daemon.node.layer_sources import HEARD_AFTER_S
 from headway.daemon.node.link_proofs import LinkProofs
 from headway.daemon.node.node_state import NodeState, Spacing
 from headway.daemon.node.profiling import ProfileReports

@@ -5,19 +5,14 @@ that failed or was lost is simply due again. docs/architecture.md has the protoc
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
 
 from headway.daemon.coordination.boundaries import pinned
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.deadlines import LEASE_TTL_S
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
     FetchState,
     GiveUp,
-    Neighbour,
-    Neighbours,
     OpenData,
     OrderChooseStop,
     OrderPrepare,
@@ -25,68 +20,21 @@ from headway.daemon.node.agent_steps import (
     OrderStart,
     OrderStopAt,
     OrderWrite,
-    ProveLink,
     RegisterWorker,
     Source,
-    SourceKind,
     Step,
 )
-from headway.daemon.node.copy_duties import copy_steps_of, parts_of_worker
+from headway.daemon.node.copy_duties import copy_steps_of
+from headway.daemon.node.layer_sources import source_of
+from headway.daemon.node.link_duties import links_to_prove, neighbours_of, proven_links
 from headway.daemon.node.node_state import NodeState
+from headway.daemon.node.post import Post, posts_of
 from headway.daemon.node.state_duties import state_steps_of
 from headway.daemon.planning.blocked_ways import pair_of
-from headway.daemon.planning.link_choice import LinkEnd, choose_link, largest_frame_bytes
 from headway.daemon.planning.plan_devices import is_moving, place
-from headway.daemon.planning.plan_links import linked, neighbours
-from headway.daemon.records import (
-    CheckpointFile,
-    CheckpointRecord,
-    Phase,
-    PlanRecord,
-    Save,
-    StagePlan,
-    WorkerRecord,
-    WorkerState,
-)
+from headway.daemon.records import Phase, Save, WorkerRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL, StateKey
-from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
-
-HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
-"""In sight of etcd without a break: by then every node that lives has registered again, and its files."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Post:
-    """One place in a plan that this node's worker fills."""
-
-    job: JobView
-    plan: PlanRecord
-    position: int
-    worker: WorkerStatus
-
-    @property
-    def stage(self) -> StagePlan:
-        return self.plan.stages[self.position]
-
-    @property
-    def of(self) -> JobGeneration:
-        return JobGeneration(self.job.name, self.plan.generation)
-
-    @property
-    def data_sha256(self) -> str:
-        assert self.job.spec is not None, "only jobs with a spec have posts"
-        return self.job.spec.data.sha256
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Its layers, and for the worker that leads the last stage the journal."""
-        return parts_of_worker(self.plan, self.position)
-
-    @property
-    def standstill(self) -> Standstill | None:
-        """Where the worker stands in this generation, once it has stopped."""
-        stopped = self.worker.stopped
-        return stopped if stopped is not None and stopped.of == self.of else None
+from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind
 
 
 def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:
@@ -125,14 +73,14 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     if job.next is not None and node.may_obey(job, job.next):
-        for post in _posts(job, job.next, node):
+        for post in posts_of(job, job.next, node):
             yield from _prepare(post, node)
-            yield from _prove(post, node)
+            yield from links_to_prove(view, post, node)
             if is_recovering:
                 yield from _fetch_ahead(view, post, node)
             yield from _register(view, post, node)
     if job.plan is not None and node.may_obey(job, job.plan):
-        for post in _posts(job, job.plan, node):
+        for post in posts_of(job, job.plan, node):
             if not is_recovering:
                 yield from _prepare(post, node)
                 yield from _start(view, post, node)
@@ -163,17 +111,10 @@ def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
     return any((key.timeline, key.boundary) in pinned(view.jobs[key.job]) for key in held if key.job in view.jobs)
 
 
-def _posts(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[_Post]:
-    for position, stage in enumerate(plan.stages):
-        worker = node.worker_of(stage)
-        if worker is not None:
-            yield _Post(job, plan, position, worker)
-
-
 # --- Prepare and start ----------------------------------------------------------------------------------------------
 
 
-def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
+def _prepare(post: Post, node: NodeState) -> Iterator[Step]:
     worker, of = post.worker, post.of
     is_done = of in (worker.prepared, worker.started)
     if not worker.is_up or is_done or of in worker.failures or worker.awaits(OrderKind.PREPARE, of):
@@ -189,34 +130,7 @@ def _prepare(post: _Post, node: NodeState) -> Iterator[Step]:
     yield OrderPrepare(worker.device_index, of, post.position, post.plan, data_path)
 
 
-def _prove(post: _Post, node: NodeState) -> Iterator[Step]:
-    """Whoever will have a link with the worker and can be dialled is dialled, in both directions."""
-    if post.worker.prepared != post.of or post.of in post.worker.failures:
-        return
-    records = post.job.workers_of(post.plan)
-    for other in neighbours(post.plan.stages, post.position):
-        record, stage = records.get(other), post.plan.stages[other]
-        is_there = record is not None and record.state is WorkerState.READY
-        if record is not None and is_there and (post.of, post.position, other) not in node.proven:
-            yield ProveLink(
-                post.of,
-                post.position,
-                other,
-                stage.node,
-                stage.node_incarnation,
-                stage.device_index,
-                record.address,
-                record.incarnation,
-            )
-
-
-def _proven(post: _Post, node: NodeState) -> tuple[int, ...]:
-    """The worker's neighbours, once all of them are proven: the record is written once more, and not for each."""
-    around = neighbours(post.plan.stages, post.position)
-    return around if all((post.of, post.position, other) in node.proven for other in around) else ()
-
-
-def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
+def _start(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
     worker, of = post.worker, post.of
     is_due = worker.prepared == of and worker.started != of and of not in worker.failures
     if not is_due or worker.awaits(OrderKind.START, of):
@@ -224,14 +138,14 @@ def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
     sources: list[Source] = []
     is_complete = True
     for part in post.parts:
-        found = _source(view, post, part, node)
+        found = source_of(view, post, part, node)
         if isinstance(found, Source):
             sources.append(found)
             continue
         is_complete = False
         if found is not None:
             yield found
-    neighbours = _neighbours(view, post)
+    neighbours = neighbours_of(view, post)
     if is_complete and neighbours is not None:
         checkpoint = post.job.checkpoint if post.plan.source == "checkpoint" else None
         origin = checkpoint.origin_job if checkpoint is not None else ""
@@ -247,110 +161,17 @@ def _start(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
         )
 
 
-def _fetch_ahead(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
+def _fetch_ahead(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
     """A recovery's files come while its workers are prepared: where they are is known already."""
     if post.of in post.worker.failures:
         return
     for part in post.parts:
-        found = _source(view, post, part, node)
+        found = source_of(view, post, part, node)
         if isinstance(found, FetchState | GiveUp):
             yield found
 
 
-def _source(view: ClusterView, post: _Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
-    """Where a part comes from, or the step that would bring it here, or nothing while that is not known."""
-    plan, worker = post.plan, post.worker
-    if plan.source == "initial":
-        return Source(part, SourceKind.INITIAL)
-    if _is_live(post, part):
-        return Source(part, SourceKind.LIVE)
-    key = StateKey(post.job.name, plan.source_timeline, plan.boundary, part)
-    if key in node.held:
-        return Source(part, SourceKind.FILE, str(node.held[key].path))
-    checkpoint = post.job.checkpoint if plan.source == "checkpoint" else None
-    if checkpoint is not None and not _has(checkpoint, key):
-        return GiveUp(worker.device_index, post.of, f"the checkpoint {checkpoint.url} has no {key}")
-    told = {name: file for name, file in post.job.holders(*_of_view(key)).items() if name != node.name}
-    living = {name: file for name, file in told.items() if _is_living(view, post.job, key, name)}
-    if checkpoint is not None:
-        expected = checkpoint.files[part]
-        living = {name: file for name, file in living.items() if file.checksum == expected.checksum}
-        if not living:
-            return FetchState(worker.device_index, post.of, key, (), checkpoint.url, expected)
-    if living:
-        file = living[min(living)]
-        same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
-        expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
-        return FetchState(worker.device_index, post.of, key, same, "", expected)
-    if told or not has_heard_all(view, node.now):
-        return None  # of nodes that are away: either they come back, or their records go
-    return GiveUp(worker.device_index, post.of, f"no node holds {key}")
-
-
-def has_heard_all(view: ClusterView, now: float) -> bool:
-    """Whether what etcd does not say is not so: it may have been away for longer than a lease lives."""
-    return view.steady_since is not None and now >= view.steady_since + HEARD_AFTER_S
-
-
-def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:
-    is_there = (checkpoint.timeline, checkpoint.boundary) == (key.timeline, key.boundary)
-    return is_there and key.layer in checkpoint.files
-
-
-def _is_living(view: ClusterView, job: JobView, key: StateKey, name: str) -> bool:
-    """Whether a node that told of a file is there, and is the one that told."""
-    node = view.nodes.get(name)
-    return node is not None and node.incarnation == job.state[key.timeline, key.boundary][name].incarnation
-
-
-def _is_live(post: _Post, part: str) -> bool:
-    """Whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
-    worker, stopped = post.worker, post.worker.stopped
-    plan = post.plan
-    is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline
-    if not is_planned or stopped is None or stopped.of != worker.started:
-        return False
-    is_there = stopped.of.job == post.job.name and stopped.boundary == post.plan.boundary
-    return is_there and (worker.has_journal if part == JOURNAL else part in worker.layers)
-
-
-def _neighbours(view: ClusterView, post: _Post) -> Neighbours | None:
-    """Everybody that the worker has a link with; None while one of them has not said where it can be dialled."""
-    plan, position = post.plan, post.position
-    records = post.job.workers_of(plan)
-
-    around = linked(plan.stages, position)
-    if any(other not in records for positions in around for other in positions):
-        return None
-    upstream, downstream, beside = (
-        tuple(
-            Neighbour(
-                other,
-                records[other].address,
-                records[other].incarnation,
-                _is_collective(view, post, other),
-            )
-            for other in positions
-        )
-        for positions in around
-    )
-    return Neighbours(upstream, downstream, beside)
-
-
-def _is_collective(view: ClusterView, post: _Post, position: int) -> bool:
-    """By what both nodes' records say, so that the other end's daemon comes to the same answer."""
-    assert post.job.spec is not None, "only jobs with a spec have posts"
-    other = post.plan.stages[position]
-    own, peer = view.nodes.get(post.stage.node), view.nodes.get(other.node)
-    if own is None or peer is None:
-        return False  # a node is gone, and this plan with it
-    ends = LinkEnd.of(own, post.stage.device_index), LinkEnd.of(peer, other.device_index)
-    spec = post.job.spec
-    frame_bytes = largest_frame_bytes(spec, post.plan, post.position, position)
-    return choose_link(spec.train.link, *ends, frame_bytes=frame_bytes).is_collective
-
-
-def _is_first_on_its_node(post: _Post) -> bool:
+def _is_first_on_its_node(post: Post) -> bool:
     """Whether no other replica of the stage before it is on this node: they would write the same files."""
     workers = post.plan.replicas[post.plan.stage_index(post.position)]
     return next(other for other in workers if post.plan.stages[other].node == post.stage.node) == post.position
@@ -359,7 +180,7 @@ def _is_first_on_its_node(post: _Post) -> bool:
 # --- Stop and save --------------------------------------------------------------------------------------------------
 
 
-def _stop(post: _Post) -> Iterator[Step]:
+def _stop(post: Post) -> Iterator[Step]:
     stop, worker, of = post.job.stop, post.worker, post.of
     is_due = stop is not None and stop.generation == post.plan.generation and worker.started == of
     if stop is None or not is_due or of in worker.failures:
@@ -377,7 +198,7 @@ def _stop(post: _Post) -> Iterator[Step]:
         yield OrderStopAt(worker.device_index, of, stop.boundary)
 
 
-def _save(post: _Post, node: NodeState) -> Iterator[Step]:
+def _save(post: Post, node: NodeState) -> Iterator[Step]:
     stop, standstill = post.job.stop, post.standstill
     is_due = stop is not None and stop.generation == post.plan.generation
     if stop is None or not is_due or standstill is None or stop.boundary != standstill.boundary:
@@ -396,7 +217,7 @@ def _save(post: _Post, node: NodeState) -> Iterator[Step]:
                 yield CopyToCheckpoint(key)
 
 
-def _parts_to_save(post: _Post, save: Save) -> tuple[str, ...]:
+def _parts_to_save(post: Post, save: Save) -> tuple[str, ...]:
     """All parts for a checkpoint; else the layers that change hands, and the journal at every stop.
 
     Of a stage's replicas, which all have the same, the one that leads writes.
@@ -414,8 +235,8 @@ def _parts_to_save(post: _Post, save: Save) -> tuple[str, ...]:
 # --- What etcd is told ----------------------------------------------------------------------------------------------
 
 
-def _register(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]:
-    record = _worker_record(post, node)
+def _register(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
+    record = _worker_record(view, post, node)
     known = post.job.workers.get((post.plan.generation, post.position))
     if record is None or record == known:
         return
@@ -428,13 +249,13 @@ def _register(view: ClusterView, post: _Post, node: NodeState) -> Iterator[Step]
     yield RegisterWorker(post.of, post.position, record)
 
 
-def _tells_of_the_device(view: ClusterView, post: _Post, node: NodeState) -> bool:
+def _tells_of_the_device(view: ClusterView, post: Post, node: NodeState) -> bool:
     """Whether our node record says if the device has a worker now: the failure's next plan depends on it."""
     own = view.nodes.get(node.name)
     return own is None or (post.worker.device_index in own.down_devices) == post.worker.has_died
 
 
-def _tells_of_the_pair(view: ClusterView, post: _Post, record: WorkerRecord) -> bool:
+def _tells_of_the_pair(view: ClusterView, post: Post, record: WorkerRecord) -> bool:
     """Whether etcd says that the neighbour is out of reach, so that the next plan avoids the pair; or it is gone."""
     if not record.was_unreached or not 0 <= record.lost_peer < len(post.plan.stages):
         return True
@@ -445,7 +266,7 @@ def _tells_of_the_pair(view: ClusterView, post: _Post, record: WorkerRecord) -> 
     return pair_of(post.stage.node, other.node) in view.blocked.pairs
 
 
-def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
+def _worker_record(view: ClusterView, post: Post, node: NodeState) -> WorkerRecord | None:
     worker, of = post.worker, post.of
     boundary = None
     failure = worker.failures.get(of, Failure(""))
@@ -459,6 +280,7 @@ def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
         state = WorkerState.READY
     else:
         return None
+    proven, proven_workers = proven_links(view, post, node) if state is WorkerState.READY else ((), ())
     return WorkerRecord(
         node=node.name,
         incarnation=worker.incarnation,
@@ -473,7 +295,8 @@ def _worker_record(post: _Post, node: NodeState) -> WorkerRecord | None:
         lost_peer=failure.lost_peer,
         was_unreached=failure.was_unreached,
         was_moved=failure.was_moved,
-        proven=_proven(post, node),
+        proven=proven,
+        proven_workers=proven_workers,
     )
 
 
@@ -491,7 +314,3 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
         mine = (node.name, node.incarnation, worker.device_index)
         if not any(place(stage) == mine for plan in plans for stage in plan.stages):
             yield OrderRelease(worker.device_index, worker.job)
-
-
-def _of_view(key: StateKey) -> tuple[int, int, str]:
-    return key.timeline, key.boundary, key.layer

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headway.daemon.node.reach_target import Target
 from headway.daemon.records import CheckpointFile, PlanRecord, StateRecord, WorkerRecord
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.supervision.worker_status import JobGeneration
@@ -31,20 +32,15 @@ class OrderPrepare:
 
 @dataclass(frozen=True, slots=True)
 class ProveLink:
-    """Dial the worker that a prepared one will have a link with, before the plan comes into force."""
+    """Dial a worker that one of ours will have a link with, before the plan comes into force."""
 
     of: JobGeneration
     position: int
     """Of this node's worker in the plan."""
     other: int
     """Of its neighbour."""
-    node: str
-    node_incarnation: str
-    device_index: int
-    """The neighbour's."""
-    address: str
-    worker: str
-    """The incarnation of the neighbour's process."""
+    target: Target
+    """Where the neighbour listens."""
 
 
 class SourceKind(StrEnum):

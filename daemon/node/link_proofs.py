@@ -7,7 +7,7 @@ from headway.daemon.node.agent_orders import is_over
 from headway.daemon.node.agent_steps import ProveLink
 from headway.daemon.node.lost_links import lost_links
 from headway.daemon.node.node_state import ProvenLink
-from headway.daemon.node.reach_target import Reach, worker_target
+from headway.daemon.node.reach_target import Reach
 from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
 from headway.stages.errors import UnavailableError
 
@@ -29,10 +29,10 @@ class LinkProofs:
 
     async def prove(self, step: ProveLink) -> None:
         """Raises UnavailableError. That the neighbour is out of reach is a fact in etcd then."""
-        target = worker_target(step.node, step.node_incarnation, step.device_index, step.address, step.worker)
+        target = step.target
         if reason := await self._reach.prove(target):
-            raise UnavailableError(f"the worker of {step.node} at {step.address}", reason)
-        self._proven.add((step.of, step.position, step.other))
+            raise UnavailableError(f"the worker of {target.node} at {target.address}", reason)
+        self._proven.add((step.of, step.position, step.other, target.worker))
 
     def stands_still(self, address: str) -> None:
         """A worker of ours has waited for long for what listens at an address: can it be reached at all?"""

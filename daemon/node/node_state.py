@@ -17,8 +17,8 @@ class Spacing:
     boundary: int = -1
 
 
-ProvenLink = tuple[JobGeneration, int, int]
-"""(plan, position of our worker, position of its neighbour)"""
+ProvenLink = tuple[JobGeneration, int, int, str]
+"""(plan, position of our worker, position of its neighbour, the neighbour's process)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class NodeState:
     """`seen_key` of a job to the highest generation that this node has written down. Nothing is done about a later
     plan: after a restart, nobody would know that its number is used. None: every one is."""
     proven: Set[ProvenLink] = frozenset()
-    """The links of prepared workers whose other ends this node has dialled."""
+    """The links of workers of ours whose other ends this node has dialled."""
     now: float = 0.0
     """Seconds of the clock that the view was fed with."""
 

@@ -1,7 +1,12 @@
-"""What a worker tells its daemon of batches and snapshots, as messages. Pure."""
+"""What a worker tells its daemon of batches, snapshots, times and failures, as messages. Pure."""
 
-from headway.proto.control_pb2 import JournalEntry, Report, SnapshotMissed, Wrote
+from collections.abc import Mapping
+
+from headway.proto import control_pb2
+from headway.proto.control_pb2 import Heartbeat, JournalEntry, Refused, Report, SnapshotMissed, Wrote
+from headway.stages.errors import NonFiniteLossError, UnreachedError
 from headway.stages.journal import JournalRow
+from headway.stages.layer_times import LayerSeconds
 from headway.stages.snapshot_writer import SnapshotEnded
 
 
@@ -38,3 +43,33 @@ def snapshot_missed(item: SnapshotEnded, *, reason: str, factor: int) -> Report:
         written=not item.trouble,
     )
     return Report(snapshot_missed=missed)
+
+
+def add_layer_times(beat: Heartbeat, layers: Mapping[str, LayerSeconds]) -> None:
+    """What each kind of layer takes, into a heartbeat."""
+    for kind, times in layers.items():
+        seconds = control_pb2.LayerSeconds(
+            forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s, spread=times.spread
+        )
+        beat.layers[kind].CopyFrom(seconds)
+
+
+def generation_failed(
+    job: str, generation: int, error: Exception, *, batch: int, fault: str = "", lost_peer: int = -1
+) -> Report:
+    """A worker cannot go on with a generation. fault: one line that two workers with the same error share.
+
+    lost_peer: the position of the neighbour whose link is lost, if that is why.
+    """
+    is_hopeless = isinstance(error, NonFiniteLossError)
+    refused = Refused(
+        job=job,
+        generation=generation,
+        reason=str(error) if not fault or is_hopeless else f"{type(error).__name__}: {error}",
+        fault=fault,
+        hopeless=is_hopeless,
+        batch=error.batch if isinstance(error, NonFiniteLossError) else batch,
+        lost_peer=lost_peer + 1,
+        unreached=isinstance(error, UnreachedError),
+    )
+    return Report(refused=refused)

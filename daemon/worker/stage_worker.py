@@ -22,7 +22,13 @@ from headway.daemon.worker.held_layers import HeldSession, live_sources, load_st
 from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.replica_groups import replica_groups
-from headway.daemon.worker.reports import journal_entry, snapshot_missed, snapshot_written
+from headway.daemon.worker.reports import (
+    add_layer_times,
+    generation_failed,
+    journal_entry,
+    snapshot_missed,
+    snapshot_written,
+)
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.stage_records import StageRecords
 from headway.optim.step_count import STEPS
@@ -39,7 +45,6 @@ from headway.stages.errors import (
     DataError,
     NonFiniteLossError,
     PeerError,
-    UnreachedError,
 )
 from headway.stages.executor import PATIENCE_S, Executor
 from headway.stages.goodput import IDLE, REPLAN, Goodput
@@ -134,15 +139,7 @@ class StageWorker:
             beat.waiting_for = executor.waiting_for
             measured = executor.layer_times.measured
             beat.peak_bytes, beat.num_samples = measured.peak_bytes, measured.num_samples
-            for kind, times in measured.layers.items():
-                beat.layers[kind].CopyFrom(
-                    control_pb2.LayerSeconds(
-                        forward_s=times.forward_s,
-                        backward_s=times.backward_s,
-                        update_s=times.update_s,
-                        spread=times.spread,
-                    )
-                )
+            add_layer_times(beat, measured.layers)
         return beat
 
     def _expected_s(self, executor: Executor) -> float:
@@ -364,11 +361,11 @@ class StageWorker:
                 "neighbour_lost", job=session.job, generation=session.generation, peer=error.peer, reason=error.reason
             )
             lost_peer = self._neighbours.position_of(error.peer)
-            self._report(self._failed(error, lost_peer=lost_peer, unreached=isinstance(error, UnreachedError)))
+            self._report(self._failed(error, lost_peer=lost_peer))
         except NonFiniteLossError as error:
             reason = str(error)
             log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
-            self._report(self._failed(error, fault=fault_line(error), is_hopeless=True))
+            self._report(self._failed(error, fault=fault_line(error)))
         finally:
             self._executor, self._batch = None, executor.batch
             session.did_stop(boundary)
@@ -469,30 +466,10 @@ class StageWorker:
         self._records.event(event, boundary=item.boundary, reason=reason, factor=factor)
         self._report(snapshot_missed(item, reason=reason, factor=factor))
 
-    def _failed(
-        self,
-        error: Exception,
-        *,
-        fault: str = "",
-        is_hopeless: bool = False,
-        lost_peer: int = -1,
-        unreached: bool = False,
-    ) -> Report:
+    def _failed(self, error: Exception, *, fault: str = "", lost_peer: int = -1) -> Report:
         session = self._session
         batch = self._executor.batch if self._executor is not None else self._batch
-        if isinstance(error, NonFiniteLossError):
-            batch = error.batch
-        refused = control_pb2.Refused(
-            job=session.job,
-            generation=session.generation,
-            reason=str(error) if not fault or is_hopeless else f"{type(error).__name__}: {error}",
-            fault=fault,
-            hopeless=is_hopeless,
-            batch=batch,
-            lost_peer=lost_peer + 1,
-            unreached=unreached,
-        )
-        return Report(refused=refused)
+        return generation_failed(session.job, session.generation, error, batch=batch, fault=fault, lost_peer=lost_peer)
 
 
 def _check_layer(layer: str, spec: JobSpec) -> None:

@@ -118,9 +118,10 @@ class SimulatedAgents(ABC):
                 node.out_of_reach.add(name)
                 self._tell_reach(node)
             else:
-                node.proven.add((job.name, plan.generation, position, other))
-        mine = {link[3] for link in node.proven if link[:3] == (job.name, plan.generation, position)}
-        return around if mine == set(around) else ()
+                node.proven.add((job.name, plan.generation, position, other, record.incarnation))
+        mine = {link[3:] for link in node.proven if link[:3] == (job.name, plan.generation, position)}
+        present = {(other, record.incarnation) for other, record in records.items()}
+        return around if {other for other, _ in mine & present} == set(around) else ()
 
     def can_run(self, plan: PlanRecord) -> bool:
         """Whether every link of a plan is open in the direction in which it is dialled."""
@@ -241,7 +242,8 @@ class SimulatedAgents(ABC):
         if worker.hangs:
             return
         is_old = generation < node.record.generation_seen(job.name, job.uid)
-        can_prepare = not has_failed and not worker.is_down and not is_old and worker.job in ("", job.name)
+        may_obey = not is_old and not node.record.stays_out
+        can_prepare = not has_failed and not worker.is_down and may_obey and worker.job in ("", job.name)
         if can_prepare and max(worker.prepared, worker.started) < generation:
             worker.job, worker.prepared = job.name, generation
             seen = {job.name: generation, seen_key(job.name, job.uid): generation}
@@ -266,6 +268,7 @@ class SimulatedAgents(ABC):
             ends = plan.stages[position].node, plan.stages[other].node
             if other > position and ends in self.blocked:
                 worker.failure, worker.fault = (plan.generation, f"the link to {ends[1]} is lost"), ""
+                worker.lost_peer = other
 
     def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stage = plan.stages[position]
@@ -343,9 +346,10 @@ class SimulatedAgents(ABC):
                 self._make_durable(node, key)
 
     def _tell(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
-        boundary, error, fault = None, "", ""
+        boundary, error, fault, lost_peer = None, "", "", -1
         if worker.failure is not None and worker.failure[0] >= plan.generation:
             state, error, fault = WorkerState.FAILED, worker.failure[1], worker.fault
+            lost_peer = worker.lost_peer
         elif worker.started == plan.generation:
             state = WorkerState.STOPPED if worker.is_stopped else WorkerState.RUNNING
             boundary = worker.applied if worker.is_stopped else None
@@ -353,6 +357,7 @@ class SimulatedAgents(ABC):
             state = WorkerState.READY
         else:
             return
+        proven, told = self._prove(node, job, plan, position), job.workers_of(plan)
         record = WorkerRecord(
             node=node.name,
             incarnation=worker.incarnation,
@@ -362,7 +367,9 @@ class SimulatedAgents(ABC):
             boundary=boundary,
             error=error,
             fault=fault,
-            proven=self._prove(node, job, plan, position),
+            lost_peer=lost_peer,
+            proven=proven,
+            proven_workers=tuple(told[other].incarnation for other in proven or ()),
         )
         key = Keys.worker(job.name, plan.generation, position)
         if self.store.values.get(key) != encode(record):

@@ -126,8 +126,12 @@ class SimulatedCluster(SimulatedAgents):
         self.store.transact({}, {key: encode(DesiredRecord(state=state, request=before.request + 1))})
 
     def drain(self, name: str) -> None:
+        self.say(name, is_draining=True)
+
+    def say(self, name: str, **fields: Any) -> None:
+        """A node has other fields in its record."""
         node = self.nodes[name]
-        node.record = replace(node.record, is_draining=True)
+        node.record = replace(node.record, **fields)
         self.store.transact({}, {Keys.node(name): encode(node.record)}, lease=node.lease)
 
     def leave_if_unnamed(self, node: Node) -> None:

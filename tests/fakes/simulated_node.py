@@ -38,6 +38,8 @@ class Worker:
     failure: tuple[int, str] | None = None
     """(generation, error)"""
     fault: str = ""
+    lost_peer: int = -1
+    """Position of the neighbour whose link it has lost."""
     is_down: bool = False
     """The process is gone and no spare has taken over."""
     hangs: bool = False
@@ -63,8 +65,8 @@ class Node:
     held: dict[HeldKey, Lineage] = field(default_factory=dict)
     """Files, and what was trained into each."""
     durable: set[HeldKey] = field(default_factory=set)
-    proven: set[tuple[str, int, int, int]] = field(default_factory=set)
-    """(job, generation, position, neighbour's position) of the links that its daemon has dialled."""
+    proven: set[tuple[str, int, int, int, str]] = field(default_factory=set)
+    """(job, generation, position, neighbour's position and process) of the links that its daemon has dialled."""
     out_of_reach: set[str] = field(default_factory=set)
     """Nodes whose workers it has dialled in vain."""
     is_alive: bool = True

@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.node.agent_orders import HEARD_AFTER_S, is_awaited, is_named, is_over, next_steps
+from headway.daemon.node.agent_orders import is_awaited, is_named, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -30,6 +30,7 @@ from headway.daemon.node.agent_steps import (
     SourceKind,
     Step,
 )
+from headway.daemon.node.layer_sources import HEARD_AFTER_S
 from headway.daemon.node.node_state import NodeState
 from headway.daemon.records import (
     CheckpointFile,

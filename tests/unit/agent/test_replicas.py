@@ -35,6 +35,7 @@ from headway.daemon.records import (
     StateFile,
     StateRecord,
     StopRecord,
+    WorkerPort,
     WorkerRecord,
     WorkerState,
 )
@@ -346,8 +347,9 @@ def test_before_a_plan_comes_into_force_every_neighbour_is_dialled_from_both_end
     job.plan, job.next = None, job.plan
 
     def dialled(name: str, *proven: int) -> list[tuple[int, str]]:
-        state = replace(node(name), proven={(JobGeneration("j", 1), POSITIONS[name], other) for other in proven})
-        return [(step.other, step.address) for step in next_steps(view, state) if isinstance(step, ProveLink)]
+        g1, mine = JobGeneration("j", 1), POSITIONS.get(name, -1)
+        state = replace(node(name), proven={(g1, mine, other, f"w-{'abcde'[other]}") for other in proven})
+        return [(step.other, step.target.address) for step in next_steps(view, state) if isinstance(step, ProveLink)]
 
     assert dialled("c") == [(0, "a:1"), (1, "b:1"), (3, "d:1"), (4, "e:1")]
     assert dialled("a") == [(1, "b:1"), (2, "c:1")]
@@ -370,9 +372,61 @@ def test_a_worker_says_that_it_reaches_its_neighbours_once_it_reaches_all() -> N
     job.plan, job.next = None, job.plan
 
     def told(*proven: int) -> tuple[int, ...] | None:
-        state = replace(node("a"), proven={(JobGeneration("j", 1), 0, other) for other in proven})
+        proofs = {(JobGeneration("j", 1), 0, other, f"w-{'abcde'[other]}") for other in proven}
+        state = replace(node("a"), proven=proofs)
         [step] = [step for step in next_steps(view, state) if isinstance(step, RegisterWorker)]
+        assert len(step.record.proven or ()) == len(step.record.proven_workers)
         return step.record.proven
 
     assert told() == told(1) == ()
     assert told(1, 2) == (1, 2)
+
+
+def test_neighbours_are_dialled_while_all_workers_still_get_ready() -> None:
+    """Nobody has told of itself in this plan: they are dialled where their nodes have them listen, and once all have
+    answered, the worker's first record says so.
+    """
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+    job.workers.clear()
+    for name in "bcde":
+        view.nodes[name] = replace(
+            view.nodes[name], workers=(WorkerPort(device_index=0, address=f"{name}:7", incarnation=f"w-{name}"),)
+        )
+    steps = next_steps(view, node("a", prepared=None))
+    dialled = [(step.other, step.target.address, step.target.worker) for step in steps if isinstance(step, ProveLink)]
+    assert dialled == [(1, "b:7", "w-b"), (2, "c:7", "w-c")]
+    proofs = {(JobGeneration("j", 1), 0, other, worker) for other, _, worker in dialled}
+    [step] = of_kind(next_steps(view, replace(node("a"), proven=proofs)), RegisterWorker)
+    assert isinstance(step, RegisterWorker)
+    assert (step.record.state, step.record.proven) == (WorkerState.READY, (1, 2))
+    assert step.record.proven_workers == ("w-b", "w-c")
+
+
+@pytest.mark.parametrize(("lost_peer", "is_dialled"), [(-1, False), (0, True)])
+def test_a_process_that_has_died_is_not_dialled_and_one_that_lost_a_neighbour_is(
+    lost_peer: int, is_dialled: bool
+) -> None:
+    """c failed in plan 1, and its node's record still names that process: a spare may be about to take its place."""
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    failed = replace(job.workers[1, 2], state=WorkerState.FAILED, lost_peer=lost_peer)
+    job.next, job.workers = replace(TWO_ONE_TWO, generation=2), {(1, 2): failed}
+    view.nodes["c"] = replace(view.nodes["c"], workers=(WorkerPort(device_index=0, address="c:7", incarnation="w-c"),))
+    steps = next_steps(view, node("a"))
+    assert [step.other for step in steps if isinstance(step, ProveLink)] == ([2] if is_dialled else [])
+
+
+def test_a_proof_of_a_process_that_was_replaced_does_not_count() -> None:
+    """b's first process has answered, and another one has its place and is ready: it is dialled as well."""
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+    g1 = JobGeneration("j", 1)
+    state = replace(node("a"), proven={(g1, 0, 1, "w-b before"), (g1, 0, 2, "w-c")})
+    steps = next_steps(view, state)
+    assert [(step.other, step.target.worker) for step in steps if isinstance(step, ProveLink)] == [(1, "w-b")]
+    [step] = of_kind(steps, RegisterWorker)
+    assert isinstance(step, RegisterWorker)
+    assert (step.record.proven, step.record.proven_workers) == ((), ())

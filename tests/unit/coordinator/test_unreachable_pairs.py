@@ -1,10 +1,13 @@
 """Nodes that reach etcd and not each other, in the simulated cluster: pairs become blocked and heal, by seed."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise, permutations
 
 import pytest
 
+from headway.daemon.coordination.case import CAUSE_GRACE_S, Case
+from headway.daemon.coordination.conditions import all_workers_of_next_are_ready
 from headway.daemon.measurements import GoodputRecord
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
@@ -93,6 +96,24 @@ def test_a_running_job_without_another_order_goes_on_when_the_pair_is_healed() -
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_lost_link_between_nodes_that_cannot_talk_waits_for_no_other_cause(is_known: bool) -> None:
+    """That one does not reach the other is the cause; where that is not known, a worker's error may still follow."""
+    cluster = cluster_of("a", "b", "c", min_nodes=3, batches=200)
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    cluster.calm(max_rounds=3)
+    first, second = nodes_of_plan(cluster)[:2]
+    if is_known:
+        cluster.blocked = {(first, second)}
+        cluster.nodes[first].out_of_reach.add(second)
+    worker = cluster.nodes[first].workers[0]
+    worker.failure, worker.lost_peer = (worker.started, f"the link to {second} is lost"), 1
+    since = cluster.now
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RECOVERING, step_s=0.1)
+    assert (cluster.now - since < CAUSE_GRACE_S) is is_known
+    assert not cluster.facts().failures
+
+
 def test_a_job_that_takes_what_it_gets_goes_on_with_those_that_can_talk() -> None:
     cluster = cluster_of("a", "b")
     cluster.blocked = {("a", "b"), ("b", "a")}
@@ -155,6 +176,32 @@ def test_a_plan_waits_until_every_neighbour_is_reached(
     monkeypatch.setattr(cluster, "_prove", lambda *_: told)
     cluster.calm(max_rounds=30)
     assert cluster.phase("j").phase is phase
+
+
+def test_a_proof_of_a_process_that_was_replaced_brings_no_plan_into_force() -> None:
+    """Both are ready and have reached each other; then b says that it is another process: a has not reached that."""
+    cluster = cluster_of("a", "b", min_nodes=2, batches=1000)
+
+    def next_is_ready() -> bool:
+        job = cluster.facts().jobs["j"]
+        workers = job.workers_of(job.next) if job.next is not None else {}
+        return len(workers) == 2 and all(worker.proven for worker in workers.values())
+
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.PREPARING)
+    for _ in range(4):
+        for node in cluster.nodes.values():
+            cluster.deliver(node)
+            cluster.act(node)
+    assert next_is_ready()
+    leader = cluster.nodes[cluster.leader]
+    cluster.deliver(leader)
+    job = leader.view.jobs["j"]
+    assert job.next is not None
+    case = Case(job=job, view=leader.view, now=cluster.now, written_at=0.0)
+    assert all_workers_of_next_are_ready(case)
+    key = (job.next.generation, 1)
+    job.workers[key] = replace(job.workers[key], incarnation="another")
+    assert not all_workers_of_next_are_ready(case)
 
 
 def test_a_pause_of_a_job_that_stands_still_at_a_blocked_link_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

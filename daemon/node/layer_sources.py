@@ -1,0 +1,75 @@
+"""Where a worker takes each part of its state from when it starts, or the step that would bring it here. Pure."""
+
+from typing import Final
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.deadlines import LEASE_TTL_S
+from headway.daemon.node.agent_steps import FetchState, GiveUp, Source, SourceKind
+from headway.daemon.node.node_state import NodeState
+from headway.daemon.node.post import Post
+from headway.daemon.records import CheckpointFile, CheckpointRecord
+from headway.daemon.storage.state_key import JOURNAL, StateKey
+
+HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
+"""In sight of etcd without a break: by then every node that lives has registered again, and its files."""
+
+
+def source_of(view: ClusterView, post: Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
+    """Where a part comes from, or the step that would bring it here, or nothing while that is not known."""
+    plan, worker = post.plan, post.worker
+    if plan.source == "initial":
+        return Source(part, SourceKind.INITIAL)
+    if _is_live(post, part):
+        return Source(part, SourceKind.LIVE)
+    key = StateKey(post.job.name, plan.source_timeline, plan.boundary, part)
+    if key in node.held:
+        return Source(part, SourceKind.FILE, str(node.held[key].path))
+    checkpoint = post.job.checkpoint if plan.source == "checkpoint" else None
+    if checkpoint is not None and not _has(checkpoint, key):
+        return GiveUp(worker.device_index, post.of, f"the checkpoint {checkpoint.url} has no {key}")
+    told = {
+        name: file
+        for name, file in post.job.holders(key.timeline, key.boundary, key.layer).items()
+        if name != node.name
+    }
+    living = {name: file for name, file in told.items() if _is_living(view, post.job, key, name)}
+    if checkpoint is not None:
+        expected = checkpoint.files[part]
+        living = {name: file for name, file in living.items() if file.checksum == expected.checksum}
+        if not living:
+            return FetchState(worker.device_index, post.of, key, (), checkpoint.url, expected)
+    if living:
+        file = living[min(living)]
+        same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
+        expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
+        return FetchState(worker.device_index, post.of, key, same, "", expected)
+    if told or not has_heard_all(view, node.now):
+        return None  # of nodes that are away: either they come back, or their records go
+    return GiveUp(worker.device_index, post.of, f"no node holds {key}")
+
+
+def has_heard_all(view: ClusterView, now: float) -> bool:
+    """Whether what etcd does not say is not so: it may have been away for longer than a lease lives."""
+    return view.steady_since is not None and now >= view.steady_since + HEARD_AFTER_S
+
+
+def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:
+    is_there = (checkpoint.timeline, checkpoint.boundary) == (key.timeline, key.boundary)
+    return is_there and key.layer in checkpoint.files
+
+
+def _is_living(view: ClusterView, job: JobView, key: StateKey, name: str) -> bool:
+    """Whether a node that told of a file is there, and is the one that told."""
+    node = view.nodes.get(name)
+    return node is not None and node.incarnation == job.state[key.timeline, key.boundary][name].incarnation
+
+
+def _is_live(post: Post, part: str) -> bool:
+    """Whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
+    worker, stopped = post.worker, post.worker.stopped
+    plan = post.plan
+    is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline
+    if not is_planned or stopped is None or stopped.of != worker.started:
+        return False
+    is_there = stopped.of.job == post.job.name and stopped.boundary == post.plan.boundary
+    return is_there and (worker.has_journal if part == JOURNAL else part in worker.layers)
