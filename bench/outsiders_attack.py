@@ -1,10 +1,9 @@
 """Strangers at the ports of a cluster on this machine, until the input ends; what they reached as one line of JSON.
 
-Idle connections say nothing and come again when they are closed. Handshakes are of TLS: each sends the first message of
-one client, and leaves when the server has answered with its half. The answer is what a handshake costs a server; the
-other half would cost this machine as much again, for the strangers' side. Slow streams have a certificate: each asks
-for a probe, takes the first piece and no more, and comes again when it is refused. Only loopback addresses are taken
-for targets.
+Idle connections say nothing and come again when they are closed. Handshakes are of TLS, complete and without a
+certificate: each counts when the client's side is done, and stays until the server has refused it. Slow streams have a
+certificate: each asks for a probe, takes the first piece and no more, and comes again when it is refused. Only loopback
+addresses are taken for targets.
 """
 
 import argparse
@@ -19,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -31,34 +31,30 @@ from headway.stages.tls_identity import TlsIdentity, expecting
 AGAIN_S = 1.0
 SLOW_AGAIN_S = 5.0
 HANDSHAKE_LIMIT_S = 10.0
+RECEIVED_AT_ONCE = 1 << 16
 STREAMS_PER_CHANNEL = 50
 PROBE_BYTES = 16 << 20
-
-HANDSHAKE_RECORD = 0x16
-"""The first byte of what a TLS server answers, unless it refuses."""
 
 Target = tuple[str, int]
 
 
-def client_hello(name: str) -> bytes:
-    """The first message of a TLS client. A server knows no copy from the first: it answers each."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    outgoing = ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name).do_handshake()
-    return outgoing.read()
-
-
 @contextlib.asynccontextmanager
 async def connected(target: Target) -> AsyncIterator[socket.socket]:
-    """A TCP connection without asyncio's streams, which cost more than the connection."""
+    """A TCP connection without asyncio's streams, which cost more than all that is done with it."""
     family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as one:
         one.setblocking(False)
         await asyncio.get_running_loop().sock_connect(one, target)
         yield one
+
+
+def _is_done(client: ssl.SSLObject) -> bool:
+    """Whether a client has nothing more to hear for its handshake. Raises ssl.SSLError."""
+    try:
+        client.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
 
 
 class Strangers:
@@ -83,15 +79,21 @@ class Strangers:
                         self.num_idle -= 1
             await asyncio.sleep(AGAIN_S)
 
-    async def handshake(self, target: Target, hello: bytes) -> None:
-        """One TLS handshake without a certificate, up to the server's answer."""
-        loop = asyncio.get_running_loop()
-        self.counts["hellos"] += 1
+    async def handshake(self, target: Target, context: ssl.SSLContext, name: str) -> None:
+        """One TLS handshake without a certificate."""
+        loop, incoming, outgoing = asyncio.get_running_loop(), ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(incoming, outgoing, server_hostname=name)
+        self.counts["handshakes begun"] += 1
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HANDSHAKE_LIMIT_S), connected(target) as one:
-                await loop.sock_sendall(one, hello)
-                answer = await loop.sock_recv(one, 1)
-                self.counts["handshakes" if answer[:1] == bytes([HANDSHAKE_RECORD]) else "hellos refused"] += 1
+                while not _is_done(client):
+                    await loop.sock_sendall(one, outgoing.read())
+                    if not (answer := await loop.sock_recv(one, RECEIVED_AT_ONCE)):
+                        return
+                    incoming.write(answer)
+                await loop.sock_sendall(one, outgoing.read())
+                self.counts["handshakes"] += 1
+                await loop.sock_recv(one, RECEIVED_AT_ONCE)
 
     async def slow(self, channel: grpc.aio.Channel) -> None:
         """One probe that is not read, again and again."""
@@ -122,7 +124,9 @@ async def each_in_turn(step: Callable[[Target], Awaitable[None]], targets: list[
 async def attack(options: argparse.Namespace, targets: list[Target], probed: list[Target]) -> Strangers:
     """Until the input ends."""
     strangers = Strangers()
-    hello = client_hello(options.nodes[0])
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
     identity = TlsIdentity.read(options.certificates)
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     tasks = [asyncio.create_task(strangers.idle(targets[n % len(targets)])) for n in range(options.idle)]
@@ -133,8 +137,8 @@ async def attack(options: argparse.Namespace, targets: list[Target], probed: lis
         channel = grpc.aio.secure_channel(f"{host}:{port}", credentials, options=(*expecting(node), own_pool))
         tasks += [asyncio.create_task(strangers.slow(channel)) for _ in range(STREAMS_PER_CHANNEL)]
     if options.handshakes:
-        shake = each_in_turn(lambda target: strangers.handshake(target, hello), targets, options.handshakes / 60)
-        tasks.append(asyncio.create_task(shake))
+        step = partial(strangers.handshake, context=context, name=options.nodes[0])
+        tasks.append(asyncio.create_task(each_in_turn(step, targets, options.handshakes / 60)))
     print("ready", flush=True)
     began = time.monotonic()
     await asyncio.to_thread(sys.stdin.read)
