@@ -23,6 +23,7 @@ A line about anything else has `event` and `at` (seconds of CLOCK_MONOTONIC), an
 import errno
 import json
 import os
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -77,7 +78,10 @@ class HistoryFile:
         self._number = -1
         self._descriptor = -1
         self._size = 0
-        self._pending = b""
+        self._pending: deque[bytes] = deque()
+        """Lines that the disk has not taken yet. The first may be there in part, and goes on in the same file."""
+        self._num_pending_bytes = 0
+        self._is_torn = False
         folder.mkdir(parents=True, exist_ok=True)
         self._open_next()
 
@@ -109,21 +113,29 @@ class HistoryFile:
     def _write(self, line: str) -> None:
         if self._descriptor < 0:
             return
-        self._pending += line.encode()
+        encoded = line.encode()
+        self._pending.append(encoded)
+        self._num_pending_bytes += len(encoded)
         try:
             self._flush()
         except OSError as error:
-            if len(self._pending) > MAX_PENDING_BYTES or error.errno not in FULL:
+            if self._num_pending_bytes > MAX_PENDING_BYTES or error.errno not in FULL:
                 self.trouble = f"{self._folder}: {error.strerror}"
                 self.close()
 
     def _flush(self) -> None:
-        if self._size + len(self._pending) > self._max_file_bytes and self._size:
-            self._open_next()
         while self._pending:
-            num_written = os.write(self._descriptor, self._pending)
+            line = self._pending[0]
+            if self._size + len(line) > self._max_file_bytes and self._size and not self._is_torn:
+                self._open_next()
+            num_written = os.write(self._descriptor, line)
             self._size += num_written
-            self._pending = self._pending[num_written:]
+            self._num_pending_bytes -= num_written
+            self._is_torn = num_written < len(line)
+            if self._is_torn:
+                self._pending[0] = line[num_written:]
+            else:
+                self._pending.popleft()
 
     def _open_next(self) -> None:
         path = self._folder / f"{self._name}-{self._number + 1:04d}{SUFFIX}"

@@ -35,6 +35,8 @@ class Outages:
         self._targets = targets
         self._healer = healer
         self._clock = clock
+        self._storages: dict[Path, StorageAway] = {}
+        """Every folder that was ever out of reach: strikes that overlap are one outage."""
 
     async def parted(self, node: str, seconds: float) -> None:
         """A node reaches nobody: what its processes connect is destroyed a moment later."""
@@ -59,8 +61,8 @@ class Outages:
             disk.end(self._pids_of(node))
 
     async def storage_away(self, folder: Path, seconds: float) -> None:
-        """The checkpoint folder is out of reach."""
-        storage = StorageAway(folder, self._healer)
+        """The checkpoint folder is out of reach, until the last strike at it is over."""
+        storage = self._storages.setdefault(folder, StorageAway(folder, self._healer))
         try:
             storage.take()
             await asyncio.sleep(seconds)

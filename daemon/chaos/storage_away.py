@@ -10,15 +10,19 @@ AWAY = ".away"
 
 
 class StorageAway:
-    """Takes a local folder away and brings it back."""
+    """Takes a local folder away and brings it back when nobody takes it away any more."""
 
     def __init__(self, folder: Path, healer: Healer) -> None:
         self._folder = folder
         self._away = folder.with_name(folder.name + AWAY)
         self._healer = healer
+        self._num_takers = 0
 
     def take(self) -> None:
         """Whoever opens the folder from now on meets a file. Raises OSError."""
+        self._num_takers += 1
+        if self._num_takers > 1:
+            return
         script = 'test -e "$1" && { rm -f "$0"; mv -T "$1" "$0"; }'
         self._healer.promise("sh", "-c", script, str(self._folder), str(self._away))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -26,8 +30,9 @@ class StorageAway:
         self._folder.touch()
 
     def bring_back(self) -> None:
-        """The folder as it was. One that is back is no error."""
-        if not self._away.exists():
+        """The folder as it was, once for each `take`. One that is back is no error."""
+        self._num_takers = max(self._num_takers - 1, 0)
+        if self._num_takers or not self._away.exists():
             return
         with suppress(FileNotFoundError):
             self._folder.unlink()

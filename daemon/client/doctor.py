@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
@@ -39,7 +39,16 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
         findings.append(_cluster(etcd, certs, cluster))
         findings += _ways(etcd, certs, cluster)
         findings += _records(etcd, certs, cluster)
-    return findings
+    return _said_once(findings)
+
+
+def _said_once(findings: list[Finding]) -> list[Finding]:
+    """Each remark beside the last thing that it is about: of one release of etcd, beside the cluster."""
+    last = {finding.advice: finding for finding in findings}
+    return [
+        finding if not finding.is_fine or last[finding.advice] is finding else replace(finding, advice="")
+        for finding in findings
+    ]
 
 
 def _python() -> Finding:
@@ -119,15 +128,20 @@ def _temporary_folder() -> Finding:
 
 
 def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:
-    async def ask() -> str:
+    async def ask() -> Finding:
         async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
             status = await session.client.status()
             view = await session.view()
             leader = view.leader.node if view.leader else "nobody"
             found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
-            return "; ".join(filter(None, (found, plain_sites(view), remark(status.version))))
+            found = "; ".join(filter(None, (found, plain_sites(view))))
+            return Finding(what="cluster", is_fine=True, found=found, advice=remark(status.version))
 
-    return _checked("cluster", lambda: asyncio.run(ask()))
+    try:
+        return asyncio.run(ask())
+    except (ConfigError, StoreError) as error:
+        advice = "see the line above; `headway up` makes one here"
+        return Finding(what="cluster", is_fine=False, found=str(error), advice=advice)
 
 
 def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
@@ -156,12 +170,3 @@ def _ways(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Fi
         return asyncio.run(ask())
     except (ConfigError, StoreError):
         return []
-
-
-def _checked(what: str, look: Callable[[], str]) -> Finding:
-    try:
-        return Finding(what=what, is_fine=True, found=look())
-    except (ConfigError, StoreError) as error:
-        return Finding(
-            what=what, is_fine=False, found=str(error), advice="see the line above; `headway up` makes one here"
-        )

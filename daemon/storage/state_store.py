@@ -70,14 +70,16 @@ class StateStore:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def directory_of(self, job: str, timeline: int, boundary: int) -> Path:
-        """The folder of a boundary's files, made if it is not there."""
+        """The folder of a boundary's files, made if it is not there. Raises RecoveryError."""
         directory = self.timeline_directory_of(job, timeline) / str(boundary)
-        for _ in range(NUM_MKDIR_ATTEMPTS):
+        for attempt in range(1, NUM_MKDIR_ATTEMPTS + 1):
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 break
-            except FileNotFoundError:
-                continue  # a thread deleted an empty folder above it just now
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and attempt < NUM_MKDIR_ATTEMPTS:
+                    continue  # a thread deleted an empty folder above it just now
+                raise RecoveryError(str(directory), f"cannot be made: {error.strerror or error}") from error
         return directory
 
     def timeline_directory_of(self, job: str, timeline: int) -> Path:
@@ -85,7 +87,7 @@ class StateStore:
         return self._directory / job / str(timeline)
 
     def path_of(self, key: StateKey) -> Path:
-        """Where a file of this key lies or would lie, in a folder that is there."""
+        """Where a file of this key lies or would lie, in a folder that is there. Raises RecoveryError."""
         self.directory_of(key.job, key.timeline, key.boundary)
         return self._place_of(key)
 
@@ -139,11 +141,12 @@ class StateStore:
     def receive(self, key: StateKey, *, size_bytes: int) -> "IncomingFile":
         """Begin, or go on with, a file that comes in pieces; `adopt` it when it is in place, or `abandon` it.
 
-        Raises RecoveryError when it would exceed the quota, with all that is on its way in.
+        Raises RecoveryError when it would exceed the quota, with all that is on its way in, or has no folder.
         """
         self.require_room(size_bytes, str(key), held=key)
+        path = self.path_of(key)
         self._incoming[key] = size_bytes
-        return IncomingFile(str(key), self.path_of(key), size_bytes=size_bytes)
+        return IncomingFile(str(key), path, size_bytes=size_bytes)
 
     def abandon(self, key: StateKey) -> None:
         """Drop what has come in of a file. Nothing has: no error."""

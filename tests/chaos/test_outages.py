@@ -16,6 +16,7 @@ from headway.daemon.chaos.connections import can_destroy, destroy_connections
 from headway.daemon.chaos.full_disk import FullDisk
 from headway.daemon.chaos.healer import Healer
 from headway.daemon.chaos.idle_connections import IdleConnections
+from headway.daemon.chaos.outages import Outages
 from headway.daemon.chaos.poison import poison
 from headway.daemon.chaos.storage_away import StorageAway
 from headway.daemon.errors import ConfigError
@@ -117,6 +118,28 @@ def test_a_checkpoint_folder_goes_and_comes_back(tmp_path: Path, healer: Healer)
     storage.bring_back()
     storage.bring_back()
     assert (folder / "job" / "layer").read_bytes() == b"old"
+
+
+async def test_strikes_at_the_storage_that_overlap_are_one_outage(tmp_path: Path, healer: Healer) -> None:
+    """A second strike begins and ends within the first: the folder comes back with the end of the last one."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "kept").touch()
+    outages = Outages(None, None, healer)  # type: ignore[arg-type]
+    first = asyncio.create_task(outages.storage_away(folder, 60))
+    while not folder.is_file():
+        await asyncio.sleep(0.001)
+    await outages.storage_away(folder, 0.01)
+    assert folder.is_file()
+    second = asyncio.create_task(outages.storage_away(folder, 60))
+    await asyncio.sleep(0)
+    for strike in (first, second):
+        assert folder.is_file()
+        strike.cancel()
+        await asyncio.wait([strike])
+    assert (folder / "kept").exists()
+    await outages.storage_away(folder, 0.0)
+    assert (folder / "kept").exists()
 
 
 async def test_a_killed_chaos_gives_everything_back(writer: Writer, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headway.daemon.client import doctor
 from headway.daemon.client.findings import Finding
+from headway.daemon.etcd.releases import remark
 
 Headway = Callable[..., tuple[int, str, str]]
 
@@ -63,3 +64,21 @@ def test_a_binary_that_is_named_has_to_be_there(monkeypatch: pytest.MonkeyPatch,
     assert is_fault(headway, "--etcd-binary", "missing")
     monkeypatch.setenv("HEADWAY_ETCD_BINARY", "missing")
     assert is_fault(headway, "--etcd", "10.0.0.5:2379")
+
+
+def test_a_remark_about_one_release_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway
+) -> None:
+    """The binary here is the etcd that runs: beside the cluster alone. One of another release has its own."""
+    for name, release in (("_etcd_binary", "3.5.1"), ("_cluster", "3.5.1")):
+        finding = Finding(what=name, is_fine=True, found=release, advice=remark(release))
+        monkeypatch.setattr(doctor, name, lambda *_, finding=finding, **__: finding)
+    monkeypatch.setattr(doctor, "_ways", lambda *_: [])
+    (tmp_path / ".headway").mkdir()
+    code, out, _ = headway("doctor")
+    assert (code, out.count("may lose")) == (0, 1)
+    assert "ok    _etcd_binary: 3.5.1" in out
+    assert "note  _cluster: 3.5.1" in out
+    other = Finding(what="_etcd_binary", is_fine=True, found="3.5.2", advice=remark("3.5.2"))
+    monkeypatch.setattr(doctor, "_etcd_binary", lambda *_, **__: other)
+    assert headway("doctor")[1].count("may lose") == 2

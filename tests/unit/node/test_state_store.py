@@ -57,6 +57,26 @@ def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) ->
     assert store.size_bytes == len(DATA)
 
 
+@pytest.mark.parametrize("kind", ["no folder", "nobody may write", "it goes again and again"])
+def test_a_folder_that_cannot_be_made_is_one_error(
+    store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A file lies in its way, the disk is read-only, or its parent vanishes for ever: the folder and the reason."""
+    if kind == "no folder":
+        (tmp_path / "store" / "j").write_bytes(b"")
+    else:
+        number = errno.EROFS if kind == "nobody may write" else errno.ENOENT
+
+        def refuse(self: Path, **_: object) -> None:
+            raise OSError(number, os.strerror(number), str(self))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    for attempt in (lambda: store.path_of(KEY), lambda: store.receive(KEY, size_bytes=10)):
+        with pytest.raises(RecoveryError, match=r"store/j/1/5: cannot be made: "):
+            attempt()
+    assert not store.awaited
+
+
 def test_altered_bytes_are_refused_and_dropped(store: StateStore) -> None:
     """One byte differs: the file is refused, and the next attempt begins at 0."""
     with pytest.raises(RecoveryError, match="arrived damaged"):

@@ -1,12 +1,15 @@
 """The trace on disk."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.stages.history import HistoryFile
+from headway.stages import history as history_module
+from headway.stages.history import MAX_PENDING_BYTES, HistoryFile
 from headway.stages.schedule import Backward, Op, Update
 
 ABOUT = {"job": "a", "timeline": 2, "generation": 3, "stage": 1, "worker": 2}
@@ -63,3 +66,59 @@ def test_a_history_that_cannot_be_written_ends_quietly(tmp_path: Path) -> None:
     assert "No such file" in history.trouble
     with pytest.raises(OSError, match="Not a directory"):
         HistoryFile(Path("/dev/null/history"), "a")
+
+
+class FullDisk:
+    """Takes some more bytes, then none, then all again; counts what it is asked to write."""
+
+    def __init__(self) -> None:
+        self.write = os.write
+        self.free_bytes: int | None = None
+        self.asked_bytes = 0
+
+    def __call__(self, descriptor: int, data: bytes) -> int:
+        self.asked_bytes += len(data)
+        if self.free_bytes is None:
+            return self.write(descriptor, data)
+        if self.free_bytes == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        num_written = self.write(descriptor, data[: self.free_bytes])
+        self.free_bytes -= num_written
+        return num_written
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    found = FullDisk()
+    monkeypatch.setattr(os, "write", found)
+    return found
+
+
+def test_lines_wait_for_a_full_disk(tmp_path: Path, disk: FullDisk) -> None:
+    """The disk is full in the middle of a line, for 2,000 lines → all are there afterwards, whole and in order.
+
+    Meanwhile each line costs one attempt of its own size, however many wait.
+    """
+    history = HistoryFile(tmp_path, "a", max_file_bytes=100_000)
+    history.begin(**ABOUT)  # type: ignore[arg-type]
+    record(history, Update(0))
+    disk.free_bytes, disk.asked_bytes = 10, 0
+    record(history, *(Update(batch) for batch in range(1, 2001)))
+    assert disk.asked_bytes < 2000 * 500
+    disk.free_bytes = None
+    record(history, Update(2001))
+    assert [line["batch"] for line in lines_of(tmp_path)] == list(range(2002))
+    assert all(path.stat().st_size <= 100_000 for path in tmp_path.iterdir())
+    assert not history.trouble
+
+
+def test_a_history_ends_when_too_much_waits(tmp_path: Path, disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk stays full: with 10 kB waiting, the history ends and says why."""
+    monkeypatch.setattr(history_module, "MAX_PENDING_BYTES", 10_000)
+    assert MAX_PENDING_BYTES > 10_000
+    history = HistoryFile(tmp_path, "a")
+    disk.free_bytes = 0
+    record(history, *(Update(batch) for batch in range(20)))
+    assert not history.trouble
+    record(history, *(Update(batch) for batch in range(200)))
+    assert "No space left" in history.trouble
