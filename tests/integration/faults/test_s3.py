@@ -14,10 +14,11 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, socket
+from typing import Any
 
 import pytest
 
-from headway.daemon.client.job_requests import pause, resume, submit
+from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.jobs.job import JobSpec
@@ -38,6 +39,8 @@ pytestmark = [
 
 AWAY_S = float(os.environ.get("HEADWAY_S3_AWAY_S", "60"))
 END_S = 240.0
+SLOWDOWN = 12.0
+PERIODIC_BATCHES = 200
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 NOBODYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
 
@@ -70,8 +73,10 @@ def server() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, server: int, *, num_nodes: int = 2) -> AsyncIterator[tuple[Ground, TcpProxy]]:
-    """A cluster whose daemons know an S3 server behind a proxy."""
+async def cluster(
+    folder: Path, server: int, *, num_nodes: int = 2, **settings: Any
+) -> AsyncIterator[tuple[Ground, TcpProxy]]:
+    """A cluster whose daemons know an S3 server behind a proxy. settings: of every daemon."""
     with TcpProxy(server) as proxy:
         environment = CREDENTIALS | {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
@@ -81,7 +86,7 @@ async def cluster(folder: Path, server: int, *, num_nodes: int = 2) -> AsyncIter
         old = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
-            async with ground(folder, num_nodes=num_nodes) as field:
+            async with ground(folder, num_nodes=num_nodes, **settings) as field:
                 yield field, proxy
         finally:
             for name, value in old.items():
@@ -112,6 +117,16 @@ async def killed(field: Ground) -> dict[str, int]:
             await asyncio.sleep(0.1)
     await field.all_nodes_up(len(before))
     return field.cluster.node_pids
+
+
+def batch_of(job: JobView) -> int:
+    """The last batch that is known to be done."""
+    return job.progress.batch if job.progress is not None else -1
+
+
+def boundary_of(job: JobView) -> int:
+    """The newest checkpoint's."""
+    return job.checkpoint.boundary if job.checkpoint is not None else -1
 
 
 def is_told(job: JobView) -> bool:
@@ -148,6 +163,37 @@ async def test_s3_is_away_from_the_start_and_at_periodic_checkpoints(
         assert_nothing_was_lost(field, pids, outcome.job)
         assert outcome.job.checkpoint is not None
         assert outcome.job.checkpoint.boundary == 120
+
+
+@pytest.mark.parametrize("how", ["refuses", "is silent"])
+async def test_s3_goes_away_between_periodic_checkpoints(tmp_path: Path, server: int, oracle: Oracle, how: str) -> None:
+    """Checkpoints are written, then it is away: the job trains on, and its checkpoints go on when the server is back.
+
+    It refuses connections, or holds them and answers nothing.
+    """
+    spec = s3_job("periodic", batches=PERIODIC_BATCHES)
+    async with cluster(tmp_path, server, slowdown=SLOWDOWN) as (field, proxy):
+        pids = field.cluster.node_pids
+        await submit(field.session, spec)
+        job = await field.until(lambda _, job: job.checkpoint is not None and job.checkpoint.boundary >= 8, "periodic")
+        if how == "refuses":
+            proxy.cut()
+            job = await field.until(lambda _, job: is_told(job), "periodic")
+        else:
+            proxy.stall()
+        before = batch_of(job)
+        await asyncio.sleep(AWAY_S)
+        job = job_of(await field.session.view(), "periodic")
+        assert job.phase.phase is Phase.RUNNING, "the outage lasted beyond the training"
+        assert batch_of(job) > before + AWAY_S / 10
+        checkpointed = boundary_of(job)
+        proxy.heal()
+        job = await field.until(lambda _, job: boundary_of(job) > checkpointed, "periodic")
+        assert job.phase.phase is Phase.RUNNING, "the next checkpoint came at the end"
+        outcome = await field.wait(spec, timeout_s=END_S)
+        outcome.assert_exact(oracle, strikes=0)
+        assert_nothing_was_lost(field, pids, outcome.job)
+        assert boundary_of(outcome.job) == PERIODIC_BATCHES
 
 
 async def test_s3_is_away_at_the_end(tmp_path: Path, server: int, oracle: Oracle) -> None:
