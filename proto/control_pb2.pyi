@@ -30,6 +30,20 @@ class WorkerTrace(_message.Message):
     clock_error_s: float
     def __init__(self, node: _Optional[str] = ..., worker: _Optional[int] = ..., trouble: _Optional[str] = ..., operations: _Optional[_Union[RecentOperations, _Mapping]] = ..., clock_ahead_s: _Optional[float] = ..., clock_error_s: _Optional[float] = ...) -> None: ...
 
+class TryFolderRequest(_message.Message):
+    __slots__ = ("checkpoint_dir",)
+    CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_dir: str
+    def __init__(self, checkpoint_dir: _Optional[str] = ...) -> None: ...
+
+class TryFolderReply(_message.Message):
+    __slots__ = ("reason", "lacks_access")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LACKS_ACCESS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    lacks_access: bool
+    def __init__(self, reason: _Optional[str] = ..., lacks_access: _Optional[bool] = ...) -> None: ...
+
 class DialPeersRequest(_message.Message):
     __slots__ = ("nodes",)
     NODES_FIELD_NUMBER: _ClassVar[int]

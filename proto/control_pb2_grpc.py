@@ -71,6 +71,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.DialPeersRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.DialPeersReply.FromString,
                 _registered_method=True)
+        self.TryFolder = channel.unary_unary(
+                '/headway.control.Node/TryFolder',
+                request_serializer=headway_dot_proto_dot_control__pb2.TryFolderRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.TryFolderReply.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/headway.control.Node/Trace',
                 request_serializer=headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
@@ -132,6 +137,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TryFolder(self, request, context):
+        """Write to a folder and delete what was written: whether this node has access to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """What the workers of a job did last, one message per worker of the plan in force.
         """
@@ -176,6 +188,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.DialPeers,
                     request_deserializer=headway_dot_proto_dot_control__pb2.DialPeersRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.DialPeersReply.SerializeToString,
+            ),
+            'TryFolder': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryFolder,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.TryFolderRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.TryFolderReply.SerializeToString,
             ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
@@ -374,6 +391,33 @@ class Node:
             '/headway.control.Node/DialPeers',
             headway_dot_proto_dot_control__pb2.DialPeersRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.DialPeersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryFolder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.control.Node/TryFolder',
+            headway_dot_proto_dot_control__pb2.TryFolderRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.TryFolderReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,7 @@ def submit(
     headway submit next.toml --from /mnt/checkpoints/my-job
     """
     from headway.daemon.client import checkpoint_folder
+    from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
     from headway.daemon.client.safety_report import why_unprotected
     from headway.daemon.errors import ConfigError
@@ -83,7 +84,9 @@ def submit(
         view = await session.view()
         kinds = {device.kind for node in view.nodes.values() for device in node.devices}
         resolved = resolve_job(spec, job_file=source, device_kinds=kinds, cache_dir=default_cache_dir())
-        check_checkpoint_dir(resolved, job_file=source, root=session.address.state_dir)
+        check_checkpoint_dir(resolved, job_file=source, root=session.address.state_dir, are_nodes_asked=True)
+        access = await folder_access(session, view, resolved.fault.checkpoint_dir)
+        access.check(f"{source}:fault.checkpoint_dir")
         name = spec.job.name
         if manifest is None:
             await submit_job(session, resolved)
@@ -94,12 +97,15 @@ def submit(
         if as_json:
             boundary = manifest.checkpoint.boundary if manifest is not None else 0
             parent = manifest.job if manifest is not None else ""
-            say_json({"job": name, "boundary": boundary, "from": parent, "unprotected": warning})
+            told = {"job": name, "boundary": boundary, "from": parent, "unprotected": warning}
+            say_json({**told, "warnings": access.warnings})
             return
         begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
         if warning:
             sys.stderr.write(f"headway: {name} is unprotected: {warning}\n")
+        for line in access.warnings:
+            sys.stderr.write(f"headway: {line}\n")
 
     with_cluster(etcd, certs, cluster, work)
 

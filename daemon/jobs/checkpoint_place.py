@@ -15,6 +15,12 @@ _SHARED: Final = (
 )
 
 
+def is_store(checkpoint_dir: str) -> bool:
+    """Whether a folder is in a store that each node needs access of its own to."""
+    scheme, separator, _ = checkpoint_dir.partition("://")
+    return bool(separator) and scheme not in _LOCAL
+
+
 def why_no_place(checkpoint_dir: str) -> str:
     """Why checkpoints cannot lie there, as the end of a sentence about the key; empty: they can."""
     if not checkpoint_dir.strip():

@@ -59,18 +59,20 @@ def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal[
     return "efficient" if kinds == {"cuda"} else "math"
 
 
-def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None) -> None:
+def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, are_nodes_asked: bool = False) -> None:
     """Make sure that the job's checkpoints can be written; `root` is what a local cluster's relative folders are in.
 
-    Without one only the form is checked: this machine need not see what the nodes see. Raises ConfigError.
+    Without one only the form is checked: this machine need not see what the nodes see. are_nodes_asked: a store is
+    left to them. Raises ConfigError.
     """
     from headway.daemon.errors import RecoveryError
+    from headway.daemon.jobs.checkpoint_place import is_store
     from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
 
     where = f"{job_file}:fault.checkpoint_dir"
     try:
         resolved = resolve_checkpoint_dir(spec.fault.checkpoint_dir, root)
-        if root is not None:
+        if root is not None and not (are_nodes_asked and is_store(resolved)):
             probe(resolved)
     except (ConfigError, RecoveryError) as error:
         what = error.what if isinstance(error, ConfigError) else str(error)

@@ -25,6 +25,8 @@ CALL_TIMEOUT_S = 10.0
 TRACE_TIMEOUT_S = 30.0
 DIAL_TIMEOUT_S = 90.0
 """For a node to dial others, some of which do not answer."""
+FOLDER_TIMEOUT_S = 20.0
+"""For a node to write to a store, or to find that it does not answer."""
 TRANSFER_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
@@ -98,6 +100,11 @@ class NodeClient:
         """Which registered ports of some nodes are reached from there. Raises PeerError."""
         request = control_pb2.DialPeersRequest(nodes=nodes)
         return await self._ask(endpoint, lambda stub: stub.DialPeers(request, timeout=DIAL_TIMEOUT_S))
+
+    async def try_folder(self, endpoint: NodeEndpoint, checkpoint_dir: str) -> control_pb2.TryFolderReply:
+        """Whether the node there can write to a checkpoint folder. Raises PeerError."""
+        request = control_pb2.TryFolderRequest(checkpoint_dir=checkpoint_dir)
+        return await self._ask(endpoint, lambda stub: stub.TryFolder(request, timeout=FOLDER_TIMEOUT_S))
 
     def probe(
         self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False

@@ -17,6 +17,7 @@ from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.node.byte_streams import add_byte_streams
+from headway.daemon.node.folder_trial import FolderTrial
 from headway.daemon.node.journal_source import JournalSource
 from headway.daemon.node.keepalive import KEEPALIVE_S, server_keepalive
 from headway.daemon.node.log_files import read_log
@@ -96,6 +97,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             checkpoint_root=desk.checkpoint_root,
         )
         self._reads = FileThreads("forwarded reads", num_at_once=NUM_FORWARDED)
+        self._folders = FolderTrial()
         self._traces = TraceSource(
             node=desk.node,
             view=desk.view,
@@ -146,6 +148,11 @@ class NodeService(control_pb2_grpc.NodeServicer):
         async with _answering(context):
             ports = await self._desk.dial_peers(request.nodes)
         return control_pb2.DialPeersReply(ports=ports)
+
+    async def TryFolder(self, request: control_pb2.TryFolderRequest, context: Any) -> control_pb2.TryFolderReply:  # noqa: N802
+        """Whether this node can write to a checkpoint folder."""
+        async with _answering(context):
+            return await self._folders.answer(request.checkpoint_dir)
 
     async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
         """One layer's file: from the store, or, when asked to forward, from a holder or the checkpoint."""

@@ -44,6 +44,7 @@ CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "Logs": CallLimit(in_all=128, per_connection=32),
     "Journal": CallLimit(in_all=16, per_connection=8),
     "DialPeers": CallLimit(in_all=8, per_connection=2),
+    "TryFolder": CallLimit(in_all=8, per_connection=2),
     "Trace": CallLimit(in_all=16, per_connection=8),
     "Accompany": CallLimit(in_all=4096, per_connection=8),
 }

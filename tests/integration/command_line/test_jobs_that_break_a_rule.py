@@ -45,6 +45,15 @@ async def put(folder: Path, spec: JobSpec) -> None:
             await session.client.put(Keys.of(name, leaf), encode(record))
 
 
+def test_a_store_that_no_node_can_write_to_is_refused(standing: Any) -> None:
+    """The daemons lack its package: `submit` asks them, and says so in one line with the key; there is no job."""
+    job = standing.job(name="stored", more='[fault]\ncheckpoint_dir = "oss://bucket/c"\n')
+    code, out, err = standing.run("submit", str(job))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "stored.toml:fault.checkpoint_dir: no node has access to oss://bucket/c, among them node-1: " in err
+    assert "stored" not in standing.run("jobs")[1]
+
+
 def test_a_checkpoint_without_a_job_file_is_checked(standing: Any) -> None:
     """`submit --from` alone: no attention heads, the name `..`, a name that draws: one line each, exit code 2."""
     for number, (spec, line) in enumerate(

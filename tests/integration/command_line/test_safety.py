@@ -29,7 +29,7 @@ def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wa
     up = program.up("--nodes", "2")
     code, out, err = program.run("submit", str(job), "--json")
     assert code == 0, err
-    assert json.loads(out) == {"job": "tiny", "boundary": 0, "from": "", "unprotected": ""}
+    assert json.loads(out) == {"job": "tiny", "boundary": 0, "from": "", "unprotected": "", "warnings": []}
 
     def has_passed(batch: int) -> bool:
         told = json.loads(program.run("status", "tiny", "--json")[1])

@@ -18,10 +18,12 @@ import torch
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.folder_access import folder_access
 from headway.daemon.client.ways import examine_ways
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs import checkpoint_place
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node.dial_back import DialBack
 from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
@@ -54,6 +56,7 @@ from headway.stages.shard_writer import writing_shards
 from headway.stages.state_file import StateHeader, write_state
 from headway.stages.tls_identity import TlsIdentity
 from headway.stages.tokens import TokenShards
+from tests.fakes.moody_file_system import moody
 
 KEY = StateKey("j", 1, 5, "head")
 
@@ -233,6 +236,30 @@ async def test_a_daemon_dials_nothing_that_is_not_registered(network: Network) -
     reply = await network.client.dial_peers(network.a.endpoint, ["127.0.0.1:22", network.b.address, "x", "a", "b", "b"])
     assert [port.address for port in reply.ports] == [network.b.address]
     assert [target.node for target in dialled] == ["b"]
+
+
+async def test_nodes_say_whether_they_can_write_to_a_folder(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked before a job is submitted: no package, no credentials, out of reach, fine. Only stores are tried."""
+    session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
+    found = await folder_access(session, network.view, "oss://bucket/c")
+    assert found.lacking.keys() == {"a", "b"}
+    with pytest.raises(ConfigError, match=r"^j\.toml: no node has access to oss://bucket/c, .*Install ossfs"):
+        found.check("j.toml")
+    monkeypatch.setattr(checkpoint_place, "_SHARED", ("moody",))
+    with moody() as mood:
+        mood.error = lambda: TimeoutError("no answer")
+        found = await folder_access(session, network.view, "moody://bucket/c")
+        found.check("")
+        (line,) = found.warnings
+        assert line.startswith("a cannot write to moody://bucket/c now: ")
+        assert "its server does not answer (no answer); the job trains" in line
+        mood.error = None
+        found = await folder_access(session, network.view, "moody://bucket/c")
+        assert (found.num_able, found.warnings) == (2, [])
+    for folder in ("checkpoints", "file:///tmp/c", "memory://c"):
+        with pytest.raises(RecoveryError, match=r"no URL of a store|no store that every node"):
+            await network.client.try_folder(network.a.endpoint, folder)
+    assert (await folder_access(session, network.view, "file:///tmp/c")).num_able == 0
 
 
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:

@@ -1,0 +1,48 @@
+"""What `submit` makes of the nodes' answers about a checkpoint folder."""
+
+import pytest
+
+from headway.daemon.client.folder_access import sorted_out
+from headway.daemon.errors import ConfigError
+from headway.proto.control_pb2 import TryFolderReply
+
+URL = "s3://bucket/c"
+FINE = TryFolderReply()
+POOR = TryFolderReply(reason="this node has no credentials for it", lacks_access=True)
+AWAY = TryFolderReply(reason="its server does not answer")
+
+
+def test_a_folder_that_no_node_has_access_to_is_refused() -> None:
+    """Both nodes lack credentials: one line with the key, the folder, a node and its reason."""
+    with pytest.raises(ConfigError) as caught:
+        sorted_out(URL, {"a": POOR, "b": POOR}).check("j.toml:fault.checkpoint_dir")
+    assert str(caught.value) == (
+        "j.toml:fault.checkpoint_dir: no node has access to s3://bucket/c, among them a: this node has no credentials "
+        "for it; give the daemons what is missing, or name another folder"
+    )
+
+
+@pytest.mark.parametrize("other", [FINE, AWAY, "node b: no answer"])
+def test_one_node_without_access_is_told_by_name(other: TryFolderReply | str) -> None:
+    """Another node can write, may be able to later, or could not be asked: the job is taken, with a warning."""
+    found = sorted_out(URL, {"a": POOR, "b": other})
+    found.check("")
+    assert found.warnings[0] == "a has no access to s3://bucket/c: this node has no credentials for it"
+
+
+def test_an_outage_is_told_once() -> None:
+    """No node reaches the store now: one warning, for the first of them."""
+    found = sorted_out(URL, {"b": AWAY, "a": AWAY})
+    found.check("")
+    assert found.warnings == [
+        "a cannot write to s3://bucket/c now: its server does not answer; the job trains, and its checkpoints wait"
+    ]
+
+
+def test_silence_is_told_where_nobody_answers() -> None:
+    """One node of an older release is no matter; none that answers is."""
+    assert sorted_out(URL, {"a": FINE, "b": "not implemented"}).warnings == []
+    assert sorted_out(URL, {"a": "not implemented"}).warnings == [
+        "no node could be asked whether it can write to s3://bucket/c: not implemented"
+    ]
+    assert sorted_out(URL, {}).warnings == []
