@@ -1,7 +1,12 @@
-"""Deletes, now and then, the folders of checkpoints that never came to be: the leader's work."""
+"""Deletes, now and then, the folders of checkpoints that never came to be: the leader's work.
+
+A write that was given up may end later, and leave a file where the leader does not look any more. The daemon that made
+it looks there itself, whether it leads or not: what is left stays left, so whoever deletes it deletes the same.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,24 +39,41 @@ class CheckpointSweep:
         self._looks: dict[str, tuple[int, int]] = {}
         """Job to (revision of its phase, how often nothing was found since)."""
         self._complaints: dict[str, str] = {}
+        self._written_late: set[str] = set()
+        """Jobs into whose folder a write of this daemon ended after it was given up."""
+        self._is_written_late = asyncio.Event()
+
+    def wrote_late(self, job: str) -> None:
+        """A write into a job's folder ended after it was given up: what it left there may be nobody's."""
+        self._written_late.add(job)
+        self._is_written_late.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_PERIOD_S)
-            await self.sweep()
+            names: Iterable[str] | None = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_PERIOD_S):
+                    await self._is_written_late.wait()
+                    names = set(self._written_late)
+            self._is_written_late.clear()
+            await self.sweep(names)
 
-    async def sweep(self) -> None:
-        """Once through all jobs."""
+    async def sweep(self, names: Iterable[str] | None = None) -> None:
+        """Once through these jobs, or all."""
         self._looks = {name: looks for name, looks in self._looks.items() if name in self._view.jobs}
-        for name in sorted(self._view.jobs):
+        self._written_late &= self._view.jobs.keys()
+        for name in sorted(self._view.jobs if names is None else names):
             job = self._view.jobs.get(name)
             if job is None or self._is_done_with(job):
                 continue
+            is_late = name in self._written_late
+            self._written_late.discard(name)
             try:
-                num_left = await self._sweep_job(job)
+                num_left = await self._sweep_job(job, is_late=is_late)
                 self._complaints.pop(name, None)
             except (RecoveryError, ConfigError) as error:
+                self._written_late |= {name} if is_late else set()
                 if self._complaints.get(name) != str(error):
                     self._complaints[name] = str(error)
                     log.warning("checkpoint_sweep_failed", job=name, reason=str(error))
@@ -59,7 +81,7 @@ class CheckpointSweep:
             revision, looks = self._revision(job), self._looks.get(name, (0, 0))
             self._looks[name] = (revision, 0 if num_left or looks[0] != revision else looks[1] + 1)
 
-    async def _sweep_job(self, job: JobView) -> int:
+    async def _sweep_job(self, job: JobView, *, is_late: bool) -> int:
         """Returns how many folders were deleted."""
         submission = job.submission
         if submission is None or not submission.uid:
@@ -70,7 +92,7 @@ class CheckpointSweep:
         num_deleted = 0
         for folder in left_folders(self._view, job, found):
             now = self._view.jobs.get(job.name)
-            if now is None or now.submission != submission or not self._may_act():
+            if now is None or now.submission != submission or not self._may_act(is_late=is_late):
                 break
             if not left_folders(self._view, now, [folder]):
                 continue
@@ -83,13 +105,15 @@ class CheckpointSweep:
     async def _delete(self, url: str) -> None:
         await self._threads.run(url, lambda _: delete_checkpoint(url))
 
-    def _may_act(self) -> bool:
-        return self._is_leading() and self._view.steady_since is not None
+    def _may_act(self, *, is_late: bool) -> bool:
+        return (is_late or self._is_leading()) and self._view.steady_since is not None
 
     def _is_done_with(self, job: JobView) -> bool:
-        is_still = job.plan is None and job.next is None
+        is_late = job.name in self._written_late
+        is_still = job.plan is None and job.next is None and not is_late
         revision, num_looks = self._looks.get(job.name, (0, 0))
-        return not self._may_act() or (is_still and revision == self._revision(job) and num_looks >= NUM_LOOKS)
+        is_settled = is_still and revision == self._revision(job) and num_looks >= NUM_LOOKS
+        return is_settled or not self._may_act(is_late=is_late)
 
     def _revision(self, job: JobView) -> int:
         return self._view.revision_of(Keys.of(job.name, "phase"))

@@ -35,7 +35,7 @@ from headway.daemon.planning.planner_pool import PlannerPool
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import LeaderRecord, PhaseRecord
-from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.file_threads import Beat, FileThreads
 
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
@@ -70,17 +70,19 @@ class Leadership:
         record: LeaderRecord,
         ttl_s: int,
         decide: Decide,
-        write_manifest: Callable[[str, bytes], None],
+        write_manifest: Callable[[str, bytes, Beat], None],
         clock: Callable[[], float] = time.monotonic,
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
+        wrote_late: Callable[[str], None] = lambda _: None,
         plans: PlanBook | None = None,
         troubles: JobTroubles | None = None,
     ) -> None:
-        """write_manifest(url, manifest) and delete_checkpoint(url) may block; they raise RecoveryError.
+        """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
 
         clock: the one that `cluster` uses. Without delete_checkpoint, old checkpoints stay. plans: where `decide` looks
         plans up; what it misses is computed here. troubles: takes what keeps single jobs from being decided about.
+        wrote_late(job): is called when the write of a manifest ends after it was given up.
         """
         self._client = client
         self._cluster = cluster
@@ -91,6 +93,7 @@ class Leadership:
         self._delete_checkpoint = delete_checkpoint
         self._clock = clock
         self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
+        self._wrote_late = wrote_late
         self._deletions = FileThreads("deletions", silence_s=manifest_timeout_s)
         self._plans = plans if plans is not None else PlanBook()
         self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
@@ -217,8 +220,7 @@ class Leadership:
         log = self._log.bind(job=command.job)
         try:
             if isinstance(command, WriteManifest):
-                url, manifest = command.url, command.manifest
-                await self._manifests.run(url, lambda _: self._write_manifest(url, manifest))
+                await self._write_manifest_of(command)
                 log.info("manifest_written", url=command.url)
                 command = command.then
             elif isinstance(command, DeleteCheckpoints):
@@ -252,6 +254,14 @@ class Leadership:
         """Whether another node may carry out what this one has no credentials for, and has not been let of late."""
         is_alone = len(self._cluster.view.nodes) < 2
         return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
+
+    async def _write_manifest_of(self, command: WriteManifest) -> None:
+        url, manifest = command.url, command.manifest
+        await self._manifests.run(
+            url,
+            lambda beat: self._write_manifest(url, manifest, beat),
+            on_late=lambda: self._wrote_late(command.job),
+        )
 
     async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
         await self._deletions.run(url, lambda _: delete(url))

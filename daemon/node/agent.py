@@ -128,6 +128,7 @@ class Agent:
             client=around.client,
             checkpoint_root=around.checkpoint_root,
             outgoing=around.outgoing,
+            wrote_late=around.wrote_late,
         )
         around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)

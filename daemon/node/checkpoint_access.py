@@ -5,7 +5,8 @@ Where credentials or a package are missing, other nodes read and write the job's
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,9 @@ import structlog
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
+from headway.daemon.jobs.checkpoint_place import is_store
 from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
+from headway.daemon.storage.file_system import file_system_of
 from headway.daemon.storage.file_threads import FileThreads
 
 log = structlog.get_logger()
@@ -21,10 +24,12 @@ log = structlog.get_logger()
 LOOK_S: Final = 1.0
 AGAIN_S: Final = 60.0
 """Until a folder that could not be used is tried again."""
+MOST_AT_ONCE: Final = 8
+"""File systems that are looked at at the same time: of more, those come first that have waited longest."""
 
 
 class CheckpointAccess:
-    """Of one node, for folders that are URLs: what lies in the tree of files is the same for all processes."""
+    """Of one node, for folders in stores: what lies in the tree of files is the same for all processes."""
 
     def __init__(self, *, node: str, view: ClusterView, checkpoint_root: Path | None) -> None:
         self._node = node
@@ -33,6 +38,8 @@ class CheckpointAccess:
         self._threads = FileThreads("access to checkpoint folders", silence_s=30.0, most_hung=1)
         self._looked_at: dict[str, float] = {}
         """Job to when it is looked at again."""
+        self._under_way: set[str] = set()
+        """File systems that are looked at just now: one that hangs delays no report about another."""
         self.lacking: dict[str, str] = {}
         """Job to why its folder cannot be used here."""
         self.on_change: Callable[[], None] = lambda: None
@@ -47,18 +54,36 @@ class CheckpointAccess:
 
     async def run(self) -> None:
         """Until cancelled: look at the folder of each job whose plan names this node."""
-        while True:
-            for name, job in list(self._view.jobs.items()):
-                if self._is_due(job):
-                    await self._look(name, job)
-            self._forget_jobs_that_are_gone()
-            await asyncio.sleep(LOOK_S)
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                for file_system, jobs in self._due().items():
+                    if len(self._under_way) < MOST_AT_ONCE:
+                        self._under_way.add(file_system)
+                        looks.create_task(self._look_at(file_system, jobs), name=f"access to {file_system}")
+                self._forget_jobs_that_are_gone()
+                await asyncio.sleep(LOOK_S)
+
+    def _due(self) -> dict[str, list[JobView]]:
+        """The jobs on each file system that nobody looks at, the one that has waited longest first."""
+        due: defaultdict[str, list[JobView]] = defaultdict(list)
+        for job in sorted(self._view.jobs.values(), key=lambda job: self._looked_at.get(job.name, 0.0)):
+            if self._is_due(job):
+                assert job.spec is not None, "asked by _is_due"
+                due[file_system_of(job.spec.fault.checkpoint_dir)].append(job)
+        return {file_system: jobs for file_system, jobs in due.items() if file_system not in self._under_way}
+
+    async def _look_at(self, file_system: str, jobs: Iterable[JobView]) -> None:
+        try:
+            for job in jobs:
+                await self._look(job.name, job)
+        finally:
+            self._under_way.discard(file_system)
 
     def _is_due(self, job: JobView) -> bool:
         plans = [plan for plan in (job.plan, job.next) if plan is not None]
         is_named = any(stage.node == self._node for plan in plans for stage in plan.stages)
-        is_url = job.spec is not None and "://" in job.spec.fault.checkpoint_dir
-        return is_named and is_url and time.monotonic() >= self._looked_at.get(job.name, 0.0)
+        needs_access = job.spec is not None and is_store(job.spec.fault.checkpoint_dir)
+        return is_named and needs_access and time.monotonic() >= self._looked_at.get(job.name, 0.0)
 
     async def _look(self, name: str, job: JobView) -> None:
         assert job.spec is not None, "asked by _is_due"

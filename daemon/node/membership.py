@@ -43,6 +43,7 @@ from headway.daemon.node.registration import Registration
 from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.records import LeaderRecord, NodeRecord, job_ailment
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
+from headway.daemon.storage.file_threads import Beat
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.activities import Activities
 from headway.daemon.supervision.roster import WorkerSettings
@@ -103,6 +104,11 @@ class Membership:
         self._troubles: dict[str, str] = {}
         """What keeps this node out of plans, by what it is about."""
         plans = PlanBook()
+        self._checkpoint_sweep = CheckpointSweep(
+            house.cluster.view,
+            is_leading=lambda: self._leadership.is_leading,
+            checkpoint_root=config.checkpoint_root,
+        )
         self._leadership = Leadership(
             house.etcd,
             house.cluster,
@@ -117,6 +123,7 @@ class Membership:
             troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),
             write_manifest=self._write_manifest,
             delete_checkpoint=self._delete_checkpoint,
+            wrote_late=self._checkpoint_sweep.wrote_late,
         )
 
     @property
@@ -163,6 +170,7 @@ class Membership:
                 outgoing=house.outgoing,
                 reach=reaching,
                 activities=activities,
+                wrote_late=self._checkpoint_sweep.wrote_late,
                 remembered=lambda: house.memory.generations,
             )
         )
@@ -194,11 +202,6 @@ class Membership:
             client=house.client,
             activities=activities,
         )
-        checkpoint_sweep = CheckpointSweep(
-            house.cluster.view,
-            is_leading=lambda: self._leadership.is_leading,
-            checkpoint_root=house.config.checkpoint_root,
-        )
         try:
             await activities.run(
                 {
@@ -213,7 +216,7 @@ class Membership:
                     "reaching": reaching.run,
                     "address": self._address_watch(supervisor).run,
                     "device speeds": lambda: self._follow_speeds(supervisor),
-                    "checkpoint sweep": checkpoint_sweep.run,
+                    "checkpoint sweep": self._checkpoint_sweep.run,
                     "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
                 }
             )
@@ -332,8 +335,8 @@ class Membership:
             devices, lambda: supervisor.heartbeats, lambda known: self._registration.change(devices=known)
         )
 
-    def _write_manifest(self, url: str, manifest: bytes) -> None:
-        write_manifest(resolve_checkpoint_dir(url, self._house.config.checkpoint_root), manifest)
+    def _write_manifest(self, url: str, manifest: bytes, beat: Beat) -> None:
+        write_manifest(resolve_checkpoint_dir(url, self._house.config.checkpoint_root), manifest, beat=beat)
 
     def _delete_checkpoint(self, url: str) -> None:
         delete_checkpoint(resolve_checkpoint_dir(url, self._house.config.checkpoint_root))

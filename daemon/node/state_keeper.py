@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -56,13 +56,16 @@ class StateKeeper:
         client: NodeClient,
         checkpoint_root: Path | None,
         outgoing: OutgoingTransfers,
+        wrote_late: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """wrote_late(job): is called when a copy to its checkpoint folder ends after it was given up."""
         self._node = node
         self._view = view
         self._store = store
         self._client = client
         self._checkpoint_root = checkpoint_root
         self._outgoing = outgoing
+        self._wrote_late = wrote_late
         self.access = CheckpointAccess(node=node, view=view, checkpoint_root=checkpoint_root)
         self._copies = FileThreads("copies", num_at_once=NUM_COPIES)
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
@@ -240,9 +243,9 @@ class StateKeeper:
                     before(num_bytes)
                     beat()
 
-                copy_to_checkpoint(path, url, key.layer, before=step)
+                copy_to_checkpoint(path, url, key.layer, before=step, beat=beat)
 
-            await self._copies.run(url, copy)
+            await self._copies.run(url, copy, on_late=lambda: self._wrote_late(key.job))
 
     async def delete(self, step: DeleteState) -> None:
         """Forget files at once, and delete them in a thread: a large one takes its time."""

@@ -32,5 +32,7 @@ class Surroundings:
     """What finds out whether ports of other nodes answer."""
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     activities: Activities = field(default_factory=Activities)
+    wrote_late: Callable[[str], None] = lambda _: None
+    """Told the job when a copy to its checkpoint folder ends after it was given up."""
     remembered: Callable[[], Mapping[str, int] | None] = lambda: None
     """The generations that this node has written down, as in NodeState."""

@@ -47,10 +47,17 @@ def file_name(layer: str) -> str:
     return f"{layer}.safetensors"
 
 
-def copy_to_checkpoint(path: Path, url: str, layer: str, *, before: Callable[[int], None] | None = None) -> None:
+def copy_to_checkpoint(
+    path: Path,
+    url: str,
+    layer: str,
+    *,
+    before: Callable[[int], None] | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> None:
     """Copy one layer's file into the folder of a boundary. Raises RecoveryError, naming the URL.
 
-    before: is called with the length of each chunk before it is written, and may block.
+    before: is called with the length of each chunk before it is written, and may block. beat: as in `write_manifest`.
     """
 
     def chunks(source: IO[bytes]) -> Iterator[bytes]:
@@ -61,12 +68,15 @@ def copy_to_checkpoint(path: Path, url: str, layer: str, *, before: Callable[[in
 
     target = f"{url}/{file_name(layer)}"
     with path.open("rb") as source:
-        _write(target, chunks(source))
+        _write(target, chunks(source), beat=beat)
 
 
-def write_manifest(url: str, manifest: bytes) -> None:
-    """Make the checkpoint exist: the last write. Raises RecoveryError, naming the URL."""
-    _write(f"{url}/{MANIFEST}", iter([manifest]))
+def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lambda: None) -> None:
+    """Make the checkpoint exist: the last write. Raises RecoveryError, naming the URL.
+
+    beat: is called before the step that makes the file appear. If it raises, the file does not appear.
+    """
+    _write(f"{url}/{MANIFEST}", iter([manifest]), beat=beat)
 
 
 def read_manifest(url: str) -> CheckpointRecord:
@@ -165,12 +175,12 @@ def probe(checkpoint_dir: str) -> None:
         file_system.rm_file(path)
 
 
-def _write(url: str, chunks: Iterator[bytes]) -> None:
+def _write(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] = lambda: None) -> None:
     """A whole file: on a local file system synced and renamed into place; elsewhere as its own put does it."""
     file_system, path = open_url(url)
     with told_as(url, "written"):
         if not is_local(file_system):
-            _put(file_system.open(path, "wb"), chunks)
+            _put(file_system.open(path, "wb"), chunks, beat)
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -181,16 +191,18 @@ def _write(url: str, chunks: Iterator[bytes]) -> None:
                     local.write(chunk)
                 local.flush()
                 os.fsync(local.fileno())
+            beat()
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
 
 
-def _put(file: Any, chunks: Iterator[bytes]) -> None:
+def _put(file: Any, chunks: Iterator[bytes], beat: Callable[[], None]) -> None:
     """Write a driver's file and close it. After an error nothing of it may appear: closing would complete it."""
     try:
         for chunk in chunks:
             file.write(chunk)
+        beat()
     except BaseException:
         with suppress(Exception):
             file.discard()

@@ -49,8 +49,8 @@ class FileThreads:
         """Threads that were left behind and have not come back."""
         return sum(len(calls) for calls in self._left.values())
 
-    async def run(self, url: str, act: Callable[[Beat], T]) -> T:
-        """What act(beat) returns, from a thread.
+    async def run(self, url: str, act: Callable[[Beat], T], *, on_late: Callable[[], None] = lambda: None) -> T:
+        """What act(beat) returns, from a thread. on_late: is called when a call that was given up ends after all.
 
         Raises RecoveryError, naming the URL: for whatever act raises but ConfigError, when it hangs, and when earlier
         calls to its file system still do.
@@ -69,7 +69,7 @@ class FileThreads:
                     await asyncio.wait({call.ended}, timeout=left_s)
             finally:
                 if not call.ended.done():
-                    self._leave(file_system, call)
+                    self._leave(file_system, call, on_late)
             if not call.ended.done():
                 raise RecoveryError(url, f"its file system has not answered for {self._silence_s:g} s")
             error = call.ended.exception()
@@ -77,15 +77,16 @@ class FileThreads:
                 raise RecoveryError(url, sentence(error)) from error
             return call.ended.result()  # type: ignore[no-any-return]
 
-    def _leave(self, file_system: str, call: "_Call") -> None:
+    def _leave(self, file_system: str, call: "_Call", on_late: Callable[[], None]) -> None:
+        def came_back(ended: asyncio.Future[Any]) -> None:
+            self._left[file_system].discard(call)
+            if not ended.cancelled():
+                ended.exception()  # nobody waits for it
+            on_late()
+
         call.is_abandoned = True
         self._left[file_system].add(call)
-        call.ended.add_done_callback(lambda ended: self._came_back(file_system, call, ended))
-
-    def _came_back(self, file_system: str, call: "_Call", ended: asyncio.Future[Any]) -> None:
-        self._left[file_system].discard(call)
-        if not ended.cancelled():
-            ended.exception()  # nobody waits for it
+        call.ended.add_done_callback(came_back)
 
     def _require_answers(self, file_system: str, url: str) -> None:
         now = time.monotonic()

@@ -11,6 +11,7 @@ from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.records import LeaderRecord
+from headway.daemon.storage.file_threads import Beat
 from headway.stages.tls_identity import TlsIdentity
 
 
@@ -19,7 +20,7 @@ def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
     return Decision()
 
 
-def no_manifest(url: str, manifest: bytes) -> None:
+def no_manifest(url: str, manifest: bytes, beat: Beat) -> None:
     """Never called by a content coordinator."""
     raise AssertionError(url)
 

@@ -14,13 +14,14 @@ from headway.daemon.etcd.transaction import Change, Compare
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import DesiredRecord, LeaderRecord
+from headway.daemon.storage.file_threads import Beat
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0
 KEY = Keys.of("j", "desired")
 
 
-def no_manifest(url: str, manifest: bytes) -> None:
+def no_manifest(url: str, manifest: bytes, beat: Beat) -> None:
     """Nothing here ends in a checkpoint."""
     raise AssertionError(url)
 

@@ -22,10 +22,11 @@ from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
+from headway.daemon.storage.file_threads import Beat
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0
-WriteFile = Callable[[str, bytes], None]
+WriteFile = Callable[[str, bytes, Beat], None]
 
 
 def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
@@ -33,7 +34,7 @@ def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
     return Decision()
 
 
-def no_manifest(url: str, manifest: bytes) -> None:
+def no_manifest(url: str, manifest: bytes, beat: Beat) -> None:
     """No test that uses this writes one."""
     raise AssertionError(url)
 
@@ -44,6 +45,7 @@ class Candidate:
     def __init__(self, client: EtcdClient, name: str, *, decide: Decide, write_manifest: WriteFile) -> None:
         self.client = client
         self.cluster = ClusterWatch(client)
+        self.wrote_late: list[str] = []
         record = LeaderRecord(node=name, incarnation="1")
         self.leadership = Leadership(
             client,
@@ -53,6 +55,7 @@ class Candidate:
             decide=decide,
             write_manifest=write_manifest,
             manifest_timeout_s=2.0,
+            wrote_late=self.wrote_late.append,
         )
         self.watching = asyncio.create_task(self.cluster.run())
         self.standing = asyncio.create_task(self.leadership.run())
@@ -142,7 +145,7 @@ async def test_a_leader_without_access_to_checkpoints_leaves_the_manifest_to_ano
         then = order(key, encode(DesiredRecord()))
         return Decision(commands=(WriteManifest(job="j", url="moody://b/u", manifest=b"{}", then=then),))
 
-    def refuse(url: str, manifest: bytes) -> None:
+    def refuse(url: str, manifest: bytes, beat: Beat) -> None:
         raise NoAccessError(url, "this node has no credentials for it")
 
     for name in ("poor", "rich"):
@@ -152,7 +155,7 @@ async def test_a_leader_without_access_to_checkpoints_leaves_the_manifest_to_ano
         await client.put(Keys.node(name), encode(record))
     async with candidate(etcd, "poor", decide=decide, write_manifest=refuse) as poor:
         await poor.until_leading()
-        async with candidate(etcd, "rich", decide=decide, write_manifest=lambda url, _: written.append(url)) as rich:
+        async with candidate(etcd, "rich", decide=decide, write_manifest=lambda url, *_: written.append(url)) as rich:
             await until_leader_is(client, "rich")
             async with asyncio.timeout(DEADLINE_S):
                 while not rich.cluster.view.revision_of(key):
@@ -250,7 +253,7 @@ async def test_a_deposed_leader_writes_nothing(etcd: Etcd, client: EtcdClient) -
     key, rival = Keys.of("j", "desired"), encode(LeaderRecord(node="rival", incarnation="9"))
     deposed = asyncio.Event()
 
-    def write_manifest(url: str, manifest: bytes) -> None:
+    def write_manifest(url: str, manifest: bytes, beat: Beat) -> None:
         """Between the decision and its transaction, in a thread: the rival comes."""
         future = asyncio.run_coroutine_threadsafe(client.put(Keys.LEADER, rival), loop)
         future.result(timeout=DEADLINE_S)
@@ -277,7 +280,7 @@ async def test_the_manifest_is_written_before_the_record_that_names_it(etcd: Etc
     key = Keys.of("j", "desired")
     attempts: list[bool] = []
 
-    def write_manifest(url: str, manifest: bytes) -> None:
+    def write_manifest(url: str, manifest: bytes, beat: Beat) -> None:
         assert (url, manifest) == ("folder", b"manifest")
         record = asyncio.run_coroutine_threadsafe(client.get(key), loop).result(timeout=DEADLINE_S)
         attempts.append(record is None)
@@ -319,12 +322,15 @@ async def test_a_write_under_an_old_leader_revision_conflicts(etcd: Etcd, client
 
 
 async def test_a_manifest_that_hangs_is_tried_again(etcd: Etcd, client: EtcdClient) -> None:
-    """The checkpoint's file system hangs: the attempt is given up at its deadline, and the next one succeeds."""
+    """The checkpoint's file system hangs: the attempt is given up at its deadline, and the next one succeeds.
+
+    When the first one ends after all, somebody is told whose folder it may have written to.
+    """
     key = Keys.of("j", "desired")
     attempts: list[str] = []
     released = threading.Event()
 
-    def write_manifest(url: str, manifest: bytes) -> None:
+    def write_manifest(url: str, manifest: bytes, beat: Beat) -> None:
         attempts.append(url)
         if len(attempts) == 1:
             released.wait(DEADLINE_S)
@@ -338,5 +344,9 @@ async def test_a_manifest_that_hangs_is_tried_again(etcd: Etcd, client: EtcdClie
     async with candidate(etcd, "one", decide=decide, write_manifest=write_manifest) as one, asyncio.timeout(DEADLINE_S):
         while not one.cluster.view.revision_of(key):
             await one.cluster.changed(one.cluster.version)
+        assert not one.wrote_late
         released.set()
+        while not one.wrote_late:
+            await asyncio.sleep(0.001)
     assert attempts == ["folder", "folder"]
+    assert one.wrote_late == ["j"]

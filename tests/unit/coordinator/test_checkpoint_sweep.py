@@ -124,3 +124,59 @@ def test_left_folders_go_from_the_file_system(tmp_path: Path) -> None:
     of.plan = PLAN
     asyncio.run(sweep.sweep())
     assert "00000004-0000000020" not in folders()
+
+
+def test_what_a_late_write_leaves_goes_from_where_nobody_looks(tmp_path: Path) -> None:
+    """A manifest appears after its boundary was swept and its job is over. Its writer does not lead, and deletes it.
+
+    While etcd is out of sight it waits. What the job keeps stays.
+    """
+    of = job(plan=None, phase=PhaseRecord(phase=Phase.FINISHED, lineage=PLAN.lineage))
+    view = ClusterView(jobs={"j": of})
+    sweep = CheckpointSweep(view, is_leading=lambda: False, checkpoint_root=tmp_path)
+    late, kept = tmp_path / url(3, 80), tmp_path / url(3, 40)
+    for folder in (late, kept):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_bytes(b"{}")
+
+    async def until_swept(*, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            while late.exists():
+                await asyncio.sleep(0.001)
+
+    async def scenario() -> None:
+        running = asyncio.create_task(sweep.run())
+        try:
+            sweep.wrote_late("j")
+            with pytest.raises(TimeoutError):
+                await until_swept(within_s=0.1)
+            view.set_in_sight(True, now=0.0)
+            sweep.wrote_late("gone")
+            sweep.wrote_late("j")
+            await until_swept(within_s=10.0)
+        finally:
+            running.cancel()
+
+    asyncio.run(scenario())
+    assert kept.exists()
+
+
+def test_a_late_write_that_cannot_be_looked_after_is_looked_after_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder cannot be listed just then: the next round does it."""
+    attempts: list[str] = []
+
+    def listing(url: str) -> list[tuple[int, int, bool]]:
+        attempts.append(url)
+        if len(attempts) == 1:
+            raise OSError("away")
+        return []
+
+    monkeypatch.setattr("headway.daemon.coordination.checkpoint_sweep.list_boundaries", listing)
+    view = ClusterView(jobs={"j": job()}, steady_since=0.0)
+    sweep = CheckpointSweep(view, is_leading=lambda: False, checkpoint_root=tmp_path)
+    sweep.wrote_late("j")
+    for _ in range(3):
+        asyncio.run(sweep.sweep())
+    assert len(attempts) == 2

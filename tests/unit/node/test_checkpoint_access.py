@@ -23,9 +23,9 @@ def mood() -> Iterator[Mood]:
         yield mood
 
 
-def job(folder: str) -> JobView:
-    spec = JobSpec(job=JobSection(name="j"), fault=FaultSpec(checkpoint_dir=folder))
-    return JobView(name="j", plan=PLAN, submission=SpecRecord(spec=spec, uid="u"))
+def job(folder: str, name: str = "j") -> JobView:
+    spec = JobSpec(job=JobSection(name=name), fault=FaultSpec(checkpoint_dir=folder))
+    return JobView(name=name, plan=PLAN, submission=SpecRecord(spec=spec, uid="u"))
 
 
 async def until(access: CheckpointAccess, *, lacks: bool) -> None:
@@ -52,6 +52,39 @@ async def test_missing_credentials_are_found_before_a_checkpoint_and_their_comin
     mood.error = None
     await until(access, lacks=False)
     assert [bool(lacking) for lacking in told] == [True, False]
+
+
+async def test_a_hung_file_system_delays_no_report_about_another(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More jobs on a hung bucket than are looked at at once; the node still says within a moment what it lacks."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    hung = {f"h{number}": job("moody://hung/c", f"h{number}") for number in range(checkpoint_access.MOST_AT_ONCE + 1)}
+    view = ClusterView(jobs={**hung, "j": job("moody://poor/c")})
+    access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
+    mood.hung = "hung"
+    mood.gate.clear()
+    mood.error = lambda: PermissionError("Forbidden")
+    await until(access, lacks=True)
+    assert access.lacking.keys() == {"j"}
+    assert mood.num_calls == 2, "one call hangs, and no other was made there"
+
+
+async def test_only_so_many_file_systems_are_looked_at_at_once(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve buckets hang: eight threads wait, and the others get their turn when these are given up."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    view = ClusterView(jobs={f"h{number}": job(f"moody://hung-{number}", f"h{number}") for number in range(12)})
+    access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
+    mood.gate.clear()
+    running = asyncio.create_task(access.run())
+    async with asyncio.timeout(20.0):
+        while mood.num_calls < checkpoint_access.MOST_AT_ONCE:
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert mood.num_calls == checkpoint_access.MOST_AT_ONCE
+        mood.gate.set()
+        while mood.num_calls < 12:
+            await asyncio.sleep(0.001)
+    running.cancel()
 
 
 @pytest.mark.parametrize("node", ["a", "elsewhere"])

@@ -5,12 +5,13 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage import file_threads
-from headway.daemon.storage.checkpoint import write_manifest
+from headway.daemon.storage.checkpoint import copy_to_checkpoint, list_boundaries, write_manifest
 from headway.daemon.storage.file_threads import AbandonedError, Beat, FileThreads
 from tests.fakes.moody_file_system import Mood, moody
 
@@ -103,6 +104,51 @@ async def test_a_call_that_was_given_up_ends_at_its_next_step() -> None:
     go_on.set()
     await asyncio.to_thread(ended.wait)
     assert said == ["abandoned"]
+
+
+BOUNDARY = "00000001-0000000005"
+
+
+@pytest.mark.parametrize("what", ["manifest", "layer"])
+@pytest.mark.parametrize("where", ["object store", "local"])
+async def test_what_was_given_up_does_not_appear_later(
+    mood: Mood, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, what: str
+) -> None:
+    """A write hangs for its time and is given up. The file system answers again: the file does not appear."""
+    source = tmp_path / "layer"
+    source.write_bytes(b"layer")
+    folder, go_on = tmp_path / "checkpoints", threading.Event()
+    url = f"{folder}/{BOUNDARY}" if where == "local" else f"{URL}/{BOUNDARY}"
+    monkeypatch.setattr("headway.daemon.storage.checkpoint.os.fsync", lambda _: go_on.wait())
+    mood.gate.clear()
+
+    def act(beat: Beat) -> None:
+        if what == "manifest":
+            write_manifest(url, b"{}", beat=beat)
+        else:
+            copy_to_checkpoint(source, url, "head", beat=beat)
+
+    threads, late = FileThreads("writes", silence_s=0.05), asyncio.Event()
+    with pytest.raises(RecoveryError, match="has not answered"):
+        await threads.run(url, act, on_late=late.set)
+    assert not late.is_set()
+    go_on.set()
+    mood.gate.set()
+    await asyncio.wait_for(late.wait(), 10.0)
+    assert threads.num_hung == 0
+    assert not mood.num_closing
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_what_hangs_in_its_last_step_is_told_when_it_ends(mood: Mood) -> None:
+    """The manifest was sent and its server is silent: it appears after it was given up, and its owner hears of it."""
+    threads, late = FileThreads("manifests", silence_s=0.05), asyncio.Event()
+    mood.closing.clear()
+    with pytest.raises(RecoveryError, match="has not answered"):
+        await threads.run(URL, lambda beat: write_manifest(f"{URL}/{BOUNDARY}", b"{}", beat=beat), on_late=late.set)
+    mood.closing.set()
+    await asyncio.wait_for(late.wait(), 10.0)
+    assert list_boundaries(URL) == [(1, 5, True)]
 
 
 async def test_whatever_a_call_raises_names_the_url() -> None:
