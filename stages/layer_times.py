@@ -8,6 +8,7 @@ not sampled costs one call a microbatch, and nothing per layer.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean, median
 from time import perf_counter
 from typing import Final
@@ -17,10 +18,13 @@ from torch import Tensor
 
 MICROBATCHES_PER_SAMPLE: Final = 50
 UPDATES_PER_SAMPLE: Final = 10
+SECONDS_PER_SAMPLE: Final = 0.5
+"""After so long the next microbatch, or update, is sampled too: where they are slow, a sample costs little of them, and
+fifty of them are a long time to train along a bad cut."""
 NUM_EARLY: Final = 8
 """The second and the next ones are sampled too, so that something is known soon. The first one is not: it pays for what
 is made once."""
-WINDOW: Final = 5
+WINDOW: Final = 7
 """Samples that a median is of: fewer than the early ones, the first of which meet cold caches and fresh memory."""
 
 Mark = float | torch.cuda.Event
@@ -92,6 +96,7 @@ class LayerTimes:
         self._num_microbatches = 0
         self._num_updates = 0
         self._num_samples = 0
+        self._microbatch_due = self._update_due = -inf
         self._unread: list[Sample] = []
         self._newest: dict[tuple[str, str], deque[float]] = {}
         self._layers: Mapping[str, LayerSeconds] = {}
@@ -110,7 +115,9 @@ class LayerTimes:
         self._num_microbatches = number + 1
         if self._unread:
             self._read()
-        if number % MICROBATCHES_PER_SAMPLE == 0 or number <= NUM_EARLY:
+        now = perf_counter()
+        if number % MICROBATCHES_PER_SAMPLE == 0 or number <= NUM_EARLY or now >= self._microbatch_due:
+            self._microbatch_due = now + SECONDS_PER_SAMPLE
             return Sample(self._marker()) if number else None
         return None
 
@@ -118,7 +125,9 @@ class LayerTimes:
         """The same, once per update."""
         number = self._num_updates
         self._num_updates = number + 1
-        if number % UPDATES_PER_SAMPLE == 0 or number <= NUM_EARLY:
+        now = perf_counter()
+        if number % UPDATES_PER_SAMPLE == 0 or number <= NUM_EARLY or now >= self._update_due:
+            self._update_due = now + SECONDS_PER_SAMPLE
             return Sample(self._marker()) if number else None
         return None
 
@@ -155,11 +164,13 @@ class LayerTimes:
 
 
 def spread_of(samples: Sequence[float]) -> float:
-    """Half of what samples span without the least and the greatest of them, relative to their median.
+    """Half of what samples span without the quarter at either end, relative to their median.
 
-    0 where there is nothing to relate it to: few samples, or times below the clock's resolution.
+    About as far as the median of so many may be off. 0 where there is nothing to relate it to: few samples, or times
+    below the clock's resolution.
     """
-    middle = sorted(samples)[1:-1]
+    quarter = max(1, round(len(samples) / 4))
+    middle = sorted(samples)[quarter:-quarter]
     centre = median(middle) if middle else 0.0
     return (middle[-1] - middle[0]) / (2 * centre) if centre else 0.0
 

@@ -27,10 +27,11 @@ WORTH_A_CUT: Final = 1.1
 WORTH_A_CUT_MORE: Final = 0.1
 """Added to that for each change within `UNREST_S`: where measurements are noisy, every cut looks better for a while."""
 UNREST_S: Final = 60.0
-SPREADS: Final = 3.0
+SPREADS: Final = 2.0
 """Added to that: so many times the spread of the measurements that the cut rests on."""
-MOST_NOISE: Final = 0.5
-"""What the spread may add at most: a node that is slowed to a third is left also where measurements are wild."""
+MOST_NOISE: Final = 0.3
+"""What the spread may add at most. A cut that should be another one costs every batch until the end; a needless one
+costs a second, and what came of it is counted (promises.py)."""
 DOUBT_REVIEW_S: Final = 30.0
 """How often a plan that is doubted is looked at again."""
 WORTH_GOING_BACK: Final = 1.15

@@ -15,6 +15,7 @@ from headway.stages.layer_state import LayerState
 from headway.stages.layer_times import (
     MICROBATCHES_PER_SAMPLE,
     NUM_EARLY,
+    SECONDS_PER_SAMPLE,
     UPDATES_PER_SAMPLE,
     WINDOW,
     LayerTimes,
@@ -150,14 +151,27 @@ def sampled(times: LayerTimes, what: str, how_many: int) -> list[int]:
     return [number for number in range(how_many) if ask() is not None]
 
 
-def test_few_microbatches_and_updates_are_timed() -> None:
+def test_few_microbatches_and_updates_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a start the first of each is left out, the next ones are timed, then one in so many."""
+    monkeypatch.setattr("headway.stages.layer_times.perf_counter", lambda: 1.0)
     times = LayerTimes(names(), CPU)
     early = list(range(1, NUM_EARLY + 1))
     assert sampled(times, "microbatch", 2 * MICROBATCHES_PER_SAMPLE + 1) == [
         *early, MICROBATCHES_PER_SAMPLE, 2 * MICROBATCHES_PER_SAMPLE
     ]  # fmt: skip
     assert sampled(times, "update", 2 * UPDATES_PER_SAMPLE + 1) == [*early, UPDATES_PER_SAMPLE, 2 * UPDATES_PER_SAMPLE]
+
+
+@pytest.mark.parametrize("what", ["microbatch", "update"])
+def test_where_they_are_slow_each_one_is_timed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes twice the interval → all but the first are timed."""
+    times, now = LayerTimes(names(), CPU), 0.0
+    monkeypatch.setattr("headway.stages.layer_times.perf_counter", lambda: now)
+    found = []
+    for number in range(3 * NUM_EARLY):
+        found += [number for _ in sampled(times, what, 1)]
+        now += 2 * SECONDS_PER_SAMPLE
+    assert found == list(range(1, 3 * NUM_EARLY))
 
 
 def tell(times: LayerTimes, what: str, seconds: float) -> None:
