@@ -1,14 +1,14 @@
 """A whole cluster without processes: etcd, nodes and workers as plain values, time as a number, chance as a seed.
 
 Agents follow docs/architecture.md; every node has a view of its own that lags behind etcd and gets events late, twice
-or out of order. `_check` looks at every transaction, `_start` and `_delete` of the agents at every file.
+or out of order. `simulated_invariants.py` looks at every transaction, `_start` and `_delete` of the agents at every
+file.
 """
 
 import random
 from dataclasses import replace
 from typing import Any
 
-from headway.daemon.coordination.boundaries import parts_of
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
@@ -17,8 +17,6 @@ from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.lineage import Lineage
 from headway.daemon.measurements import ProgressRecord
-from headway.daemon.planning.plan_devices import devices
-from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import (
@@ -28,20 +26,17 @@ from headway.daemon.records import (
     Device,
     LeaderRecord,
     NodeRecord,
-    Phase,
     PhaseRecord,
-    PlanRecord,
     SpecRecord,
 )
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.simulated_agent import SimulatedAgents
 from tests.fakes.simulated_etcd import Store
+from tests.fakes.simulated_invariants import SimulatedInvariants
 from tests.fakes.simulated_node import Node, Worker, steady_view
 from tests.fakes.simulated_planning import SimulatedPlanning
 
 KILLED = "node x: worker-0 (pid 1) ended by signal SIGKILL"
-MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)
 
 
 def small_spec(
@@ -63,7 +58,7 @@ def small_spec(
     )
 
 
-class SimulatedCluster(SimulatedAgents):
+class SimulatedCluster(SimulatedInvariants):
     """The world. `random_step` lets something happen; `calm` lets everything happen that is due."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -350,8 +345,8 @@ class SimulatedCluster(SimulatedAgents):
             if not is_written:
                 break
         if done:
-            self._check_neighbours(command)
-            self._check(command, had[0])
+            self.check_neighbours(command)
+            self.check(command, had[0])
         return done
 
     # --- Training -----------------------------------------------------------------------------------------------------
@@ -386,76 +381,6 @@ class SimulatedCluster(SimulatedAgents):
             if done - 1 > known and self.random.random() < 0.3:
                 progress = ProgressRecord(generation=plan.generation, batch=done - 1, loss=1.0, tokens_per_second=0.0)
                 self.store.transact({}, {Keys.of(job.name, "progress"): encode(progress)})
-
-    # --- The invariants -----------------------------------------------------------------------------------------------
-
-    def _check_neighbours(self, written: Transaction) -> None:
-        """No plan that is offered or comes into force has a link that the leader knows to be blocked."""
-        known = self.nodes[self.leader].view.blocked.pairs if self.leader in self.nodes else frozenset()
-        job = self.facts().jobs.get(written.job)
-        for leaf in ("plan", "next"):
-            plan = getattr(job, leaf, None)
-            if plan is not None and Keys.of(written.job, leaf) in written.puts:
-                assert linked_pairs(plan.stages).isdisjoint(known), f"neighbours of {written.job} cannot talk"
-
-    def _check(self, written: Transaction, plan_before: PlanRecord | None) -> None:
-        """Of every transaction of a leader, on what is then in etcd."""
-        self.num_events += 1
-        truth = self.facts()
-        assert not truth.unreadable
-        if not written.job:
-            return
-        taken: dict[tuple[str, int], str] = {}
-        for job in truth.jobs.values():
-            for device in devices(job.plan) | devices(job.next):
-                assert taken.setdefault(device, job.name) == job.name, f"{device} serves {job.name} and {taken[device]}"
-        job = truth.jobs[written.job]
-        assert job.spec is not None
-        for plan in (job.plan, job.next):
-            if plan is not None:
-                _check_shape(job.spec, plan)
-        if Keys.of(job.name, "next") in written.puts:
-            assert job.next is not None
-            assert job.next.generation > self.generations.get(job.name, 0), "generations rise strictly"
-            self.generations[job.name] = job.next.generation
-            assert job.next.furthest >= self.furthest.get(job.name, 0), "what was begun stays begun"
-            self.furthest[job.name] = job.next.furthest
-        if Keys.of(job.name, "plan") in written.puts:
-            assert job.plan is not None
-            self._check_new_plan(job, job.plan, plan_before)
-            self.num_replicated += job.plan.num_stages < len(job.plan.stages)
-        in_force = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
-        assert (job.phase.phase in in_force) == (job.plan is not None)
-        assert (job.phase.phase is Phase.STOPPING) == (job.stop is not None)
-        assert Keys.event(job.name, job.phase.num_events) not in self.store.values, "events are numbered without gaps"
-        if job.phase.phase in MOVING_PHASES or (job.phase.phase is Phase.RECOVERING and job.next is not None):
-            decision = decide(truth, now=self.now, quarantine_after=self.quarantine_after)
-            assert decision.wake_at is not None or decision.commands, "a wait without a deadline"
-
-    def _check_new_plan(self, job: JobView, plan: PlanRecord, before: PlanRecord | None) -> None:
-        reached = self.reached.get((job.name, plan.timeline), 0)
-        assert plan.boundary >= reached, "batches would be trained twice on one timeline"
-        if plan.source == "nodes" and plan.source_timeline == plan.timeline:
-            assert before is not None
-            assert plan.lineage == before.lineage
-            for node in self.nodes.values():
-                for worker in node.workers:
-                    if node.is_alive and worker.job == job.name and worker.started == before.generation:
-                        assert worker.applied == plan.boundary, "a stage was not at the boundary of the new plan"
-            return
-        if plan.source == "checkpoint":
-            assert job.checkpoint is not None
-            assert (plan.source_timeline, plan.boundary) == (job.checkpoint.timeline, job.checkpoint.boundary)
-            assert job.checkpoint.url in self.manifests
-            for part in parts_of(job):
-                assert (job.name, plan.source_timeline, plan.boundary, part) in self.checkpoint_files
-        if plan.source == "initial":
-            assert (job.checkpoint, plan.boundary, plan.ancestry) == (None, 0, ())
-        elif plan.timeline != plan.source_timeline:
-            assert plan.timeline == plan.generation
-            assert plan.ancestry[-1] == (plan.source_timeline, plan.boundary)
-            timelines = [timeline for timeline, _ in plan.ancestry]
-            assert timelines == sorted(set(timelines))
 
     # --- Runs ---------------------------------------------------------------------------------------------------------
 
@@ -496,15 +421,3 @@ class SimulatedCluster(SimulatedAgents):
             self.train()
         else:
             self.now += self.random.choice((0.1, 1.0, 2.5))
-
-
-def _check_shape(spec: JobSpec, plan: PlanRecord) -> None:
-    """Every layer is in one stage, in order, and every group of a stage on one of its workers."""
-    leads = [plan.stages[workers[0]] for workers in plan.replicas]
-    placed = [layer for lead in leads for layer in lead.layers]
-    assert placed == list(spec.layers), "every layer exactly once, in order"
-    assert len(devices(plan)) == len(plan.stages)
-    for workers in plan.replicas:
-        held = [group for position in workers for group in plan.stages[position].groups]
-        assert not held or sorted(held) == list(range(spec.train.reduction_groups)), "every group exactly once"
-        assert plan.is_lead(workers[0])

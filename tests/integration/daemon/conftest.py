@@ -24,6 +24,7 @@ from headway.daemon.records import Desired, DesiredRecord, Phase, SpecRecord
 from headway.stages.shard_writer import writing_shards
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import read_index
+from tests.integration.daemon.node_network import Network, node_network
 
 DEADLINE_S = 90.0
 MARK = "HEADWAY_TEST_RUN"
@@ -202,3 +203,10 @@ async def playground(etcd: Any, client: EtcdClient, tmp_path: Path, shards: Path
     playground = Playground(etcd, client, tmp_path, shards)
     yield playground
     playground.end()
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    """Both services on the loopback, with certificates of one authority."""
+    async with node_network(tmp_path) as network:
+        yield network

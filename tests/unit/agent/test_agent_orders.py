@@ -1,13 +1,10 @@
 """What a node does next, scenario by scenario: a worker's life is walked through against the protocol's records."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node.agent_orders import is_awaited, is_named, is_over, next_steps
 from headway.daemon.node.agent_steps import (
     AnswerStop,
@@ -28,112 +25,33 @@ from headway.daemon.node.agent_steps import (
     RegisterWorker,
     Source,
     SourceKind,
-    Step,
 )
-from headway.daemon.node.layer_sources import HEARD_AFTER_S
-from headway.daemon.node.node_state import NodeState
-from headway.daemon.records import (
-    CheckpointFile,
-    CheckpointRecord,
-    NodeRecord,
-    Phase,
-    PhaseRecord,
-    PlanRecord,
-    Save,
-    SpecRecord,
-    StagePlan,
-    StateFile,
-    StateRecord,
-    StopRecord,
-    WorkerRecord,
-    WorkerState,
-)
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.records import CheckpointFile, CheckpointRecord, Save, StopRecord, WorkerState
+from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
-from headway.stages.spec import ModelSpec
-
-LAYERS = ("embed", "block.0", "block.1", "head")
-G1, G2 = JobGeneration("j", 1), JobGeneration("j", 2)
-
-
-def plan(
-    generation: int, *stages: tuple[str, tuple[str, ...]], source: str = "initial", boundary: int = 0
-) -> PlanRecord:
-    """A plan whose stages are (node, layers)."""
-    return PlanRecord(
-        generation=generation,
-        timeline=1,
-        boundary=boundary,
-        source=source,
-        source_timeline=1,
-        stages=tuple(
-            StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=4)
-            for node, layers in stages
-        ),
-    )
-
-
-def view_of(job: JobView | None = None) -> ClusterView:
-    """A cluster with one job, or none."""
-    nodes = {name: node_record(name) for name in "abc"}
-    return ClusterView(jobs={job.name: job} if job is not None else {}, nodes=nodes, steady_since=-1000.0)
-
-
-def node_record(name: str, incarnation: str = "") -> NodeRecord:
-    """What node `name` says of itself."""
-    return NodeRecord(
-        name=name, incarnation=incarnation or f"{name}-1", address=f"{name}:1", host=name, site="", devices=(),
-        memory_bytes=0, arithmetic_class="",
-    )  # fmt: skip
-
-
-def job(*, data_sha256: str = "sha-data", **fields: object) -> JobView:
-    """A submitted job with these records."""
-    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=2), data=DataSpec(sha256=data_sha256))
-    return JobView(name="j", submission=SpecRecord(spec=spec), **fields)  # type: ignore[arg-type]
-
-
-def worker(**fields: object) -> WorkerStatus:
-    """The worker of device 0, attached."""
-    known: dict[str, object] = {"device_index": 0, "incarnation": "w", "pid": 7, "address": "a:1"}
-    return WorkerStatus(**(known | fields))  # type: ignore[arg-type]
-
-
-def node(status: WorkerStatus, *, name: str = "a", **fields: object) -> NodeState:
-    """Node `a` with one worker and its data at hand."""
-    known: dict[str, object] = {"data_paths": {"sha-data": "/data"}}
-    return NodeState(name=name, incarnation=f"{name}-1", workers=(status,), **(known | fields))  # type: ignore[arg-type]
-
-
-def record(state: WorkerState, *, name: str = "a", boundary: int | None = None, error: str = "") -> WorkerRecord:
-    """What node `name` says of its worker."""
-    return WorkerRecord(
-        node=name, incarnation="w", address="a:1", pid=7, state=state, boundary=boundary, error=error, proven=()
-    )
-
-
-def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:
-    """Files of these layers in the store."""
-    return {StateKey("j", 1, boundary, layer): StoredFile(Path(f"/s/{layer}"), 10, f"sha-{layer}") for layer in layers}
-
-
-def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), generation: int = 0) -> StateRecord:
-    """What etcd says of such files on node `name`."""
-    files = {
-        layer: StateFile(size_bytes=10, checksum=f"sha-{layer}", is_durable=layer in durable)
-        for layer in sorted(layers)
-    }
-    return StateRecord(incarnation=f"{name}-1", generation=generation, files=files)
-
-
-def of_kind(steps: list[Step], kind: type[Step]) -> list[Step]:
-    return [step for step in steps if isinstance(step, kind)]
-
-
-WHOLE = plan(1, ("a", LAYERS))
-FRONT, BACK = LAYERS[:2], LAYERS[2:]
-SPLIT = plan(2, ("a", FRONT), ("b", BACK), source="nodes")
-
+from tests.unit.agent.order_views import (
+    BACK,
+    FRONT,
+    G1,
+    G2,
+    LAYERS,
+    RUNNING,
+    RUNNING_RECORD,
+    SPLIT,
+    STOP,
+    STOPPED,
+    STOPPED_RECORD,
+    WHOLE,
+    held,
+    job,
+    node,
+    of_kind,
+    plan,
+    record,
+    state_record,
+    view_of,
+    worker,
+)
 
 # --- First start ------------------------------------------------------------------------------------------------------
 
@@ -208,9 +126,6 @@ def test_a_plan_of_an_earlier_incarnation_is_not_ours() -> None:
 
 # --- A change ---------------------------------------------------------------------------------------------------------
 
-RUNNING = worker(job="j", prepared=G1, started=G1, layers=LAYERS, has_journal=True)
-RUNNING_RECORD = {(1, 0): record(WorkerState.RUNNING)}
-
 
 def test_a_running_worker_prepares_the_next_plan_meanwhile() -> None:
     """`next` names the running worker too: it is prepared, and its running record stays."""
@@ -235,11 +150,6 @@ def test_later_stages_are_told_the_boundary() -> None:
     assert next_steps(is_open, node(RUNNING)) == []
     known = view_of(job(plan=two, workers=workers, stop=StopRecord(generation=1, save=Save.MOVES, boundary=5)))
     assert next_steps(known, node(RUNNING)) == [OrderStopAt(0, G1, 5)]
-
-
-STOPPED = RUNNING.did_choose(Standstill(G1, 5)).did_stop(Standstill(G1, 5))
-STOPPED_RECORD = {(1, 0): record(WorkerState.STOPPED, boundary=5)}
-STOP = StopRecord(generation=1, save=Save.MOVES, boundary=5)
 
 
 def test_only_layers_that_move_and_the_journal_are_written() -> None:
@@ -422,82 +332,3 @@ def test_files_are_awaited_until_every_worker_of_the_new_plan_runs() -> None:
     assert not is_named(ready, "a", "a-1")
     running = view_of(job(plan=after, workers={(2, 0): record(WorkerState.RUNNING, name="b")}))
     assert not is_awaited(running, files)
-
-
-# --- Recovery ---------------------------------------------------------------------------------------------------------
-
-BACK_TO_5 = replace(plan(2, ("a", LAYERS), source="nodes", boundary=5), timeline=2, ancestry=((1, 5),))
-PARTS = (*LAYERS, JOURNAL)
-
-
-def recovering(**fields: object) -> JobView:
-    """The job goes back to boundary 5 of timeline 1 on a new timeline; the old plan is still there."""
-    known: dict[str, object] = {"plan": WHOLE, "next": BACK_TO_5, "phase": PhaseRecord(phase=Phase.RECOVERING)}
-    return job(**(known | {"workers": RUNNING_RECORD} | fields))  # type: ignore[arg-type]
-
-
-def test_a_survivor_is_prepared_and_its_old_generation_is_left_alone() -> None:
-    """It computes generation 1 and recovery plans 2: it is prepared, and nothing of the old plan is ordered."""
-    state = {(1, 5): {"a": state_record(*PARTS)}}
-    view = view_of(recovering(state=state, stop=StopRecord(generation=1, save=Save.MOVES)))
-    assert next_steps(view, node(RUNNING, held=held(*PARTS))) == [OrderPrepare(0, G2, 0, BACK_TO_5, "/data")]
-
-
-def test_a_recoverys_files_come_while_workers_are_prepared() -> None:
-    """`next` starts from files that b has: they are fetched before the plan is in force."""
-    state = {(1, 5): {"b": state_record(*PARTS, name="b")}}
-    steps = of_kind(next_steps(view_of(recovering(state=state)), node(RUNNING)), FetchState)
-    assert [step.key.layer for step in steps if isinstance(step, FetchState)] == list(PARTS)
-
-
-def test_after_a_rollback_nothing_is_live() -> None:
-    """The worker stands at 5 with its state live; on the new timeline it loads its own files all the same."""
-    workers = {(2, 0): record(WorkerState.READY)}
-    view = view_of(job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"a": state_record(*PARTS)}}))
-    (start,) = of_kind(next_steps(view, node(STOPPED.did_prepare(G2), held=held(*PARTS))), OrderStart)
-    assert isinstance(start, OrderStart)
-    assert {source.kind for source in start.sources} == {SourceKind.FILE}
-
-
-def test_a_file_of_another_incarnation_is_not_asked_for() -> None:
-    """b's record is of the daemon before: one waits until it goes; with c's record beside it, c is asked."""
-    workers = {(2, 0): record(WorkerState.READY)}
-    old = replace(state_record(*PARTS, name="b"), incarnation="b-0")
-    gone = job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"b": old}})
-    status = worker().did_prepare(G2)
-    assert next_steps(view_of(gone), node(status)) == []
-    both = replace(gone, state={(1, 5): {"b": old, "c": state_record(*PARTS, name="c")}})
-    steps = of_kind(next_steps(view_of(both), node(status)), FetchState)
-    assert {step.holders for step in steps if isinstance(step, FetchState)} == {("c",)}
-
-
-def test_what_no_node_holds_is_given_up() -> None:
-    """Its file was damaged and dropped, and nobody else has one: the generation fails, and the next goes elsewhere."""
-    files = {key: file for key, file in held(*PARTS).items() if key.layer != "head"}
-    ready = {(2, 0): record(WorkerState.READY)}
-    view = view_of(job(plan=BACK_TO_5, workers=ready, state={(1, 5): {"a": state_record(*PARTS)}}))
-    steps = next_steps(view, node(worker().did_prepare(G2), held=files))
-    assert of_kind(steps, GiveUp) == [GiveUp(0, G2, "no node holds head at boundary 5 of j, timeline 1")]
-    assert of_kind(steps, RegisterState) == [
-        RegisterState("j", 1, 5, state_record(*(part for part in PARTS if part != "head")))
-    ]
-
-
-def test_what_etcd_forgot_while_it_was_away_is_waited_for() -> None:
-    """It was away for longer than a lease while the worker was to start: b registers again, or HEARD_AFTER_S pass."""
-    of = job(plan=BACK_TO_5, workers={(2, 0): record(WorkerState.READY)})
-    view, ready = view_of(of), node(worker().did_prepare(G2), now=100.0)
-    for since, expected in ((None, []), (99.0, []), (100.0 - HEARD_AFTER_S, [GiveUp] * len(PARTS))):
-        assert [type(step) for step in next_steps(replace(view, steady_since=since), ready)] == expected
-    of.state[1, 5] = {"b": state_record(*PARTS, name="b")}
-    assert [type(step) for step in next_steps(view, ready)] == [FetchState] * len(PARTS)
-
-
-def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
-    """This node saw generation 4 in force; etcd says 1: no order, no release, nothing deleted. Plan 5 is obeyed."""
-    files = held(*PARTS)
-    old = job(plan=WHOLE, workers=RUNNING_RECORD)
-    assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j/": 4})) == []
-    newer = replace(BACK_TO_5, generation=5)
-    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j/": 4}))
-    assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, "/data")]

@@ -29,7 +29,7 @@ from headway.daemon.records import (
 )
 from headway.daemon.terminal import printable_name
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.unit.agent.test_agent_orders import RUNNING, node
+from tests.unit.agent.order_views import RUNNING, node
 
 NODE = NodeRecord(
     name="a",

@@ -16,7 +16,7 @@ from headway.daemon.planning.planner import PlanRefused, make_plan
 from headway.daemon.records import Device, NodeRecord, seen_key
 from headway.daemon.supervision.activities import Activities
 from tests.fakes.simulated_cluster import small_spec
-from tests.unit.agent.test_agent_orders import SPLIT, job, node, view_of, worker
+from tests.unit.agent.order_views import SPLIT, job, node, view_of, worker
 
 FULL = "state_dir /s cannot be written: No space left on device"
 NODE = NodeRecord(

@@ -1,0 +1,133 @@
+"""Two Node services in this process, over real mTLS channels, that see one cluster."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.records import CheckpointFile, NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
+from headway.stages.state_file import StateHeader, write_state
+from headway.stages.tls_identity import TlsIdentity
+
+KEY = StateKey("j", 1, 5, "head")
+
+
+def state_file() -> tuple[bytes, CheckpointFile]:
+    """A state file of some 2.5 MB: three chunks."""
+    header = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        written = write_state(path, {"weight": torch.arange(640_000, dtype=torch.float32)}, header)
+        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, checksum=written.checksum)
+
+
+DATA, FILE = state_file()
+HELD_BY_B = StateRecord(
+    incarnation="b-1", generation=1, files={"head": StateFile(size_bytes=FILE.size_bytes, checksum=FILE.checksum)}
+)
+
+
+@dataclass
+class Node:
+    """A Node service in this process."""
+
+    name: str
+    address: str
+    store: StateStore
+    library: DataLibrary
+    folder: Path
+
+    @property
+    def endpoint(self) -> NodeEndpoint:
+        """Where it is dialled."""
+        return NodeEndpoint(self.name, self.address)
+
+    def hold(self, data: bytes = DATA) -> None:
+        """Put KEY's file into its store."""
+        path = self.store.path_of(KEY)
+        path.write_bytes(data)
+        self.store.adopt(KEY, path, size_bytes=len(data), checksum=FILE.checksum)
+
+
+@dataclass
+class Network:
+    """Two nodes, `a` and `b`, that see one cluster."""
+
+    a: Node
+    b: Node
+    desks: dict[str, NodeDesk]
+    view: ClusterView
+    client: NodeClient
+    identity: TlsIdentity
+
+    @property
+    def job(self) -> JobView:
+        return self.view.jobs["j"]
+
+    async def read(self, node: Node, *, offset: int = 0, forward: bool = False) -> bytes:
+        """KEY's file, as a node gives it."""
+        pieces = self.client.fetch_state(node.endpoint, KEY, offset=offset, forward=forward)
+        return b"".join([piece async for piece in pieces])
+
+
+@asynccontextmanager
+async def node_network(tmp_path: Path) -> AsyncIterator[Network]:
+    """Both services on the loopback, with certificates of one authority."""
+    authority = CertificateAuthority.create(tmp_path / "authority")
+    identity = TlsIdentity.read(authority.issue("test"))
+    client = NodeClient(identity)
+    job = JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
+    view = ClusterView(jobs={"j": job})
+    nodes, servers, desks = [], [], {}
+    for name in "ab":
+        folder = tmp_path / name
+        store = StateStore(folder / "store", quota_bytes=len(DATA) + 1000)
+        store.open()
+        server, port = bind_node_service(TlsIdentity.read(authority.issue(name)), "127.0.0.1", 0)
+
+        def others(name: str = name) -> list[NodeEndpoint]:
+            return [record.endpoint for record in view.nodes.values() if record.name != name]
+
+        library = DataLibrary(folder / "data", client, others)
+        desks[name] = desk = NodeDesk(
+            node=name,
+            incarnation=f"{name}-1",
+            view=view,
+            store=store,
+            library=library,
+            client=client,
+            logs_dir=folder,
+            checkpoint_root=tmp_path,
+            is_etcd_reachable=lambda: False,
+        )
+        add_node_service(server, desk)
+        await server.start()
+        servers.append(server)
+        address = f"127.0.0.1:{port}"
+        view.nodes[name] = NodeRecord(
+            name=name,
+            incarnation=f"{name}-1",
+            address=address,
+            host="127.0.0.1",
+            site="",
+            devices=(),
+            memory_bytes=0,
+            arithmetic_class="",
+        )
+        nodes.append(Node(name, address, store, library, folder))
+    yield Network(nodes[0], nodes[1], desks, view, client, identity)
+    await client.close()
+    for server in servers:
+        await server.stop(None)

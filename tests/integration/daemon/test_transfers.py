@@ -1,0 +1,165 @@
+"""Files that come from other nodes: whom to ask next, how long to wait, what is taken, and how fast it is sent."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.errors import RecoveryError
+from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.records import CheckpointFile, CheckpointRecord
+from headway.daemon.storage import transfer
+from headway.daemon.storage.checkpoint import copy_to_checkpoint
+from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
+from headway.stages.errors import UnavailableError
+from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, KEY, Network
+
+
+async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
+    """The first holder is gone, the second gives it: the file is in the store, verified."""
+    network.b.hold()
+    endpoints = [NodeEndpoint("b", "127.0.0.1:1"), network.b.endpoint]
+    await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
+    assert b"".join(network.a.store.read(KEY)) == DATA
+
+
+async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(network: Network) -> None:
+    """b breaks off after its first chunk; the second holder is asked for the rest only."""
+    network.b.hold()
+    asked: list[int] = []
+
+    class Breaking(NodeClient):
+        """Loses the first answer after one chunk."""
+
+        async def fetch_state(
+            self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, **_: Any
+        ) -> AsyncIterator[Any]:
+            asked.append(offset)
+            async for piece in network.client.fetch_state(network.b.endpoint, key, offset=offset):
+                yield piece
+                if endpoint.address == "broken":
+                    raise UnavailableError("broken", "is gone")
+
+    client = Breaking.__new__(Breaking)
+    client.heard = {}
+    endpoints = [NodeEndpoint("b", "broken"), network.b.endpoint]
+    await fetch_from_nodes(network.a.store, client, KEY, endpoints=endpoints, expected=FILE)
+    assert asked == [0, 1 << 20]
+    assert b"".join(network.a.store.read(KEY)) == DATA
+    assert network.a.store.awaited == frozenset()
+
+
+async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts the call and sends nothing, as a stopped process does: the next one gives the file."""
+    monkeypatch.setattr(transfer, "SILENCE_S", 0.3)
+    network.b.hold()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoints = [NodeEndpoint("b", f"127.0.0.1:{silent.getsockname()[1]}"), network.b.endpoint]
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
+    assert network.a.store.get(KEY) is not None
+
+
+async def test_a_file_that_waits_its_turn_on_a_slow_line_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one address take turns, and each is silent for longer than is allowed while the other moves; one
+    that moves no more is given up at last, and so is one whose whole connection is silent.
+    """
+    monkeypatch.setattr(transfer, "SILENCE_S", 0.4)
+    endpoint, heard, moved = NodeEndpoint("b", "b:1"), {}, asyncio.Event()  # type: ignore[var-annotated]
+
+    async def steady() -> AsyncIterator[bytes]:
+        for _ in range(60):
+            await asyncio.sleep(0.02)
+            yield b"x"
+        moved.set()
+        await asyncio.Event().wait()
+
+    async def late() -> AsyncIterator[bytes]:
+        await moved.wait()
+        yield b"y"
+        await asyncio.Event().wait()
+
+    async def take(pieces: AsyncIterator[bytes]) -> list[bytes]:
+        got: list[bytes] = []
+        try:
+            async for piece in transfer.in_time(endpoint, pieces, heard=heard):
+                got.append(piece)
+        except UnavailableError:
+            return got
+        raise AssertionError("it ended")
+
+    first, second = await asyncio.wait_for(asyncio.gather(take(steady()), take(late())), 30.0)
+    assert (len(first), second) == (60, [b"y"])
+
+
+async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp_path: Path) -> None:
+    """a cannot read the checkpoint folder and b can: b reads it, a has the file, verified."""
+    network.b.hold()
+    held = network.b.store.get(KEY)
+    assert held is not None
+    folder = str(tmp_path / "checkpoints")
+    copy_to_checkpoint(held.path, folder, "head")
+    network.b.store.delete(KEY)
+    job = JobView(name=KEY.job, checkpoint=CheckpointRecord(timeline=1, boundary=5, url=folder, files={"head": FILE}))
+    network.desks["b"].view.jobs[KEY.job] = job
+    endpoints = [network.b.endpoint]
+    with pytest.raises(RecoveryError, match="is not held by node b"):
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
+    await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE, is_forwarded=True)
+    assert b"".join(network.a.store.read(KEY)) == DATA
+
+
+async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Network) -> None:
+    """b's file was altered after it was registered: a does not take it, and b holds it no more."""
+    network.b.hold(DATA[:-1] + b"!")
+    with pytest.raises(RecoveryError, match="arrived damaged"):
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=FILE)
+    assert network.a.store.get(KEY) is None
+    assert network.b.store.get(KEY) is None
+    assert not network.b.store.path_of(KEY).exists()
+
+
+async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path: Path) -> None:
+    """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
+    large = CheckpointFile(size_bytes=2 * len(DATA), checksum=FILE.checksum)
+    with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
+        await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=large)
+    with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
+        await fetch_checkpointed(network.a.store, FileThreads("reads"), KEY, url=str(tmp_path), expected=large)
+
+
+async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:
+    """b may send 16 Mbit/s of copies: 2.5 MB of one take over a second, those that a worker waits for are not held."""
+    outgoing = network.desks["b"].outgoing = OutgoingTransfers(16.0)
+    network.b.hold()
+    began = time.monotonic()
+    for unhurried in (True, False):
+        endpoints = [network.b.endpoint]
+        await fetch_from_nodes(
+            network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE, unhurried=unhurried
+        )
+        assert b"".join(network.a.store.read(KEY)) == DATA
+        network.a.store.delete(KEY)
+    assert time.monotonic() - began > 8 * len(DATA) / 16e6 - 0.2
+    assert outgoing.sent[TransferKind.COPY].num_bytes == outgoing.sent[TransferKind.RECOVERY].num_bytes == len(DATA)
+    assert outgoing.sent[TransferKind.COPY].held_s > 0.9
+    assert outgoing.sent[TransferKind.RECOVERY].held_s == 0
+
+
+async def test_a_forwarded_copy_is_slowed_down_too(network: Network) -> None:
+    """a hands on what b holds, for an export: b is told that nobody waits for it."""
+    outgoing = network.desks["b"].outgoing = OutgoingTransfers(1000.0)
+    network.b.hold()
+    network.job.state[1, 5] = {"b": HELD_BY_B}
+    pieces = network.client.fetch_state(network.a.endpoint, KEY, forward=True, unhurried=True)
+    assert b"".join([piece async for piece in pieces]) == DATA
+    assert outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
+    assert network.desks["a"].outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
