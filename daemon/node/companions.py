@@ -6,7 +6,6 @@ the dead daemon, so that its records vanish. Silence proves nothing (the network
 """
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -15,12 +14,10 @@ import structlog
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.coordination.cluster_watch import ClusterWatch
-from headway.daemon.errors import LeaseLostError, RecoveryError, in_one_line
+from headway.daemon.errors import RecoveryError, in_one_line
 from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.node.daemon_leases import leases_of
 from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.record_format import decode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.daemon.supervision.activities import Activities
 from headway.stages.errors import PeerError
 
@@ -121,22 +118,11 @@ class Companions:
         """Revoke what keeps the dead daemon's records in etcd, if they still are that daemon's."""
         try:
             async with asyncio.timeout(REVOKE_TIMEOUT_S):
-                for lease_id in await self._leases(companion):
+                for lease_id in await leases_of(self._etcd, companion.node, companion.incarnation):
                     log.warning("dead_daemons_lease_revoked", node=companion.node, lease=f"{lease_id:x}")
-                    with suppress(LeaseLostError):  # somebody else was as quick
-                        await self._etcd.revoke_lease(lease_id)
+                    await self._etcd.revoke_lease(lease_id)
         except Exception as error:  # the lease ends by itself
             log.warning("lease_not_revoked", node=companion.node, reason=in_one_line(error))
-
-    async def _leases(self, companion: Companion) -> list[int]:
-        node = await self._etcd.get(Keys.node(companion.node))
-        leader = await self._etcd.get(Keys.LEADER)
-        found: list[int] = []
-        if node is not None and decode(node.value, NodeRecord).incarnation == companion.incarnation:
-            found.append(node.lease_id)
-        if leader is not None and decode(leader.value, LeaderRecord).incarnation == companion.incarnation:
-            found.append(leader.lease_id)
-        return [lease_id for lease_id in found if lease_id]
 
 
 async def is_refused(address: str) -> bool:

@@ -7,7 +7,6 @@ the process, its workers and its files do.
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,9 +17,10 @@ from headway.daemon.errors import ConflictError, InvariantLostError, LeaseLostEr
 from headway.daemon.etcd.client import EtcdClient, KeyValue
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.node.daemon_leases import leases_of
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
-from headway.daemon.records import LeaderRecord, NodeRecord
+from headway.daemon.records import NodeRecord
 
 log = structlog.get_logger()
 
@@ -146,16 +146,8 @@ class Registration:
 
     async def _bury_predecessor(self, found: KeyValue) -> None:
         """Revoke the leases of the process before us, which is dead: we hold the lock of its state folder."""
-        leader = await self._etcd.get(Keys.LEADER)
-        leases = {found.lease_id}
-        with suppress(ValueError):  # one that cannot be read is not that process's
-            if leader is not None and decode(leader.value, LeaderRecord).incarnation == self._predecessor:
-                leases.add(leader.lease_id)
-        for lease_id in leases - {0}:
-            try:
-                await self._etcd.revoke_lease(lease_id)
-            except LeaseLostError:
-                continue
+        for lease_id in await leases_of(self._etcd, self._record.name, self._predecessor):
+            await self._etcd.revoke_lease(lease_id)
         if not found.lease_id:
             await self._etcd.delete(self._key)
 

@@ -5,9 +5,12 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import pytest
+
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.etcd.client import KeyValue
 from headway.daemon.node.companions import Companions
+from headway.daemon.node.daemon_leases import leases_of
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import LeaderRecord, NodeRecord
@@ -77,6 +80,17 @@ class _Etcd:
             self.all_revoked.set()
 
 
+class _Records:
+    """etcd that only reads: key to (value, lease)."""
+
+    def __init__(self, **found: tuple[bytes, int]) -> None:
+        self._found = found
+
+    async def get(self, key: str) -> KeyValue | None:
+        value, lease_id = self._found["leader" if key == Keys.LEADER else "node"]
+        return cast(KeyValue, _Found(value, lease_id))
+
+
 class _Found:
     def __init__(self, value: bytes, lease_id: int) -> None:
         self.value = value
@@ -103,3 +117,17 @@ async def test_a_burial_outlives_the_change_that_it_makes() -> None:
     finally:
         task.cancel()
     assert sorted(etcd.revoked) == sorted(LEASES.values())
+
+
+@pytest.mark.parametrize("garbage", [b"\xff", b'{"format":99}', b"[]", b"{}"])
+async def test_a_record_that_cannot_be_read_hides_no_other_lease(garbage: bytes) -> None:
+    """A dead leader's node record is garbage, or its leader record is: the other one's lease is found."""
+    node, leader = encode(_node("node-1", "")), encode(LeaderRecord(node="node-1", incarnation="node-1-a"))
+    for records, expected in (
+        ({"node": (garbage, 17), "leader": (leader, 18)}, [18]),
+        ({"node": (node, 17), "leader": (garbage, 18)}, [17]),
+        ({"node": (node, 17), "leader": (leader, 18)}, [17, 18]),
+        ({"node": (node, 0), "leader": (leader, 18)}, [18]),
+    ):
+        assert await leases_of(cast(Any, _Records(**records)), "node-1", "node-1-a") == expected
+        assert await leases_of(cast(Any, _Records(**records)), "node-1", "node-1-b") == []

@@ -1,0 +1,25 @@
+"""Which leases keep a daemon's records in etcd: who has proof that it is dead revokes them."""
+
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.record_format import UnreadableRecordError, decode
+from headway.daemon.record_keys import Keys
+from headway.daemon.records import LeaderRecord, NodeRecord
+
+Record = NodeRecord | LeaderRecord
+
+
+async def leases_of(etcd: EtcdClient, node: str, incarnation: str) -> list[int]:
+    """The leases of one life of a daemon. A record that cannot be read names no daemon, and hides no other record."""
+    found: list[int] = []
+    places: tuple[tuple[str, type[Record]], ...] = ((Keys.node(node), NodeRecord), (Keys.LEADER, LeaderRecord))
+    for key, kind in places:
+        entry = await etcd.get(key)
+        if entry is None or not entry.lease_id:
+            continue
+        try:
+            record = decode(entry.value, kind)
+        except UnreadableRecordError:
+            continue
+        if record.incarnation == incarnation:
+            found.append(entry.lease_id)
+    return found
