@@ -1,13 +1,13 @@
 """A job as people see it: one value from its records. Pure; `--json` prints it as it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.daemon.client.goodput_report import GoodputReport, report_goodput
 from headway.daemon.client.link_waits import link_waits
 from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.queue_order import is_queued, queue
+from headway.daemon.coordination.queue_order import queue
 from headway.daemon.planning.link_choice import PlannedLink, planned_links
 from headway.daemon.records import NodeRecord, Phase, PlanRecord, job_ailment
 
@@ -153,11 +153,21 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
 
 def report_in(view: ClusterView, job: JobView) -> JobReport:
     """The report of a job of a view, with its place in the queue and what keeps it from being decided about."""
+    return reports_in(view, [job])[0]
+
+
+def reports_in(view: ClusterView, jobs: Iterable[JobView]) -> list[JobReport]:
+    """The reports of several jobs of a view."""
+    waiting = queue(view, now=view.usage.at or 0.0)
+    places = {job.name: place for place, job in enumerate(waiting, start=1)}
+    return [_report_in(view, job, places) for job in jobs]
+
+
+def _report_in(view: ClusterView, job: JobView, places: Mapping[str, int]) -> JobReport:
     report, why = report_job(job, view.nodes), view.why_set_aside(job.name)
     report = replace(report, waits=tuple(link_waits(view, job)))
-    if is_queued(job):
-        waiting = [other.name for other in queue(view, now=view.usage.at or 0.0)]
-        report = replace(report, queue_position=waiting.index(job.name) + 1, queue_length=len(waiting))
+    if job.name in places:
+        report = replace(report, queue_position=places[job.name], queue_length=len(places))
     return replace(report, ailments=(f"nothing is decided about it: {why}", *report.ailments)) if why else report
 
 

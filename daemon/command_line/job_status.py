@@ -35,13 +35,13 @@ def show_status(
         return
 
     async def work(session: "ClusterSession") -> None:
-        from headway.daemon.client.job_report import report_in
+        from headway.daemon.client.job_report import report_in, reports_in
         from headway.daemon.client.job_requests import job_of
         from headway.daemon.client.watch_view import LossHistory, snapshot
 
         view = await session.view()
         if not job:
-            _show_all([report_in(view, found) for found in view.jobs_in_order()], as_json=as_json)
+            _show_all(reports_in(view, view.jobs_in_order()), as_json=as_json)
             _say_set_aside(view, as_json=as_json)
             return
         found = job_of(view, job)

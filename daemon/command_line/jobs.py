@@ -49,12 +49,12 @@ def jobs(
     """
     if context.invoked_subcommand is not None:
         return
-    from headway.daemon.client.job_report import report_in
+    from headway.daemon.client.job_report import reports_in
     from headway.daemon.client.moments import date_and_time
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
-        reports = [report_in(view, job) for job in view.jobs_in_order()]
+        reports = reports_in(view, view.jobs_in_order())
         if as_json:
             say_json(reports)
         elif not reports:

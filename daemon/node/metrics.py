@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headway.daemon.client.goodput_report import WAITING
-from headway.daemon.client.job_report import JobReport, report_in
+from headway.daemon.client.job_report import JobReport, reports_in
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.metrics_server import MetricsServer
@@ -160,7 +160,7 @@ def job_metrics(source: MetricSource) -> Iterator[Metric]:
     if view.leader is None or view.leader.node != source.node:
         return
     yield _gauge("headway_jobs", "Jobs that etcd has; the newest of them have metrics of their own.", len(view.jobs))
-    reports = [report_in(view, job) for job in told_of(view.jobs_in_order())]
+    reports = reports_in(view, told_of(view.jobs_in_order()))
     phases = GaugeMetricFamily("headway_job_phase", "1 for the phase that a job is in.", labels=("job", "phase"))
     for report in reports:
         phases.add_metric((report.name, report.phase), 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from headway.daemon.client.job_report import report_in
+from headway.daemon.client.job_report import reports_in
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.record_format import encode
 from headway.daemon.records import Phase
@@ -24,7 +24,7 @@ def status_reply(view: ClusterView, *, node: str, away_s: float | None, job: str
         node=node,
         etcd_reachable=away_s is None,
         etcd_away_s=away_s or 0.0,
-        jobs=encode({found.name: report_in(view, found) for found in jobs}),
+        jobs=encode({report.name: report for report in reports_in(view, jobs)}),
         waits_for="" if away_s is None else waits_for(jobs),
     )
 

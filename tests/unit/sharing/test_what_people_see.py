@@ -1,6 +1,11 @@
 """What `status` and `jobs` say of jobs that wait."""
 
-from headway.daemon.client.job_report import report_in, report_line
+import pytest
+
+from headway.daemon.client import job_report
+from headway.daemon.client.job_report import report_line, reports_in
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.coordination.queue_order import queue
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import Phase, UsageRecord
@@ -19,7 +24,7 @@ def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
     cluster.store.transact({}, {Keys.USAGE: encode(UsageRecord(seconds={"alice": 500.0}))})
     cluster.calm(max_rounds=4)
     view = cluster.truth()
-    reports = {name: report_in(view, job) for name, job in view.jobs.items()}
+    reports = {report.name: report for report in reports_in(view, view.jobs.values())}
     assert {name: report.queue_position for name, report in reports.items()} == {
         "now": None,
         "urgent": 1,
@@ -31,3 +36,23 @@ def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
     assert report_line(urgent, now=0.0) == (
         "urgent: queued · 1 of 3 in the queue · waits for devices of job now: is left alone until it has run for 600 s"
     )
+
+
+def test_many_jobs_are_told_of_with_one_look_at_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 jobs wait: their order is found once for all of them, and each has its own place."""
+    cluster = SimulatedCluster()
+    names = [f"job-{number}" for number in range(300)]
+    for name in names:
+        cluster.submit(small_spec(name))
+    view, looks = cluster.truth(), 0
+
+    def counted(view: ClusterView, *, now: float) -> list[JobView]:
+        nonlocal looks
+        looks += 1
+        return queue(view, now=now)
+
+    monkeypatch.setattr(job_report, "queue", counted)
+    reports = job_report.reports_in(view, view.jobs_in_order())
+    assert [(report.name, report.queue_position) for report in reports] == list(zip(names, range(1, 301), strict=True))
+    assert {report.queue_length for report in reports} == {300}
+    assert looks == 1
