@@ -4,6 +4,7 @@ Each node that computes for a job verifies the data that lies there beside train
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -34,11 +35,16 @@ class ReadingReports:
         self._etcd = etcd
         self._node = node
         self._lease_id = lease_id
-        self._etcd_has: dict[str, bool] = {}
+        self._told: set[str] = set()
+        """Keys that etcd may have: of what is being read, and of what could not be taken back."""
+        self._reading: Counter[str] = Counter()
+        """Of these, what is being read."""
 
     async def run_ahead(self) -> None:
         """Until cancelled: look at the data of the jobs that this node computes for."""
         while True:
+            for key in self._told - self._reading.keys():
+                await self._take_back(key)
             self._seen &= {job.uid for job in self._view.jobs.values()}
             for job in list(self._view.jobs.values()):
                 if self._computes(job) and job.spec is not None and job.uid not in self._seen:
@@ -55,6 +61,7 @@ class ReadingReports:
         """While the body opens the data of a job. What is done within PERIOD_S leaves no trace."""
         key = Keys.reading(job, self._node)
         telling = asyncio.create_task(self._tell(job, key, sha256), name=f"reading of {job}")
+        self._reading[key] += 1
         try:
             yield
         finally:
@@ -62,9 +69,15 @@ class ReadingReports:
             await asyncio.wait({telling})
             if not telling.cancelled():
                 telling.exception()
-            if self._etcd_has.pop(key, False):
-                with suppress(StoreError):
-                    await self._etcd.transaction([], [Delete(key)])
+            self._reading = self._reading - Counter([key])
+            if key in self._told and key not in self._reading:
+                await self._take_back(key)
+
+    async def _take_back(self, key: str) -> None:
+        """While etcd is away it stays to be done: the record would stand for as long as this node's lease."""
+        with suppress(StoreError):
+            await self._etcd.transaction([], [Delete(key)])
+            self._told.discard(key)
 
     async def _tell(self, job: str, key: str, sha256: str) -> None:
         while True:
@@ -75,5 +88,5 @@ class ReadingReports:
             record = ReadingRecord(num_bytes=reading.num_bytes, total_bytes=reading.total_bytes)
             with suppress(StoreError):
                 put = Put(key, encode(record), self._lease_id())
-                self._etcd_has[key] = True
+                self._told.add(key)
                 await self._etcd.transaction([Compare.present(Keys.of(job, "spec"))], [put])
