@@ -24,6 +24,7 @@ from headway.stages.collective_link import CollectiveLink
 from headway.stages.frame_contract import FrameContract
 from headway.stages.group_guard import Rendezvous
 from headway.stages.ids import Generation, StageIndex
+from headway.stages.known_generations import KnownGenerations
 from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
 from headway.stages.own_sockets import grpc_address
@@ -103,7 +104,7 @@ class CollectiveEndpoint:
         self._protocol = protocol
         self._on_stuck = on_stuck
         self._awaited: dict[tuple[str, str], _Awaited] = {}
-        self._generations: dict[str, Generation] = {}
+        self._generations = KnownGenerations()
         self._links: list[CollectiveLink] = []
 
     @property
@@ -147,8 +148,7 @@ class CollectiveEndpoint:
 
     def _begin(self, terms: CollectiveTerms, link: CollectiveLink, is_complete: bool = True) -> None:
         if is_complete:
-            known = self._generations.get(terms.job, terms.generation)
-            self._generations[terms.job] = max(terms.generation, known)
+            self._generations.meet(terms.job, terms.generation)
         self._links = [*(other for other in self._links if not other.is_over), link]
         self._awaited = {key: awaited for key, awaited in self._awaited.items() if not awaited.link.is_over}
 
@@ -201,7 +201,7 @@ class CollectiveEndpoint:
             return _refusal(HelloReply.WRONG_PROTOCOL, f"protocol {hello.protocol} instead of {self._protocol}")
         if hello.expected_incarnation != self._incarnation:
             return _refusal(HelloReply.WRONG_PEER, "another process listens here now")
-        known = self._generations.get(hello.job, Generation(-1))
+        known = self._generations.newest(hello.job)
         if hello.generation > known:
             return _refusal(HelloReply.NOT_YET, f"generation {known} is the newest here")
         if hello.generation < known:

@@ -25,6 +25,7 @@ from headway.stages.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTR
 from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
 from headway.stages.grpc_streams import ClientStream, Ears, ServerStream
 from headway.stages.ids import Generation, StageIndex
+from headway.stages.known_generations import KnownGenerations
 from headway.stages.link import FrameKind, Inbox
 from headway.stages.loop_thread import LoopThread
 from headway.stages.server_limits import server_limits
@@ -111,7 +112,7 @@ class LinkEndpoint:
         self._port = 0
         self._awaited: dict[str, dict[int, _Awaited]] = {}
         """Job to the dialling worker's position in its plan."""
-        self._generations: dict[str, Generation] = {}
+        self._generations = KnownGenerations()
         self._dialled: list[GrpcLink] = []
         self._num_stale = 0
         self._num_resumed = 0
@@ -232,7 +233,7 @@ class LinkEndpoint:
             stage=stage,
             worker=worker,
         )
-        self._loop.call_soon(self._meet, job, generation)
+        self._loop.call_soon(self._generations.meet, job, generation)
         self._loop.spawn(
             self._dial(link, address, peer_node, hello, first_contact, resume_timeout), name=f"dial {link.peer}"
         )
@@ -279,13 +280,12 @@ class LinkEndpoint:
         await server.start()
         self._server = server
 
-    def _meet(self, job: str, generation: Generation) -> None:
-        self._generations[job] = max(generation, self._generations.get(job, generation))
-
     def _await(self, job: str, worker: int, awaited: _Awaited, timeout: timedelta, is_last: bool) -> None:
         if is_last:
-            self._meet(job, awaited.generation)
-        of_job = self._awaited.setdefault(job, {})
+            self._generations.meet(job, awaited.generation)
+        known = {other: links for other, links in self._awaited.items() if other in self._generations}
+        of_job = known[job] = self._awaited.get(job, {})
+        self._awaited = known
         for other, older in list(of_job.items()):
             if older.generation < awaited.generation:
                 del of_job[other]
@@ -360,7 +360,7 @@ class LinkEndpoint:
             return _refusal(HelloReply.WRONG_PROTOCOL, f"protocol {hello.protocol} instead of {self._protocol}")
         if hello.expected_incarnation != self._incarnation:
             return _refusal(HelloReply.WRONG_PEER, "another process listens here now")
-        known = self._generations.get(hello.job, Generation(-1))
+        known = self._generations.newest(hello.job)
         of_job = self._awaited.get(hello.job, {})
         if hello.generation > known:
             return _refusal(HelloReply.NOT_YET, f"generation {known} is the newest here")

@@ -62,6 +62,7 @@ class CheckpointSweep:
     async def sweep(self, names: Iterable[str] | None = None) -> None:
         """Once through these jobs, or all."""
         self._looks = {name: looks for name, looks in self._looks.items() if name in self._view.jobs}
+        self._complaints = {name: reason for name, reason in self._complaints.items() if name in self._view.jobs}
         self._written_late &= self._view.jobs.keys()
         for name in sorted(self._view.jobs if names is None else names):
             job = self._view.jobs.get(name)

@@ -67,6 +67,10 @@ IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERI
 
 MAX_REMEMBERED: Final = 64
 """Moments of one kind."""
+ABSENT_FOR_S: Final = 86400.0
+"""A node that has been gone for so long is forgotten: it would come back as one that nobody knew."""
+MAX_ABSENT: Final = 1000
+"""Nodes that are gone and not forgotten: those that went last."""
 UNREADABLE: Final = -1
 """A revision that no key ever has."""
 
@@ -287,6 +291,17 @@ class ClusterView:
     def forget_deleted(self, *, below: int) -> None:
         """Drop the memory of deletions older than a revision: nothing that old can arrive any more."""
         self._deleted = {key: revision for key, revision in self._deleted.items() if revision >= below}
+
+    def forget_absent(self, *, now: float) -> None:
+        """Drop the memory of nodes that have long been gone: machines that are rented have a new name each time."""
+        since = self.absent_since
+        newest_first = sorted(since, key=lambda name: -since[name])
+        kept = {name for name in newest_first[:MAX_ABSENT] if now - since[name] <= ABSENT_FOR_S}
+        memories: tuple[dict[str, Any], ...] = (self.arrived_at, self.arrived_in, self.departures, self._incarnations)
+        for name in since.keys() - kept:
+            for memory in (since, *memories):
+                memory.pop(name, None)
+            self._restored.discard(name)
 
     def jobs_in_order(self) -> list[JobView]:
         """Jobs whose spec is known, first in first."""

@@ -145,6 +145,7 @@ class ClusterWatch:
         for key in [key for key in view.revisions if key not in revisions]:
             view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
         view.forget_deleted(below=listed.revision)
+        view.forget_absent(now=now)
         self._mark = found
         self.revision = listed.revision
         self._reached(True, "")

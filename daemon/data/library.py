@@ -1,9 +1,8 @@
 """The token shards that a node has: found in the cache, in the job's folder or on another node; verified before use."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,9 @@ log = structlog.get_logger()
 SILENCE_S: Final = 120.0
 """A file system that gives no byte for so long hangs. The built-in data takes seconds to make before its first byte."""
 
+MAX_DATA_SETS: Final = 1000
+"""That are known by heart. Another one is read again when it is asked for, without hashing what has not changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -31,6 +33,26 @@ class Reading:
 
     num_bytes: int
     total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DataSet:
+    """One that was verified."""
+
+    sha256: str
+    folder: Path
+    state: str
+    """The fingerprint of its folder then."""
+    files: dict[str, Path]
+    """Its index and shards, by SHA-256."""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Those who want one data set from other nodes take turns."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_askers: int = 0
 
 
 class DataLibrary:
@@ -51,12 +73,11 @@ class DataLibrary:
         self._verified = VerifiedShards(memory)
         self._threads = FileThreads("data", silence_s=SILENCE_S)
         self._opening: dict[str, asyncio.Task[Path]] = {}
-        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._files: dict[str, dict[str, Path]] = {}
-        """Of each verified data set by its SHA-256: its index and shards, each by its own."""
+        self._fetching: dict[str, _Turns] = {}
+        self._sets: dict[str, _DataSet] = {}
+        """The data sets that were verified last, by SHA-256."""
         self.reading: dict[str, Reading] = {}
         """How far the data sets are that are being read, by SHA-256."""
-        self._states: dict[str, str] = {}
 
     async def open(self, data: DataSpec) -> Path:
         """The folder with the data that a job names, as it is now. Raises RecoveryError when no node has it.
@@ -87,29 +108,34 @@ class DataLibrary:
 
     def state_of(self, folder: str) -> str:
         """The fingerprint of a folder when its files were last verified: for a worker that opens them."""
-        return self._states.get(folder, "")
+        return next((each.state for each in reversed(self._sets.values()) if str(each.folder) == folder), "")
 
     def find(self, sha256: str) -> Path | None:
         """The file with this hash in a verified folder: the index of a data set, or one of its shards."""
-        return next((files[sha256] for files in self._files.values() if sha256 in files), None)
+        return next((each.files[sha256] for each in self._sets.values() if sha256 in each.files), None)
 
     async def _open_here(self, data: DataSpec) -> Path:
         """Raises DataError: it is not here, or is something else. RecoveryError: its file system does not answer."""
         errors: list[DataError] = []
 
-        def verified(beat: Beat) -> Path | None:
+        def verified(beat: Beat) -> _DataSet | None:
             try:
                 return self._verify(data, beat)
             except DataError as error:
                 errors.append(error)
                 return None
 
-        folder = await self._threads.run(data.source or str(self._cache_dir), verified)
-        if folder is None:
+        found = await self._threads.run(data.source or str(self._cache_dir), verified)
+        if found is None:
             raise errors[0]
-        return folder
+        self._sets.pop(found.sha256, None)
+        self._sets[found.sha256] = found
+        while len(self._sets) > MAX_DATA_SETS:
+            del self._sets[next(iter(self._sets))]
+        return found.folder
 
-    def _verify(self, data: DataSpec, beat: Beat) -> Path:
+    def _verify(self, data: DataSpec, beat: Beat) -> _DataSet:
+        """In a thread."""
         folder = self._cache_dir / data.sha256
         if not data.sha256 or not (folder / INDEX_NAME).exists():
             self._cache_dir.mkdir(parents=True, exist_ok=True)
@@ -128,22 +154,26 @@ class DataLibrary:
             self._verified.verify(folder, advance)
         finally:
             self.reading.pop(data.sha256, None)
-        self._states[str(folder)] = state
         shards = {shard.sha256: folder / shard.file for shard in index.shards}
-        self._files[index.sha256] = {**shards, index.sha256: folder / INDEX_NAME}
-        return folder
+        return _DataSet(index.sha256, folder, state, {**shards, index.sha256: folder / INDEX_NAME})
 
     async def _fetch_once(self, data: DataSpec, *, why_not_here: str) -> Path:
         """Two jobs with the same data fetch it one after the other, and the second finds it here."""
-        lock = self._fetching[data.sha256]
-        has_waited = lock.locked()
-        async with lock:
-            if has_waited:
-                try:
-                    return await self._open_once(data)
-                except DataError as error:
-                    why_not_here = str(error)
-            return await self._fetch(data, why_not_here=why_not_here)
+        turns = self._fetching.setdefault(data.sha256, _Turns())
+        turns.num_askers += 1
+        try:
+            has_waited = turns.lock.locked()
+            async with turns.lock:
+                if has_waited:
+                    try:
+                        return await self._open_once(data)
+                    except DataError as error:
+                        why_not_here = str(error)
+                return await self._fetch(data, why_not_here=why_not_here)
+        finally:
+            turns.num_askers -= 1
+            if not turns.num_askers:
+                del self._fetching[data.sha256]
 
     async def _fetch(self, data: DataSpec, *, why_not_here: str) -> Path:
         reasons = [why_not_here]

@@ -63,6 +63,7 @@ from headway.daemon.node.step_claims import (
     name_of,
     stands_back,
 )
+from headway.daemon.node.step_failures import StepFailures
 from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
@@ -107,9 +108,10 @@ class Agent:
         self._due = asyncio.Event()
         self._tasks: dict[object, tuple[Step, asyncio.Task[None]]] = {}
         """Steps under way, by `name_of`."""
-        self._attempts: dict[object, int] = {}
+        self._failures = StepFailures()
         self._resting: set[object] = set()
-        self._complaints: dict[object, str] = {}
+        self._broken: dict[str, str] = {}
+        """Jobs whose records raised an error at the last look, and which."""
         self._unread: set[str] = set()
         """Jobs whose checkpoint could not be read at the last attempt."""
         self._data_paths: dict[str, str] = {}
@@ -222,6 +224,7 @@ class Agent:
         broken: dict[str, Exception] = {}
         node = self._node_state(supervisor)
         steps = next_steps(view, node, broken=broken)
+        self._failures.keep_only({*map(name_of, steps), *self._resting, *self._tasks} if self._failures else ())
         self._give_up_broken(broken, node, supervisor)
         self._end_unwanted_fetches(steps)
         self._forget_checkpoints_that_were_read(steps)
@@ -252,7 +255,7 @@ class Agent:
             )
             if isinstance(step, OrderSpaceSnapshots):
                 self._spacings[step.of] = Spacing(step.factor, step.boundary)
-            self._attempts.pop(name_of(step), None)
+            self._failures.succeeded(name_of(step))
             return has_changed
         if isinstance(step, GiveUp):
             supervisor.fail(step.device_index, step.of, step.reason)
@@ -271,11 +274,10 @@ class Agent:
 
     def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
         """A job whose records raise an error has its workers here failed; no other job is touched."""
-        for name, error in broken.items():
-            reason = in_one_line(error)
-            if self._complaints.get(name) != reason:
-                self._complaints[name] = reason
-                log.error("job_not_served", job=name, exc_info=error)
+        told, self._broken = self._broken, {name: in_one_line(error) for name, error in broken.items()}
+        for name, reason in self._broken.items():
+            if told.get(name) != reason:
+                log.error("job_not_served", job=name, exc_info=broken[name])
             job = self._around.view.jobs.get(name)
             for plan in filter(None, (job.plan, job.next) if job is not None else ()):
                 of = JobGeneration(name, plan.generation)
@@ -313,10 +315,7 @@ class Agent:
         self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
         self._links.look_again(supervisor.statuses)
         self._missed = {of: places for of, places in self._missed.items() if not is_over(self._around.view, of)}
-        for job in self._around.view.jobs.values():
-            if job.plan is not None:
-                key = seen_key(job.name, job.uid)
-                self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
+        self._look_at_jobs()
         return NodeState(
             name=self._around.node,
             incarnation=self._around.incarnation,
@@ -334,6 +333,18 @@ class Agent:
             now=time.monotonic(),
         )
 
+    def _look_at_jobs(self) -> None:
+        """What was in force, of jobs that etcd has or that this node remembers; and data that one of them may open."""
+        jobs = self._around.view.jobs.values()
+        kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
+        self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
+        for job in jobs:
+            if job.plan is not None:
+                key = seen_key(job.name, job.uid)
+                self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
+        wanted = {job.spec.data.sha256 for job in jobs if job.spec is not None}
+        self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
+
     def _spec(self, job: str) -> JobSpec:
         """Raises RecoveryError when the job was removed since the step was due."""
         view = self._around.view.jobs.get(job)
@@ -347,8 +358,7 @@ class Agent:
         try:
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             await self._do(step, conditions)
-            self._attempts.pop(name_of(step), None)
-            self._complaints.pop(name_of(step), None)
+            self._failures.succeeded(name_of(step))
         except (ConflictError, LeaseLostError):
             self._rest(step, TRANSACTION_REST_S)
         except Exception as error:
@@ -356,11 +366,10 @@ class Agent:
 
     def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
         name = name_of(step)
-        attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
         is_expected = isinstance(error, EXPECTED)
         reason = str(error) if is_expected else in_one_line(error)
-        if self._complaints.get(name) != reason:
-            self._complaints[name] = reason
+        attempts, is_news = self._failures.failed(name, reason)
+        if is_news:
             told = {} if is_expected else {"exc_info": error}
             log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=reason, **told)
         most = MAX_DATA_ATTEMPTS if isinstance(step, OpenData) else MAX_ATTEMPTS
@@ -369,7 +378,7 @@ class Agent:
             most = MAX_CHECKPOINT_ATTEMPTS
         is_hopeless = attempts >= most or isinstance(error, ConfigError | DamagedCopyError)
         if is_hopeless and isinstance(step, WorkersStep):
-            self._attempts.pop(name)
+            self._failures.start_over(name)
             supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))

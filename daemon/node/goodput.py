@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -178,30 +178,32 @@ class GoodputReports:
                 await self._write_all()
 
     async def _write_all(self) -> None:
+        present: set[str] = set()
         for name in {book.job for book in self.book.devices.values()}:
             job = self._view.jobs.get(name)
             if job is None or job.submission is None:
                 self.book.forget(name)
             else:
-                await self._write(job)
+                present.update(await self._write(job))
+        self._written = {key: record for key, record in self._written.items() if key in present}
 
-    async def _write(self, job: JobView) -> None:
+    async def _write(self, job: JobView) -> Set[str]:
+        """Returns the keys of the job's records of this node, written or not."""
         records = self.book.changes(job, self._node)
         new = {key: record for key, record in records.items() if self._written.get(key) != record}
         if not new:
-            return
+            return records.keys()
         plan_key = Keys.of(job.name, "plan")
         changes: list[Change] = [Put(key, encode(record), self._lease_id()) for key, record in new.items()]
-        old = superseded(job, records)
-        changes += [Delete(key) for key in old]
+        changes += [Delete(key) for key in superseded(job, records)]
         try:
             await self._etcd.transaction([Compare.unchanged(plan_key, self._view.revision_of(plan_key))], changes)
+            self._written |= new
         except ConflictError:
-            return
+            log.debug("goodput_overtaken", job=job.name)
         except StoreError as error:
             log.warning("goodput_not_written", job=job.name, error=str(error))
-            return
-        self._written = {key: record for key, record in (self._written | new).items() if key not in old}
+        return records.keys()
 
 
 def _position_of(plan: PlanRecord, node: str, device_index: int) -> int | None:

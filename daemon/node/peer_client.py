@@ -71,7 +71,7 @@ class NodeClient:
         self._idle_s = idle_s
         self._lines: dict[NodeEndpoint, _Line] = {}
         self.heard: dict[str, float] = {}
-        """When each address sent the last piece of a file."""
+        """When each address that has a channel sent the last piece of a file."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -210,6 +210,7 @@ class NodeClient:
         """Close a channel that no call uses."""
         if not line.num_calls and self._lines.get(endpoint) is line:
             del self._lines[endpoint]
+            self.heard.pop(endpoint.address, None)
             await line.channel.close()
 
 

@@ -7,8 +7,8 @@ The threads are daemons: one that hangs for ever does not keep the process from 
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, Final, TypeVar
 
@@ -41,13 +41,14 @@ class FileThreads:
         self._purpose = purpose
         self._silence_s = silence_s
         self._most_hung = most_hung
-        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(num_at_once))
-        self._left: defaultdict[str, set[_Call]] = defaultdict(set)
+        self._num_at_once = num_at_once
+        self._systems: dict[str, _FileSystem] = {}
+        """Those that are asked, or owe an answer."""
 
     @property
     def num_hung(self) -> int:
         """Threads that were left behind and have not come back."""
-        return sum(len(calls) for calls in self._left.values())
+        return sum(len(system.left) for system in self._systems.values())
 
     async def run(self, url: str, act: Callable[[Beat], T], *, on_late: Callable[[], None] = lambda: None) -> T:
         """What act(beat) returns, from a thread. on_late: is called when a call that was given up ends after all.
@@ -55,10 +56,21 @@ class FileThreads:
         Raises RecoveryError, naming the URL: for whatever act raises but ConfigError, when it hangs, and when earlier
         calls to its file system still do.
         """
-        file_system = file_system_of(url)
-        self._require_answers(file_system, url)
-        async with self._slots[file_system]:
-            self._require_answers(file_system, url)
+        name = file_system_of(url)
+        system = self._systems.setdefault(name, _FileSystem(asyncio.Semaphore(self._num_at_once)))
+        system.num_askers += 1
+        try:
+            return await self._run_on(system, url, act, on_late)
+        finally:
+            system.num_askers -= 1
+            self._forget_idle()
+
+    async def _run_on(
+        self, system: "_FileSystem", url: str, act: Callable[[Beat], T], on_late: Callable[[], None]
+    ) -> T:
+        self._require_answers(system, url)
+        async with system.slots:
+            self._require_answers(system, url)
             call = _Call(asyncio.get_running_loop(), act)
             try:
                 Thread(target=call.work, name=f"{self._purpose} {url}", daemon=True).start()
@@ -69,7 +81,7 @@ class FileThreads:
                     await asyncio.wait({call.ended}, timeout=left_s)
             finally:
                 if not call.ended.done():
-                    self._leave(file_system, call, on_late)
+                    self._leave(system, call, on_late)
             if not call.ended.done():
                 raise RecoveryError(url, f"its file system has not answered for {self._silence_s:g} s")
             error = call.ended.exception()
@@ -77,26 +89,40 @@ class FileThreads:
                 raise RecoveryError(url, sentence(error)) from error
             return call.ended.result()  # type: ignore[no-any-return]
 
-    def _leave(self, file_system: str, call: "_Call", on_late: Callable[[], None]) -> None:
+    def _leave(self, system: "_FileSystem", call: "_Call", on_late: Callable[[], None]) -> None:
         def came_back(ended: asyncio.Future[Any]) -> None:
-            self._left[file_system].discard(call)
+            system.left.discard(call)
+            self._forget_idle()
             if not ended.cancelled():
                 ended.exception()  # nobody waits for it
             on_late()
 
         call.is_abandoned = True
-        self._left[file_system].add(call)
+        system.left.add(call)
         call.ended.add_done_callback(came_back)
 
-    def _require_answers(self, file_system: str, url: str) -> None:
+    def _forget_idle(self) -> None:
+        self._systems = {name: system for name, system in self._systems.items() if system.num_askers or system.left}
+
+    def _require_answers(self, system: "_FileSystem", url: str) -> None:
         now = time.monotonic()
-        hung = [call.beaten_at for call in self._left[file_system] if now - call.beaten_at > SOON_S]
+        hung = [call.beaten_at for call in system.left if now - call.beaten_at > SOON_S]
         if len(hung) >= self._most_hung:
             raise RecoveryError(
                 url,
                 f"its file system hangs: {len(hung)} earlier calls have no answer, the first for "
                 f"{now - min(hung):.0f} s",
             )
+
+
+@dataclass(slots=True)
+class _FileSystem:
+    """What one purpose asks of one file system."""
+
+    slots: asyncio.Semaphore
+    left: "set[_Call]" = field(default_factory=set)
+    """Calls that were given up and have not come back."""
+    num_askers: int = 0
 
 
 class _Call:
