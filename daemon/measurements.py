@@ -47,6 +47,8 @@ class GoodputRecord:
     """Why its last periodic snapshot was not written, or how far apart they are now."""
     waits_for: str = ""
     """The neighbour, with its address, that it has waited for so long that it stands still; empty: it works."""
+    awaited_worker: int = -1
+    """The position in the plan of that neighbour; -1: it works, or waits for no neighbour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,18 @@ class PortsTakenError(Exception):
         return f"{told} at {self.host} is in use: free one, or name more of them as worker_ports"
 
 
+@dataclass
+class NotListeningError(Exception):
+    """This process cannot listen at its host and port, and that nobody else listens there does not help."""
+
+    host: str
+    port: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"cannot listen at {self.host}:{self.port}: {self.reason}"
+
+
 class ProtocolError(PeerError):
     """The peer said something that the protocol does not allow."""
 

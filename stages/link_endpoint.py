@@ -19,7 +19,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.errors import PortsTakenError, ProtocolError
+from headway.stages.errors import ProtocolError
 from headway.stages.frame_bundle import MAX_BUNDLE_BYTES
 from headway.stages.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.grpc_link import GrpcLink, MessageStream, Turn
@@ -27,6 +27,7 @@ from headway.stages.grpc_streams import ClientStream, Ears, ServerStream
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.known_generations import KnownGenerations
 from headway.stages.link import FrameKind, Inbox
+from headway.stages.listening_port import listen_at_first_free
 from headway.stages.loop_thread import LoopThread
 from headway.stages.server_limits import server_limits
 from headway.stages.tls_identity import TlsIdentity, expecting, is_borne, names_of_client, other_node
@@ -139,7 +140,7 @@ class LinkEndpoint:
         self._methods[name] = grpc.unary_unary_rpc_method_handler(answer)
 
     def start(self) -> None:
-        """Listen on the first free port of the host. Raises PortsTakenError when there is none."""
+        """Listen on the first free port of the host. Raises PortsTakenError, NotListeningError."""
         self._loop.run(self._start(), timeout=START_TIMEOUT, what=f"listening on {self._host}")
 
     def stop(self) -> None:
@@ -276,7 +277,7 @@ class LinkEndpoint:
             root_certificates=self._identity.ca,
             require_client_auth=True,
         )
-        self._port = _bind(server, credentials, self._host, self._ports)
+        self._port = listen_at_first_free(server, credentials, self._host, self._ports)
         await server.start()
         self._server = server
 
@@ -470,15 +471,6 @@ def kinds_between(peer: StageIndex, own: StageIndex) -> frozenset[FrameKind]:
     if peer == own:
         return SIBLING_KINDS
     return DOWNSTREAM_KINDS if peer < own else UPSTREAM_KINDS
-
-
-def _bind(server: grpc.aio.Server, credentials: grpc.ServerCredentials, host: str, ports: Sequence[int]) -> int:
-    for port in ports:
-        try:
-            return server.add_secure_port(f"{host}:{port}", credentials)
-        except RuntimeError:
-            continue  # somebody else listens there
-    raise PortsTakenError(host, tuple(ports))
 
 
 def _refusal(verdict: HelloReply.Verdict, reason: str) -> tuple[HelloReply, None, int]:

@@ -5,7 +5,7 @@ A copy of the descriptor is looked at and closed again; whoever holds the socket
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -37,6 +37,18 @@ def end_connection(peer: str) -> bool:
                 copy.shutdown(socket.SHUT_RDWR)
             return True
     return False
+
+
+def end_connections_from(hosts: Collection[IPv4Address | IPv6Address]) -> int:
+    """Shut every connection whose own end is at one of these addresses; returns how many. Owners see them closed."""
+    num_ended = 0
+    for copy in own_sockets():
+        own = address_of(copy, is_peer=False)
+        if own is not None and own[0] in hosts and address_of(copy, is_peer=True) is not None:
+            with suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)
+                num_ended += 1
+    return num_ended
 
 
 def address_of(one: socket.socket, *, is_peer: bool) -> Address | None:

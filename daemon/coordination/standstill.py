@@ -7,13 +7,12 @@ from headway.daemon.records import PlanRecord
 
 def standing(job: JobView, plan: PlanRecord) -> dict[int, int]:
     """Position of a worker that stands still to that of the neighbour that it waits for."""
-    positions = {worker.address: position for position, worker in job.workers_of(plan).items()}
-    found = {}
-    for (generation, position), record in job.goodput.items():
-        peer = positions.get(record.waits_for.rpartition(" at ")[2]) if record.waits_for else None
-        if generation == plan.generation and position < len(plan.stages) and peer is not None:
-            found[position] = peer
-    return found
+    places = range(len(plan.stages))
+    return {
+        position: record.awaited_worker
+        for (generation, position), record in job.goodput.items()
+        if generation == plan.generation and position in places and record.awaited_worker in places
+    }
 
 
 def standing_pairs(job: JobView, plan: PlanRecord) -> frozenset[Pair]:

@@ -2,6 +2,9 @@
 
 Workers listen at one address, which the node's record names. When the machine has it no more, the address by which it
 reaches etcd takes its place; whether others reach that is for them to prove. Where there is none, the node says so.
+
+A connection from an address that is gone is dead, and gRPC notices after 13 s. The node's lease ends sooner, so such
+connections are shut within a second: the next call dials from the address that there is.
 """
 
 import asyncio
@@ -13,10 +16,14 @@ import structlog
 
 from headway.daemon.addresses import split_address
 from headway.daemon.node.own_host import has_address, resolved
+from headway.stages.own_sockets import end_connections_from, unmapped
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S: Final = 3.0
+GLANCE_EVERY_S: Final = 1.0
+"""Between two looks at the addresses from which this process has connections: a lease is renewed with 3 s to spare."""
+GLANCES_A_LOOK: Final = 3
+"""A look at the host itself may ask a name server."""
 NUM_LOOKS: Final = 2
 """An address counts as gone after so many looks in a row: a lease of DHCP may be renewed between two."""
 
@@ -45,12 +52,22 @@ class AddressWatch:
         self._held: frozenset[str] = frozenset()
         """The addresses of this machine that the host means, while it has them."""
         self._num_gone = 0
+        self._sources: frozenset[str] = frozenset()
+        """The addresses from which this process has connections: those of the host, and the one towards etcd."""
 
     async def run(self) -> None:
         """Look again and again."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
             await self.look()
+            for _ in range(GLANCES_A_LOOK):
+                await asyncio.sleep(GLANCE_EVERY_S)
+                self.glance()
+
+    def glance(self) -> None:
+        """Shut the connections from addresses that this machine has no more."""
+        gone = {address for address in self._sources if not is_here(address)}
+        if gone and (num_ended := end_connections_from({unmapped(address) for address in gone})):
+            log.warning("dead_connections_shut", addresses=sorted(gone), number=num_ended)
 
     async def look(self) -> None:
         """See whether the address is still there, and do what is to be done when it is not."""
@@ -60,6 +77,7 @@ class AddressWatch:
         self._held = self._held or now
         if now & self._held:
             self._num_gone = 0
+            self._sources = now | ({await self._towards_etcd()} - {""})
             self._tell("")
             return
         self._num_gone += 1
@@ -74,6 +92,15 @@ class AddressWatch:
             return
         why = "`listen` names it too" if other else "no other address of its own reaches etcd"
         self._tell(f"{self._host} is no address of this machine any more, and {why}: set advertise_host, and restart")
+
+
+def is_here(address: str) -> bool:
+    """Whether an address is this machine's. One with the name of a network card goes with the card."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return any(has_address(family, where) for family, _, _, _, where in found)
 
 
 async def own_addresses(host: str) -> frozenset[str] | None:

@@ -139,7 +139,7 @@ class Agent:
             around.library, around.view, around.etcd, node=around.node, lease_id=around.lease_id
         )
         self._keeper.access.on_change = self._access_changed
-        self.goodput.on_standstill = self._links.stands_still
+        self.goodput.on_silence = self._links.is_silent
         self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
 
     # --- What wakes it ----------------------------------------------------------------------------------------------

@@ -17,17 +17,21 @@ from headway.daemon.measurements import GoodputRecord
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import PlanRecord
+from headway.daemon.supervision.worker_status import JobGeneration
 from headway.proto import control_pb2
 
 log = structlog.get_logger()
 
 PERIOD_S: Final = 5.0
 LOOK_EVERY_S: Final = 1.0
-"""So soon it is seen that a worker stands still: its neighbour is dialled then."""
+"""So soon it is seen that a worker stands still or has a broken link: its neighbour is dialled then."""
 STANDS_AFTER_S: Final = 5.0
 """Without an operation, a worker that waits for a neighbour stands still."""
 RECENT_S: Final = 60.0
 """`recent` covers so much, once a plan has run so long."""
+
+Neighbour = tuple[JobGeneration, int]
+"""A worker in a plan, by its position."""
 
 
 @dataclass(slots=True)
@@ -53,10 +57,20 @@ class DeviceBook:
             self.samples.popleft()
 
     @property
-    def waits_for(self) -> str:
-        """The neighbour that the worker has waited for since its last operation, if that is long ago."""
+    def stands_still(self) -> bool:
+        """Whether the worker has waited for a neighbour since its last operation, and that is long ago."""
         now = self.samples[-1][0] if self.samples else 0.0
-        return self.newest.waiting_for if now - self.moved_at >= STANDS_AFTER_S else ""
+        return bool(self.newest.waiting_for) and now - self.moved_at >= STANDS_AFTER_S
+
+    @property
+    def waits_for(self) -> str:
+        """The neighbour that it stands still for; empty: it works."""
+        return self.newest.waiting_for if self.stands_still else ""
+
+    @property
+    def awaited_worker(self) -> int:
+        """That neighbour's position in the plan; -1: it works, or waits for something else."""
+        return self.newest.awaited_worker - 1 if self.stands_still else -1
 
     @property
     def recent(self) -> dict[str, float]:
@@ -72,8 +86,8 @@ class GoodputBook:
 
     def __init__(self) -> None:
         self._books: dict[int, DeviceBook] = {}
-        self._told: dict[str, float] = {}
-        """The neighbours that workers wait for, and when each was last told."""
+        self._told: dict[Neighbour, float] = {}
+        """The neighbours that are silent, and when each was last told."""
         self.lacking: dict[str, str] = {}
         """Job to why this node cannot use its checkpoint folder."""
 
@@ -92,11 +106,16 @@ class GoodputBook:
             book = self._books[device_index] = DeviceBook(beat.job, beat.generation, beat)
         book.add(beat, now)
 
-    def standstills(self, *, now: float) -> list[str]:
-        """The neighbours that workers have begun to wait for, and those that were told `PERIOD_S` ago."""
-        waited = {book.waits_for for book in self._books.values()} - {""}
-        self._told = {neighbour: at for neighbour, at in self._told.items() if neighbour in waited}
-        due = sorted(each for each in waited if each not in self._told or now >= self._told[each] + PERIOD_S)
+    def silent_neighbours(self, *, now: float) -> list[Neighbour]:
+        """Those that workers stand still for, or whose link is broken: each when that begins, then every `PERIOD_S`."""
+        silent = {
+            (JobGeneration(book.job, book.generation), position)
+            for book in self._books.values()
+            for position in (book.awaited_worker, *book.newest.broken_links)
+            if position >= 0
+        }
+        self._told = {neighbour: at for neighbour, at in self._told.items() if neighbour in silent}
+        due = [each for each in silent if each not in self._told or now >= self._told[each] + PERIOD_S]
         self._told |= dict.fromkeys(due, now)
         return due
 
@@ -135,6 +154,7 @@ class GoodputBook:
                 num_resumed=book.newest.num_resumed,
                 trouble=book.trouble or self._access_of(job.name),
                 waits_for=book.waits_for,
+                awaited_worker=book.awaited_worker,
             )
         return found
 
@@ -151,8 +171,8 @@ class GoodputReports:
 
     def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
         self.book = GoodputBook()
-        self.on_standstill: Callable[[str], None] = lambda _: None
-        """Told where a neighbour listens that a worker has waited for for long."""
+        self.on_silence: Callable[[JobGeneration, int], None] = lambda *_: None
+        """Told the plan, and the position in it, of a neighbour that a worker of ours hears nothing from."""
         self._view = view
         self._etcd = etcd
         self._node = node
@@ -170,10 +190,10 @@ class GoodputReports:
             now = time.monotonic()
             for index, beat in heartbeats().items():
                 self.book.add(index, beat, now=now)
-            standstills = self.book.standstills(now=now)
-            for neighbour in standstills:
-                self.on_standstill(neighbour.rpartition(" at ")[2])
-            if standstills or now >= written_at + PERIOD_S:
+            silent = self.book.silent_neighbours(now=now)
+            for neighbour in silent:
+                self.on_silence(*neighbour)
+            if silent or now >= written_at + PERIOD_S:
                 written_at = now
                 await self._write_all()
 

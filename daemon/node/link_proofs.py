@@ -34,12 +34,12 @@ class LinkProofs:
             raise UnavailableError(f"the worker of {target.node} at {target.address}", reason)
         self._proven.add((step.of, step.position, step.other, target.worker))
 
-    def stands_still(self, address: str) -> None:
-        """A worker of ours has waited for long for what listens at an address: can it be reached at all?"""
-        for job in self._view.jobs.values():
-            for (_, position), worker in job.workers.items():
-                if worker.address == address and job.plan is not None and position < len(job.plan.stages):
-                    self._reach.hurry(worker.node)
+    def is_silent(self, of: JobGeneration, position: int) -> None:
+        """A worker of ours hears nothing from a neighbour: can that be reached at all?"""
+        job = self._view.jobs.get(of.job)
+        plan = job.plan if job is not None else None
+        if plan is not None and plan.generation == of.generation and position < len(plan.stages):
+            self._reach.hurry(plan.stages[position].node)
 
     def look_again(self, workers: Iterable[WorkerStatus]) -> None:
         """Tell of links that workers have lost, each once; forget plans that are over.

@@ -14,6 +14,7 @@ from headway.stages.errors import UnavailableError
 
 SETTING = "advertise_host"
 ADVICE = "set an address that this machine has itself and other nodes can dial; behind a router (NAT) that is a VPN's"
+NOTHING_TO_SPARE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _Addresses = list[tuple[socket.AddressFamily, tuple[Any, ...]]]
 
@@ -59,11 +60,11 @@ def bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
 
 
 def has_address(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
-    """Whether an address is this machine's."""
+    """Whether an address is this machine's. Without an open file to spare nobody is told: then it counts as its own."""
     try:
         bind(family, address)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in NOTHING_TO_SPARE
     return True
 
 

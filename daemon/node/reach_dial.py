@@ -20,13 +20,17 @@ from headway.stages.tls_sentences import in_words
 
 CONNECT_S: Final = 2.0
 """For TCP. The kernel of the other machine answers, however busy its processes are, and a lost packet is sent again
-after a second. With a standstill of 5 s before it, all attempts together fit into the 15 s in which a job says why."""
+after a second."""
 ANSWER_S: Final = 15.0
 """For TLS and the hello: a busy process answers late, and one that is stopped is noticed by its own daemon sooner."""
 NUM_DIALS: Final = 3
 """A port counts as out of reach only after so many attempts in a row."""
+NUM_SILENT: Final = 2
+"""Or after so many without any answer to TCP: the kernel has sent four packets then. With a standstill of 5 s before
+them, they leave time to write within the 15 s in which a job says why."""
 PAUSE_S: Final = 0.3
 """After a failed attempt, times its number."""
+NO_ANSWER: Final = f"no answer to a connection within {CONNECT_S:g} s"
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -35,11 +39,12 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
     """Why the target does not answer, after several attempts; empty: it does. source: the node that dials."""
-    reason = ""
+    reason, num_silent = "", 0
     for attempt in range(1, NUM_DIALS + 1):
         reason = await _dial_once(target, identity, source)
-        if not reason:
-            return ""
+        num_silent += reason == NO_ANSWER
+        if not reason or num_silent == NUM_SILENT:
+            break
         if attempt < NUM_DIALS:
             await asyncio.sleep(PAUSE_S * attempt)
     return reason
@@ -102,7 +107,7 @@ async def _ask_worker(target: Target, channel: grpc.aio.Channel) -> str:
 
 def _reason_of(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not getattr(error, "errno", None):
-        return f"no answer to a connection within {CONNECT_S:g} s"
+        return NO_ANSWER
     if isinstance(error, ConnectionRefusedError):
         return "the connection was refused"
     return (getattr(error, "strerror", None) or str(error)).lower()

@@ -11,6 +11,7 @@ from headway.proto.control_pb2 import Peer, Start
 from headway.stages.coded_link import CodedLink
 from headway.stages.collective_endpoint import CollectiveEndpoint, CollectiveTerms
 from headway.stages.frame_contract import FrameContract
+from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.link import Frame, Link, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint, kinds_between
@@ -99,8 +100,17 @@ class Neighbours:
         )
 
     def position_of(self, peer: str) -> int:
-        """The position in the plan of the neighbour that a link's error names; -1: no link does."""
+        """The position in the plan of the neighbour with this name; -1: no link has it."""
         return self._positions.get(peer, -1)
+
+    @property
+    def broken(self) -> list[int]:
+        """The positions of the neighbours whose link is broken just now. From any thread."""
+        return [
+            self.position_of(link.peer)
+            for link in tuple(self._links)
+            if isinstance(link, GrpcLink) and link.broken_at is not None and not link.is_over
+        ]
 
     def close(self) -> None:
         """Nothing arrives from a closed link; what has arrived from it before is of no use to anybody."""

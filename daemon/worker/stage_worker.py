@@ -131,12 +131,14 @@ class StageWorker:
             beat.replan_s = goodput.replan_s
             beat.num_resumed = self._endpoint.num_resumed
             beat.seconds.update(goodput.seconds(perf_counter()))
+            beat.broken_links.extend(self._neighbours.broken)
         if executor is not None:
             beat.operations = executor.num_ops_done
             beat.runnable = executor.is_runnable
             beat.steps, beat.expected_s = STEPS.num_done, self._expected_s(executor)
             beat.batch = executor.batch
-            beat.waiting_for = executor.waiting_for
+            beat.waiting_for = awaited = executor.waiting_for
+            beat.awaited_worker = self._neighbours.position_of(awaited) + 1
             measured = executor.layer_times.measured
             beat.peak_bytes, beat.num_samples = measured.peak_bytes, measured.num_samples
             add_layer_times(beat, measured.layers)

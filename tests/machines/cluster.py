@@ -38,6 +38,7 @@ sequence_length = 16
 warmup_batches = 2
 [placement]
 min_nodes = {min_nodes}
+recut = false
 [fault]
 checkpoint_dir = "{checkpoints}"
 snapshot_every = 10

@@ -16,7 +16,7 @@ import torch
 
 from headway.daemon.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
-from headway.stages.errors import LinkOverflowError, PortsTakenError
+from headway.stages.errors import LinkOverflowError, NotListeningError, PortsTakenError
 from headway.stages.frame_bundle import bundle
 from headway.stages.frame_codec import HEADER_LENGTH, heartbeat
 from headway.stages.frame_contract import FrameContract, TensorForm
@@ -164,6 +164,16 @@ def test_a_worker_listens_at_the_first_of_its_ports_that_is_free(endpoints: Endp
     assert first.port == ports[1]
     told = f"each of the ports {ports[0]} to {ports[1]} at 127.0.0.1 is in use"
     assert str(caught.value) == f"{told}: free one, or name more of them as worker_ports"
+
+
+def test_a_worker_that_cannot_listen_at_its_host_does_not_blame_its_ports(
+    endpoints: Endpoints, identity: TlsIdentity
+) -> None:
+    """Its machine has lost the address, 192.0.2.1: no port is in use, and freeing one would not help."""
+    loop, _, _ = endpoints
+    lost = LinkEndpoint(loop=loop, identity=identity, host="192.0.2.1", incarnation="lost", protocol=1, ports=(7100,))
+    with pytest.raises(NotListeningError, match=r"cannot listen at 192\.0\.2\.1:7100: Cannot assign requested address"):
+        lost.start()
 
 
 def test_memory_is_bounded(endpoints: Endpoints) -> None:

@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 import pytest
 import torch
 
+from headway.daemon.worker.neighbours import Neighbours
+from headway.stages.collective_endpoint import CollectiveEndpoint
 from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
@@ -220,6 +223,25 @@ def test_an_endpoint_can_be_cut_off(make_pair: Pairs, sides: dict[str, bool]) ->
     pair.exchange(random_sizes(2))
     assert pair.upper.num_resumed >= 1
     assert time.monotonic() - began >= 0.4
+
+
+def test_a_worker_tells_of_a_broken_link_until_it_is_resumed(make_pair: Pairs, proxy: TcpProxy) -> None:
+    """Its daemon dials the neighbour then, also when the worker itself waits for nobody."""
+    pair = make_pair()
+    neighbours = Neighbours(pair.above, cast(CollectiveEndpoint, None), queue.SimpleQueue())
+    neighbours._links, neighbours._positions = [pair.upper], {pair.upper.peer: 4}
+
+    def until(broken: list[int]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while neighbours.broken != broken:
+            assert time.monotonic() < deadline, neighbours.broken
+            time.sleep(0.01)
+
+    until([])
+    proxy.drop()
+    until([4])
+    proxy.heal()
+    until([])
 
 
 def test_an_endpoint_can_be_deaf(make_pair: Pairs) -> None:

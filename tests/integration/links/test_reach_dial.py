@@ -67,6 +67,22 @@ def test_a_closed_port_refuses(loop: LoopThread, identity: TlsIdentity) -> None:
         assert dialled(loop, target_at(unused.getsockname()[1]), identity) == "the connection was refused"
 
 
+@pytest.mark.parametrize(("problem", "num_attempts"), [(TimeoutError(), 2), (ConnectionRefusedError(), 3)])
+def test_silence_is_believed_sooner_than_a_refusal(
+    loop: LoopThread, identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch, problem: OSError, num_attempts: int
+) -> None:
+    """An attempt without an answer takes two seconds and four packets; a process that starts refuses for a moment."""
+    attempts = []
+
+    async def fail(address: str) -> None:
+        attempts.append(address)
+        raise problem
+
+    monkeypatch.setattr(reach_dial, "_connect", fail)
+    assert dialled(loop, target_at(7100), identity)
+    assert len(attempts) == num_attempts
+
+
 def test_another_worker_behind_the_address_is_told(loop: LoopThread, worker: Target, identity: TlsIdentity) -> None:
     """An address that leads to another machine's worker is no way to this one."""
     other = replace(worker, worker="w-2")

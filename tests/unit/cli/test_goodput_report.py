@@ -12,6 +12,7 @@ from headway.daemon.measurements import GoodputRecord
 from headway.daemon.node.goodput import GoodputBook, superseded
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
+from headway.daemon.supervision.worker_status import JobGeneration
 from headway.proto import control_pb2
 from tests.unit.cli.fake_cluster import cluster_view
 
@@ -153,11 +154,30 @@ def test_a_worker_that_stands_still_is_told_of_within_seconds_and_again_while_it
     book, told = GoodputBook(), []
     for second in range(20):
         heartbeat = beat(3, useful=1.0)
-        heartbeat.operations, heartbeat.waiting_for = min(second, 1), "stage 1 on b at b:7100" if second else ""
+        heartbeat.operations, heartbeat.awaited_worker = min(second, 1), 2 if second else 0
+        heartbeat.waiting_for = "stage 1 on b at b:7100" if second else ""
         book.add(0, heartbeat, now=float(second))
-        told += [(second, each) for each in book.standstills(now=float(second))]
-    assert told == [(second, "stage 1 on b at b:7100") for second in (6, 11, 16)]
+        told += [(second, each) for each in book.silent_neighbours(now=float(second))]
+    assert told == [(second, (JobGeneration("demo", 3), 1)) for second in (6, 11, 16)]
+    [written] = book.changes(job_with({}), "a").values()
+    assert (written.waits_for, written.awaited_worker) == ("stage 1 on b at b:7100", 1)
     moving = beat(3, useful=2.0)
     moving.operations, moving.waiting_for = 2, "stage 1 on b at b:7100"
     book.add(0, moving, now=20.0)
-    assert book.standstills(now=30.0) == []
+    assert book.silent_neighbours(now=30.0) == []
+
+
+def test_a_neighbour_whose_link_is_broken_is_told_of_at_once() -> None:
+    """Its worker may wait for nobody, at a boundary: and the other side, which waits, may reach it all the same."""
+    book = GoodputBook()
+    broken = beat(3, useful=1.0)
+    broken.broken_links.append(1)
+    book.add(0, broken, now=0.0)
+    neighbour = (JobGeneration("demo", 3), 1)
+    assert [book.silent_neighbours(now=float(second)) for second in range(7)] == [
+        [neighbour] if second in (0, 5) else [] for second in range(7)
+    ]
+    [written] = book.changes(job_with({}), "a").values()
+    assert written.awaited_worker == -1, "it waits for nobody"
+    book.add(0, beat(3, useful=2.0), now=8.0)
+    assert book.silent_neighbours(now=20.0) == []

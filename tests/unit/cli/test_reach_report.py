@@ -38,8 +38,8 @@ def scene(phase: Phase, leaf: str, *, state: WorkerState, proven: dict[str, tupl
     return found
 
 
-def stands(found: Scene, position: int, waits_for: str) -> None:
-    record = GoodputRecord(node="abc"[position], incarnation="w", waits_for=waits_for)
+def stands(found: Scene, position: int, waits_for: str, awaited_worker: int) -> None:
+    record = GoodputRecord(node="abc"[position], incarnation="w", waits_for=waits_for, awaited_worker=awaited_worker)
     found.put(Keys.goodput("j", 2, position), record)
 
 
@@ -67,11 +67,11 @@ def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> Non
     found = scene(Phase.RUNNING, "plan", state=WorkerState.RUNNING)
     job = found.view.jobs["j"]
     assert link_waits(found.view, job) == []
-    stands(found, 2, "stage 1 at b:7100")
+    stands(found, 2, "a neighbour of any name", 1)
     assert awaited_pair(job, PLAN) is None, "two others are at work"
-    stands(found, 1, "stage 0 at a:7100")
+    stands(found, 1, "stage 0 at a:7100", 0)
     assert link_waits(found.view, job) == ["stands still: stage 1 on b waits for stage 0 on a"]
-    stands(found, 0, "stage 1 at b:7100")
+    stands(found, 0, "stage 1 at an unknown address", 1)
     assert awaited_pair(job, PLAN) in {(0, 1), (1, 0)}, "both ends of one link wait"
     assert standing_pairs(job, PLAN) == {("a", "b"), ("b", "c")}
 

@@ -213,7 +213,7 @@ def test_a_pause_of_a_job_that_stands_still_at_a_blocked_link_takes_seconds(monk
     first, second = nodes_of_plan(cluster)
     cluster.blocked = {(first, second)}
     cluster.nodes[first].out_of_reach.add(second)
-    stands = GoodputRecord(node=first, incarnation="w", waits_for=f"stage 1 at {second}:2")
+    stands = GoodputRecord(node=first, incarnation="w", waits_for=f"stage 1 at {second}:2", awaited_worker=1)
     generation = cluster.phase("j").generation
     cluster.store.transact({}, {Keys.goodput("j", generation, 0): encode(stands)}, lease=cluster.nodes[first].lease)
     monkeypatch.setattr(cluster, "_stop", lambda *_: None)  # no worker comes to a boundary

@@ -1,11 +1,12 @@
 """A machine that loses its address: what the daemon does about it, and what it says."""
 
+import errno
 import socket
 
 import pytest
 
-from headway.daemon.node import address_watch
-from headway.daemon.node.address_watch import AddressWatch, address_towards
+from headway.daemon.node import address_watch, own_host
+from headway.daemon.node.address_watch import AddressWatch, address_towards, is_here
 
 
 class Machine:
@@ -88,6 +89,40 @@ async def test_a_name_server_that_is_away_takes_no_address(monkeypatch: pytest.M
     machine.towards_etcd, machine.has_names = "10.0.0.9", False
     await machine.look(5)
     assert (machine.moves, machine.trouble) == ([], "")
+
+
+async def test_connections_from_an_address_that_is_gone_are_shut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would notice after 13 s, and a lease lasts 5: the next call dials from the address that there is."""
+    machine = Machine(monkeypatch, "10.0.0.7", "127.0.0.8", "127.0.0.9")
+    machine.towards_etcd = "127.0.0.9"
+    await machine.look()
+    with socket.create_server(("127.0.0.1", 0)) as etcd:
+        dead, living = (
+            socket.create_connection(etcd.getsockname(), timeout=5.0, source_address=(host, 0))
+            for host in ("127.0.0.9", "127.0.0.8")
+        )
+        with dead, living, etcd.accept()[0] as first, etcd.accept()[0] as second:
+            machine.watch.glance()
+            first.sendall(b"x")
+            assert dead.recv(1) == b"x", "nothing is shut while the address is there"
+            machine.addresses.remove("127.0.0.9")
+            machine.watch.glance()
+            assert dead.recv(1) == b""
+            second.sendall(b"y")
+            assert living.recv(1) == b"y"
+
+
+def test_a_process_without_an_open_file_to_spare_loses_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was said of the address: neither are connections shut, nor do workers move."""
+    assert is_here("127.0.0.1")
+    assert not is_here("192.0.2.1")
+    assert not is_here("fe80::1%gone")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(own_host, "bind", refuse)
+    assert is_here("192.0.2.1")
 
 
 async def test_the_way_to_etcd_names_an_own_address() -> None:
