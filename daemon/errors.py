@@ -70,6 +70,10 @@ class NoAccessError(RecoveryError):
     """This node lacks the credentials or the package that a file system asks for; another node may have them."""
 
 
+class StorageAwayError(RecoveryError):
+    """A file system does not answer, or lacks what was read there before: an outage, which nobody is charged with."""
+
+
 class DamagedCopyError(RecoveryError):
     """A copy is not what it was registered as: another attempt would find the same."""
 

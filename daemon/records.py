@@ -82,6 +82,11 @@ class NodeRecord:
         """Its daemon, for those that dial it."""
         return NodeEndpoint(self.name, self.address)
 
+    def storage_trouble(self, job: str) -> str:
+        """Why it cannot read the data or the checkpoint that a job starts from; empty: it can."""
+        told = (self.ailments.get(ailment, "") for ailment in (data_ailment(job), checkpoint_ailment(job)))
+        return next(filter(None, told), "")
+
     def generation_seen(self, job: str, uid: str) -> int:
         """Of one submission. A node that counts by name alone may mean it."""
         counts_by_name = not any(key.startswith(seen_key(job, "")) for key in self.generations)
@@ -91,6 +96,16 @@ class NodeRecord:
 def job_ailment(job: str) -> str:
     """Under which key of `ailments` a leader tells what keeps it from deciding about a job."""
     return f"job {job}"
+
+
+def data_ailment(job: str) -> str:
+    """Under which key of `ailments` a node tells why it cannot read a job's data."""
+    return f"data of {job}"
+
+
+def checkpoint_ailment(job: str) -> str:
+    """The same of the checkpoint that a job starts from."""
+    return f"checkpoint of {job}"
 
 
 def seen_key(job: str, uid: str) -> str:

@@ -343,7 +343,9 @@ class Case:
             elif self.is_lost(stage):
                 found.append(Loss(position=position, plan=plan))
             elif position in late:
-                found.append(Loss(position=position, plan=plan, is_late=True))
+                node = self.view.nodes.get(stage.node)
+                trouble = node.storage_trouble(self.job.name) if node is not None else ""
+                found.append(Loss(position=position, plan=plan, is_late=True, storage_trouble=trouble))
         is_explained = any(loss.explains_others or loss.is_between(self.blocked) for loss in found)
         return tuple(found) if is_next or is_explained or self.now >= self.cause_known_at else ()
 
@@ -372,10 +374,11 @@ class Case:
     def deaths(self) -> tuple[Death, ...]:
         """What counts for the failure budget: who is to blame; or, if that is nobody, one of those that complain.
 
-        Where a pair of nodes is to blame, nobody is: the next plan avoids the pair. Nor where a worker was moved.
+        Where a pair of nodes is to blame, nobody is: the next plan avoids the pair. Nor where a worker was moved, nor
+        where storage is away.
         """
         to_blame = [loss.death for loss in self.losses if loss.is_death]
-        is_nobodys = any(loss.is_between(self.blocked) or loss.was_moved for loss in self.losses)
+        is_nobodys = any(loss.is_between(self.blocked) or loss.is_nobodys for loss in self.losses)
         if not to_blame and not is_nobodys and all(loss.worker is not None for loss in self.losses):
             to_blame = [loss.death for loss in self.losses[:1]]
         return tuple(to_blame)

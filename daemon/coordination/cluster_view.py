@@ -20,6 +20,7 @@ from headway.daemon.coordination.record_places import (
     unreadable,
 )
 from headway.daemon.coordination.settling import Unrest
+from headway.daemon.coordination.start_progress import note_reading, note_storage
 from headway.daemon.coordination.usage import UsageMeter
 from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
@@ -107,8 +108,10 @@ class JobView:
     """The plan before the one in force, if it was seen."""
     readings: dict[str, ReadingRecord] = field(default_factory=dict)
     """Nodes that read the job's data just now."""
+    least_to_read: dict[str, int] = field(default_factory=dict, compare=False)
+    """Of each such node, the fewest bytes that were left in the present phase."""
     read_at: float = field(default=0.0, compare=False)
-    """When one of them was last seen to get on."""
+    """When one of them was last seen to get on, or storage that was away to answer again."""
     entered_at: float = 0.0
     """When the job was seen to enter its present phase."""
     started_at: float = field(default=0.0, compare=False)
@@ -398,6 +401,7 @@ class ClusterView:
             self.arrived_in[name] = self.revision_of(Keys.node(name))
         if after is not None:
             self._restored.discard(name)
+            note_storage(self.jobs.values(), before, after, now=now)
         if _membership(before) != _membership(self.nodes.get(name)):
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
@@ -417,8 +421,8 @@ class ClusterView:
         if place.leaf == "workers":
             job.workers_changed_at = now
             _note_failures(job, now)
-        elif place.leaf == "reading":
-            job.read_at = now
+        elif place.leaf == "reading" and record is not None:
+            note_reading(job, place.node, record, now=now)
         elif place.leaf == "spec":
             job.spec_revision = create_revision if record is not None else 0
             job.submission, job.refusal = _admitted(job.submission, name)
@@ -430,6 +434,7 @@ class ClusterView:
             if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
                 job.started_at, job.starting_s = now, now - job.entered_at if known else 0.0
             job.entered_at = now
+            job.least_to_read.clear()
         if job.stop != stop_before:
             job.stop_changed_at = now
         if job.plan is not None and (plan_before is None or job.plan.generation != plan_before.generation):

@@ -73,13 +73,18 @@ class Deadlines:
 
     @property
     def prepare(self) -> float:
-        """When the workers of `next` are late: the time counts anew while a node reads data, and says so."""
-        return self.seen(max(self.job.entered_at, self.job.read_at)) + preparation_s(self.spec.train)
+        """When the workers of `next` are late."""
+        return self._began + preparation_s(self.spec.train)
 
     @property
     def start(self) -> float:
         """When the workers of a new plan in force are late."""
-        return self.seen(self.job.entered_at) + START_DEADLINE_S + self.transfer_seconds
+        return self._began + START_DEADLINE_S + self.transfer_seconds
+
+    @property
+    def _began(self) -> float:
+        """From when a start has its time: a node that reads data gets on, or storage that was away answers again."""
+        return self.seen(max(self.job.entered_at, self.job.read_at))
 
     @property
     def stop(self) -> float:

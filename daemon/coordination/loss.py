@@ -17,6 +17,8 @@ class Loss:
     worker: WorkerRecord | None = None
     """Its record, if it failed."""
     is_late: bool = False
+    storage_trouble: str = ""
+    """What its node cannot read of the job's data or checkpoint, where it is late for that: nobody is to blame."""
 
     @property
     def stage(self) -> StagePlan:
@@ -27,14 +29,14 @@ class Loss:
     def is_death(self) -> bool:
         """Whether the worker is to blame, or whoever ended it: not its node's end, not a neighbour's."""
         worker = self.worker
-        if self.was_moved:
+        if self.is_nobodys:
             return False
         return self.is_late or (worker is not None and (bool(worker.fault) or worker.is_hopeless or was_killed(worker)))
 
     @property
     def is_held_against_node(self) -> bool:
         """A node that was lost, or whose worker died or did not answer; not one whose neighbour is out of reach."""
-        return self.worker is None or self.is_death
+        return (self.worker is None and not self.is_late) or self.is_death
 
     @property
     def is_jobs_error(self) -> bool:
@@ -47,9 +49,14 @@ class Loss:
         return self.worker is not None and self.worker.was_moved
 
     @property
+    def is_nobodys(self) -> bool:
+        """Whether it counts against no node and no job: its machine was moved, or storage is away."""
+        return self.was_moved or bool(self.storage_trouble)
+
+    @property
     def explains_others(self) -> bool:
         """Whether neighbours that lost their links did so because of this."""
-        return self.is_held_against_node or self.was_moved
+        return self.is_held_against_node or self.is_nobodys
 
     def charge(self, job: str, *, at: float) -> NodeFailureRecord:
         """What its node is charged with. at: seconds since the epoch."""

@@ -64,6 +64,8 @@ def why_dropped(case: Case) -> str:
         return "The new plan is dropped: nodes know a later one"
     if not case.can_load(job.next):
         return "The new plan is dropped: the nodes that held its state are gone"
+    if away := next((loss for loss in case.losses if loss.storage_trouble), None):
+        return f"The new plan is dropped: {_what_was_lost(case, away)}"
     if late := case.unready(job.next, WorkerState.READY):
         return f"The new plan is dropped: {listed(late)} {_not_ready(case)}"
     return f"The new plan is dropped: {who_is_not_reached(case, job.next)} in time"
@@ -182,6 +184,8 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
         return f"{who} {_which_link(loss.worker, worker_name(workers, loss.worker.lost_peer))}"
     if loss.worker is not None:
         return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
+    if loss.storage_trouble:
+        return f"node {loss.stage.node} cannot read what the job starts from: {loss.storage_trouble}"
     if not loss.is_late:
         return trouble(case, loss.stage.node, loss.stage.node_incarnation)
     job = case.job

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headway.daemon.data.documents import Document, library, text_of
+from headway.daemon.data.documents import Document, FileSource, library, text_of
 from headway.daemon.data.pieces import pieces_of
 from headway.daemon.errors import ConfigError
 from headway.daemon.storage.file_system import sentence
@@ -42,19 +42,10 @@ def folder_of_split(folder: Path, split: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetSource:
+class ParquetSource(FileSource):
     """A parquet file."""
 
-    path: Path
     field: str
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def size(self) -> float:
-        return self.path.stat().st_size
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         parquet = library("pyarrow.parquet")
@@ -66,15 +57,10 @@ class ParquetSource:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowSource:
+class ArrowSource(FileSource):
     """An Arrow file, as a stream or with random access; `datasets.save_to_disk` writes such."""
 
-    path: Path
     field: str
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
 
     @property
     def size(self) -> float:

@@ -1,13 +1,32 @@
 """What sources of text give: documents as UTF-8 in pieces; and the text of one record."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from headway.daemon.errors import ConfigError
 
 Document = Iterator[bytes]
 """One text as UTF-8, in pieces that end at line ends where lines have a sensible length."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """What all sources that are one file have in common."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return str(self.path)
+
+    @property
+    def size(self) -> float:
+        """What the second halves of `documents()` add up to."""
+        return self.path.stat().st_size
 
 
 def library(name: str) -> Any:

@@ -5,8 +5,9 @@ each document. And a text that happens to contain the name of a special token is
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
     loaded, special = _load(file, end_of_text)
     return Encoder(
         vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
-        encode=lambda piece: np.fromiter(_ids(loaded, piece.decode(), special, tokenizer), dtype=np.int64),
+        encode=lambda piece: np.array(_ids(loaded, piece.decode(), special, tokenizer), dtype=np.int64),
         end_of_text=special.eos_token_id,
         file=file,
         config=json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}),
@@ -80,22 +81,23 @@ def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
     return loaded, special
 
 
-def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> Iterator[int]:
-    """A text's tokens, none of which is the end of the text."""
+def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> list[int]:
+    """A text's tokens, none of which is the end of the text. Raises ConfigError where there is no other for it."""
     try:
-        ids: list[int] = loaded.encode(text, add_special_tokens=False).ids
-        if special.eos_token_id in ids:
-            # A vocabulary of words has the name as a word: its halves are other words.
-            parts = _halved(text, special.eos_token)
-            ids = [token for part in parts for token in loaded.encode(part, add_special_tokens=False).ids]
+        found = loaded.encode(text, add_special_tokens=False)
     except Exception as error:  # the library raises nothing more exact
         raise ConfigError(f"cannot encode this text: {error}", name) from error
-    return iter(ids)
+    if special.eos_token_id not in found.ids:
+        return list(found.ids)
+    spans = [span for token, span in zip(found.ids, found.offsets, strict=True) if token == special.eos_token_id]
+    return [token for part in _halved(text, spans, name) for token in _ids(loaded, part, special, name)]
 
 
-def _halved(text: str, name: str) -> list[str]:
-    """A text cut in the middle of each occurrence of a name."""
-    first, second = name[: len(name) // 2], name[len(name) // 2 :]
-    parts = text.split(name)
-    last = len(parts) - 1
-    return [(second if index else "") + part + (first if index < last else "") for index, part in enumerate(parts)]
+def _halved(text: str, spans: list[tuple[int, int]], name: str) -> list[str]:
+    """A text cut inside each span that was taken for its end: a vocabulary that has it as a word has its halves too."""
+    single = next((text[start:end] for start, end in spans if end - start < 2), None)
+    if single is not None:
+        what = f"takes {single!r} in a text for its end, and has no other token for it"
+        raise ConfigError(f"{what}: name another token with --end-of-text", name)
+    cuts = [0, *((start + end) // 2 for start, end in spans), len(text)]
+    return [text[start:end] for start, end in pairwise(cuts)]

@@ -1,27 +1,26 @@
 """The token shards that a node has: found in the cache, in the job's folder or on another node; verified before use."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.data.download import Download
 from headway.daemon.data.verified_shards import VerifiedShards
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import data_folder
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.stages.errors import DataError, PeerError
-from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint, read_index
+from headway.stages.errors import DataError
+from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint
 
 log = structlog.get_logger()
-
-SILENCE_S: Final = 120.0
-"""A file system that gives no byte for so long hangs. The built-in data takes seconds to make before its first byte."""
 
 MAX_DATA_SETS: Final = 1000
 """That are known by heart. Another one is read again when it is asked for, without hashing what has not changed."""
@@ -47,14 +46,6 @@ class _DataSet:
     """Its index and shards, by SHA-256."""
 
 
-@dataclass(slots=True)
-class _Turns:
-    """Those who want one data set from other nodes take turns."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_askers: int = 0
-
-
 class DataLibrary:
     """Opens a job's data, and knows every verified folder so that other nodes can be served from it."""
 
@@ -71,23 +62,29 @@ class DataLibrary:
         self._client = client
         self._peers = peers
         self._verified = VerifiedShards(memory)
-        self._threads = FileThreads("data", silence_s=SILENCE_S)
+        self._threads = FileThreads("data")
         self._opening: dict[str, asyncio.Task[Path]] = {}
-        self._fetching: dict[str, _Turns] = {}
+        self._fetching: dict[str, asyncio.Task[Path]] = {}
+        """Of each data set at most one of a kind, however many plans and jobs ask for it."""
         self._sets: dict[str, _DataSet] = {}
         """The data sets that were verified last, by SHA-256."""
         self.reading: dict[str, Reading] = {}
-        """How far the data sets are that are being read, by SHA-256."""
+        """How far the data sets are that are being read or fetched, by SHA-256."""
 
     async def open(self, data: DataSpec) -> Path:
-        """The folder with the data that a job names, as it is now. Raises RecoveryError when no node has it.
+        """The folder with the data that a job names, as it is now.
 
-        Files are read when they are not as they were when they were last verified.
+        Files are read when they are not as they were when they were last verified. Where they are not here, they are
+        fetched; that goes on when who asked is cancelled, for whoever asks next.
+
+        Raises RecoveryError when no node has it, StorageAwayError when it was here or its file system does not answer.
         """
+        if (fetching := self._fetching.get(data.sha256)) is not None:
+            return await asyncio.shield(fetching)
         try:
             return await self._open_once(data)
-        except DataError as error:
-            return await self._fetch_once(data, why_not_here=str(error))
+        except (DataError, RecoveryError) as error:
+            return await _shared(self._fetching, data.sha256, partial(self._fetch, data, error))
 
     async def look_ahead(self, data: DataSpec) -> None:
         """Verify what lies here, so that this node can begin with it at once. What does not lie here stays away."""
@@ -97,14 +94,8 @@ class DataLibrary:
             log.info("data_not_here", sha256=data.sha256, reason=str(error))
 
     async def _open_once(self, data: DataSpec) -> Path:
-        """Who asks while it is under way waits for the same. Raises DataError, RecoveryError."""
-        task = self._opening.get(data.sha256)
-        if task is None:
-            task = asyncio.create_task(self._open_here(data), name=f"data {data.sha256[:12]}")
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._opening[data.sha256] = task
-            task.add_done_callback(lambda _: self._opening.pop(data.sha256, None))
-        return await asyncio.shield(task)
+        """Raises DataError, RecoveryError."""
+        return await _shared(self._opening, data.sha256, partial(self._open_here, data))
 
     def state_of(self, folder: str) -> str:
         """The fingerprint of a folder when its files were last verified: for a worker that opens them."""
@@ -115,13 +106,15 @@ class DataLibrary:
         return next((each.files[sha256] for each in self._sets.values() if sha256 in each.files), None)
 
     async def _open_here(self, data: DataSpec) -> Path:
-        """Raises DataError: it is not here, or is something else. RecoveryError: its file system does not answer."""
+        """Raises DataError: it is not here, or is something else. StorageAwayError: it may be here again later."""
         errors: list[DataError] = []
 
         def verified(beat: Beat) -> _DataSet | None:
             try:
                 return self._verify(data, beat)
             except DataError as error:
+                if self._may_come_back(data, error):
+                    raise StorageAwayError(error.path, error.reason) from error
                 errors.append(error)
                 return None
 
@@ -133,6 +126,13 @@ class DataLibrary:
         while len(self._sets) > MAX_DATA_SETS:
             del self._sets[next(iter(self._sets))]
         return found.folder
+
+    def _may_come_back(self, data: DataSpec, error: DataError) -> bool:
+        """Whether the file system fails, or lacks what was read there: an outage, and no mistake of the job."""
+        cause = error.__cause__
+        if isinstance(cause, FileNotFoundError | NotADirectoryError):
+            return self._verified.has_read(Path(data.source))
+        return isinstance(cause, OSError) and not isinstance(cause, PermissionError)
 
     def _verify(self, data: DataSpec, beat: Beat) -> _DataSet:
         """In a thread."""
@@ -157,59 +157,39 @@ class DataLibrary:
         shards = {shard.sha256: folder / shard.file for shard in index.shards}
         return _DataSet(index.sha256, folder, state, {**shards, index.sha256: folder / INDEX_NAME})
 
-    async def _fetch_once(self, data: DataSpec, *, why_not_here: str) -> Path:
-        """Two jobs with the same data fetch it one after the other, and the second finds it here."""
-        turns = self._fetching.setdefault(data.sha256, _Turns())
-        turns.num_askers += 1
+    async def _fetch(self, data: DataSpec, why_not_here: Exception) -> Path:
+        def tell(num_bytes: int, total_bytes: int) -> None:
+            self.reading[data.sha256] = Reading(num_bytes, total_bytes)
+
+        folder = self._cache_dir / data.sha256
+        download = Download(
+            folder,
+            data.sha256,
+            client=self._client,
+            peers=self._peers,
+            verified=self._verified,
+            threads=self._threads,
+            tell=tell,
+        )
         try:
-            has_waited = turns.lock.locked()
-            async with turns.lock:
-                if has_waited:
-                    try:
-                        return await self._open_once(data)
-                    except DataError as error:
-                        why_not_here = str(error)
-                return await self._fetch(data, why_not_here=why_not_here)
+            await download.run()
+            found = await self._open_once(data)
+        except (RecoveryError, DataError) as error:
+            kind = StorageAwayError if isinstance(why_not_here, StorageAwayError) else RecoveryError
+            raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}") from error
         finally:
-            turns.num_askers -= 1
-            if not turns.num_askers:
-                del self._fetching[data.sha256]
+            self.reading.pop(data.sha256, None)
+        log.info("data_fetched", sha256=data.sha256, folder=str(folder))
+        return found
 
-    async def _fetch(self, data: DataSpec, *, why_not_here: str) -> Path:
-        reasons = [why_not_here]
-        for endpoint in self._peers():
-            try:
-                await self._fetch_from(endpoint, data.sha256)
-                folder = await self._open_once(data)
-            except (PeerError, RecoveryError, DataError, OSError) as error:
-                reasons.append(str(error))
-                continue
-            log.info("data_fetched", sha256=data.sha256, peer=endpoint.address)
-            return folder
-        raise RecoveryError(f"data {data.sha256[:12]}…", "; ".join(reasons))
 
-    async def _fetch_from(self, endpoint: NodeEndpoint, sha256: str) -> None:
-        """All files of a data set, the index last: without it a folder holds no shards.
-
-        Each is moved into place when it is whole: a worker may still read an older file of the same name.
-        """
-        folder = self._cache_dir / sha256
-        folder.mkdir(parents=True, exist_ok=True)
-        incoming = folder / "incoming"
-        incoming.mkdir(exist_ok=True)
-        await self._download(endpoint, sha256, incoming / INDEX_NAME)
-        index = await asyncio.to_thread(read_index, incoming)
-        if index.sha256 != sha256:
-            raise RecoveryError(str(endpoint), f"sent the index of other data, {index.sha256[:12]}…")
-        for shard in index.shards:
-            if Path(shard.file).name != shard.file:
-                raise RecoveryError(str(endpoint), f"sent an index with the path {shard.file!r}")
-            await self._download(endpoint, shard.sha256, incoming / shard.file)
-            (incoming / shard.file).replace(folder / shard.file)
-        (incoming / INDEX_NAME).replace(folder / INDEX_NAME)
-        incoming.rmdir()
-
-    async def _download(self, endpoint: NodeEndpoint, sha256: str, target: Path) -> None:
-        with target.open("wb") as file:
-            async for piece in self._client.fetch_data(endpoint, sha256):
-                await asyncio.to_thread(file.write, piece)
+async def _shared(
+    tasks: dict[str, asyncio.Task[Path]], sha256: str, work: Callable[[], Coroutine[Any, Any, Path]]
+) -> Path:
+    """Who asks while it is under way waits for the same, and may be cancelled alone."""
+    task = tasks.get(sha256)
+    if task is None:
+        task = tasks[sha256] = asyncio.create_task(work(), name=f"data {sha256[:12]}")
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(lambda _: tasks.pop(sha256, None))
+    return await asyncio.shield(task)

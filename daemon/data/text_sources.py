@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headway.daemon.data.arrow_sources import ArrowSource, ParquetSource, folder_of_split, without_descriptions
-from headway.daemon.data.documents import Document, library, text_of
+from headway.daemon.data.documents import Document, FileSource, library, text_of
 from headway.daemon.data.pieces import pieces_from, pieces_of
 from headway.daemon.errors import ConfigError
 
@@ -57,18 +57,8 @@ def open_sources(name: str, *, field: str, config: str | None, split: str) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class TextSource:
+class TextSource(FileSource):
     """A file that is one document."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def size(self) -> float:
-        return self.path.stat().st_size
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         yield self._pieces(), self.size
@@ -79,19 +69,10 @@ class TextSource:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLinesSource:
+class JsonLinesSource(FileSource):
     """A file with one JSON object a line."""
 
-    path: Path
     field: str
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def size(self) -> float:
-        return self.path.stat().st_size
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         with self.path.open("rb") as stream:

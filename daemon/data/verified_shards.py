@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import structlog
@@ -32,6 +33,7 @@ class VerifiedShards:
         """memory: a file to remember by across restarts."""
         self._memory = memory
         self._known: dict[str, tuple[str, FileState]] = _read(memory)
+        self._writing = Lock()
 
     def num_bytes_to_read(self, folder: Path) -> int:
         """How much of a folder's shards has not been hashed in its present state. Raises DataError."""
@@ -42,27 +44,42 @@ class VerifiedShards:
     def verify(self, folder: Path, advance: Advance) -> None:
         """Hash what is not known of a folder's shards. Raises DataError for one that does not fit its hash."""
         for shard in read_index(folder).shards:
-            file = folder / shard.file
-            if self._knows(file, shard.sha256):
-                continue
-            before = state_of(file)
-            found = _sha256(file, advance)
-            if found != shard.sha256:
-                raise DataError(
-                    str(file), f"was changed or damaged: its SHA-256 is {found[:12]}…, not {shard.sha256[:12]}…"
-                )
-            if state_of(file) != before:
-                raise DataError(str(file), "is being written to")
-            self._remember(file, found, before)
+            self.verify_file(folder / shard.file, shard.sha256, advance)
+
+    def verify_file(self, file: Path, sha256: str, advance: Advance) -> None:
+        """Hash one file, unless it is known. Raises DataError when it does not fit its hash."""
+        if self._knows(file, sha256):
+            return
+        before = state_of(file)
+        found = _sha256(file, advance)
+        if found != sha256:
+            raise DataError(str(file), f"was changed or damaged: its SHA-256 is {found[:12]}…, not {sha256[:12]}…")
+        if state_of(file) != before:
+            raise DataError(str(file), "is being written to")
+        self._remember(file, found, before)
+
+    def remember(self, file: Path, sha256: str) -> None:
+        """Note a file that was hashed while it was written, and is in place. Raises DataError when it is gone."""
+        self._remember(file, sha256, state_of(file))
+
+    def has_read(self, folder: Path) -> bool:
+        """Whether files of this folder were verified here once, as they are now or as they were."""
+        prefix = f"{folder.resolve()}/"
+        return any(path.startswith(prefix) for path in list(self._known))
 
     def _knows(self, file: Path, sha256: str) -> bool:
         return self._known.get(str(file.resolve())) == (sha256, state_of(file))
 
     def _remember(self, file: Path, sha256: str, state: FileState) -> None:
-        self._known.pop(str(file.resolve()), None)
-        self._known[str(file.resolve())] = (sha256, state)
-        while len(self._known) > MAX_REMEMBERED:
-            del self._known[next(iter(self._known))]
+        path = str(file.resolve())
+        with self._writing:
+            self._known.pop(path, None)
+            self._known[path] = (sha256, state)
+            while len(self._known) > MAX_REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._write()
+
+    def _write(self) -> None:
         if self._memory is None:
             return
         draft = self._memory.with_suffix(".draft")

@@ -19,6 +19,7 @@ from headway.daemon.errors import (
     DamagedCopyError,
     LeaseLostError,
     RecoveryError,
+    StorageAwayError,
     StoreError,
     in_one_line,
 )
@@ -67,7 +68,7 @@ from headway.daemon.node.step_failures import StepFailures
 from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
-from headway.daemon.records import seen_key
+from headway.daemon.records import checkpoint_ailment, data_ailment, seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.supervision.activities import Run
 from headway.daemon.supervision.supervisor import Supervisor
@@ -85,11 +86,7 @@ WorkersStep = (
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
 """Errors of steps that say by themselves what is wrong; of any other the traceback is logged."""
 MAX_ATTEMPTS: Final = 5
-"""Failures in a row of a transfer before the worker's generation is given up."""
-MAX_CHECKPOINT_ATTEMPTS: Final = 40
-"""The same for a file of a checkpoint: its folder may be away for minutes, and no other node has it."""
-MAX_DATA_ATTEMPTS: Final = 2
-"""The same for data: each attempt asks every node already."""
+"""Failures in a row before the worker's generation is given up. An outage of storage ends by the leader's deadline."""
 REST_S: Final = 0.2
 """After a first failure; doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
@@ -112,8 +109,8 @@ class Agent:
         self._resting: set[object] = set()
         self._broken: dict[str, str] = {}
         """Jobs whose records raised an error at the last look, and which."""
-        self._unread: set[str] = set()
-        """Jobs whose checkpoint could not be read at the last attempt."""
+        self._storage_troubles: set[str] = set()
+        """Ailments: what could not be read at the last attempt."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
@@ -227,7 +224,7 @@ class Agent:
         self._failures.keep_only({*map(name_of, steps), *self._resting, *self._tasks} if self._failures else ())
         self._give_up_broken(broken, node, supervisor)
         self._end_unwanted_fetches(steps)
-        self._forget_checkpoints_that_were_read(steps)
+        self._forget_storage_that_answers(steps)
         for step in steps:
             if name_of(step) in self._resting:
                 continue
@@ -372,27 +369,24 @@ class Agent:
         if is_news:
             told = {} if is_expected else {"exc_info": error}
             log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=reason, **told)
-        most = MAX_DATA_ATTEMPTS if isinstance(step, OpenData) else MAX_ATTEMPTS
-        if isinstance(step, FetchState) and step.checkpoint_url:
-            self._tell_of_checkpoint(step, str(error))
-            most = MAX_CHECKPOINT_ATTEMPTS
-        is_hopeless = attempts >= most or isinstance(error, ConfigError | DamagedCopyError)
+        is_hopeless = isinstance(error, ConfigError | DamagedCopyError)
+        ailment = _storage_ailment(step)
+        if ailment and (isinstance(error, StorageAwayError) or isinstance(step, FetchState)):
+            self._storage_troubles.add(ailment)
+            self._around.activities.trouble(ailment, str(error))
+        else:
+            is_hopeless |= attempts >= MAX_ATTEMPTS
         if is_hopeless and isinstance(step, WorkersStep):
             self._failures.start_over(name)
             supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 
-    def _tell_of_checkpoint(self, step: FetchState, reason: str) -> None:
-        """While a checkpoint cannot be read, no worker runs whose goodput could say so: the node's record does."""
-        self._unread.add(step.of.job)
-        self._around.activities.trouble(_checkpoint_ailment(step.of.job), reason)
-
-    def _forget_checkpoints_that_were_read(self, steps: list[Step]) -> None:
-        due = {step.of.job for step in steps if isinstance(step, FetchState) and step.checkpoint_url}
-        for job in self._unread - due:
-            self._around.activities.trouble(_checkpoint_ailment(job), "")
-        self._unread &= due
+    def _forget_storage_that_answers(self, steps: list[Step]) -> None:
+        """While storage is away no worker runs whose goodput could say so: the node's record does, until then."""
+        for ailment in self._storage_troubles - {_storage_ailment(step) for step in steps}:
+            self._around.activities.trouble(ailment, "")
+            self._storage_troubles.discard(ailment)
 
     def _rest(self, step: Step, seconds: float) -> None:
         def wake() -> None:
@@ -480,5 +474,8 @@ class Agent:
         return self._around.view.last_revision_of(key) < self._written.get(key, 0)
 
 
-def _checkpoint_ailment(job: str) -> str:
-    return f"checkpoint of {job}"
+def _storage_ailment(step: Step) -> str:
+    """Under which name a node tells that a step of a start waits for storage; empty: no such step."""
+    if isinstance(step, OpenData):
+        return data_ailment(step.of.job)
+    return checkpoint_ailment(step.of.job) if isinstance(step, FetchState) and step.checkpoint_url else ""

@@ -142,10 +142,12 @@ class NodeClient:
         return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
 
     def fetch_data(self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`."""
+        """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`.
+
+        A shard may have any size, so there is no deadline for all of it: who asks limits how long he waits for a piece.
+        """
         request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
-        timeout_s = TRANSFER_TIMEOUT_S
-        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request, timeout=timeout_s))
+        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request))
 
     def logs(self, endpoint: NodeEndpoint, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         """Lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, Final, TypeVar
 
-from headway.daemon.errors import ConfigError, RecoveryError, in_one_line
+from headway.daemon.errors import ConfigError, RecoveryError, StorageAwayError, in_one_line
 from headway.daemon.storage.file_system import file_system_of, sentence
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class FileThreads:
     async def run(self, url: str, act: Callable[[Beat], T], *, on_late: Callable[[], None] = lambda: None) -> T:
         """What act(beat) returns, from a thread. on_late: is called when a call that was given up ends after all.
 
-        Raises RecoveryError, naming the URL: for whatever act raises but ConfigError, when it hangs, and when earlier
-        calls to its file system still do.
+        Raises RecoveryError, naming the URL, for whatever act raises but ConfigError; StorageAwayError when it hangs,
+        and when earlier calls to its file system still do.
         """
         name = file_system_of(url)
         system = self._systems.setdefault(name, _FileSystem(asyncio.Semaphore(self._num_at_once)))
@@ -83,7 +83,7 @@ class FileThreads:
                 if not call.ended.done():
                     self._leave(system, call, on_late)
             if not call.ended.done():
-                raise RecoveryError(url, f"its file system has not answered for {self._silence_s:g} s")
+                raise StorageAwayError(url, f"its file system has not answered for {self._silence_s:g} s")
             error = call.ended.exception()
             if error is not None and not isinstance(error, RecoveryError | ConfigError):
                 raise RecoveryError(url, sentence(error)) from error
@@ -108,7 +108,7 @@ class FileThreads:
         now = time.monotonic()
         hung = [call.beaten_at for call in system.left if now - call.beaten_at > SOON_S]
         if len(hung) >= self._most_hung:
-            raise RecoveryError(
+            raise StorageAwayError(
                 url,
                 f"its file system hangs: {len(hung)} earlier calls have no answer, the first for "
                 f"{now - min(hung):.0f} s",

@@ -22,6 +22,8 @@ from headway.daemon.records import (
     StopRecord,
     WorkerRecord,
     WorkerState,
+    checkpoint_ailment,
+    data_ailment,
     seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL
@@ -244,7 +246,10 @@ class SimulatedAgents(ABC):
         is_old = generation < node.record.generation_seen(job.name, job.uid)
         may_obey = not is_old and not node.record.stays_out
         can_prepare = not has_failed and not worker.is_down and may_obey and worker.job in ("", job.name)
-        if can_prepare and max(worker.prepared, worker.started) < generation:
+        is_prepared = max(worker.prepared, worker.started) >= generation
+        if position in plan.replicas[0] and not is_prepared:
+            can_prepare &= self._reads(node, "data", data_ailment(job.name))
+        if can_prepare and not is_prepared:
             worker.job, worker.prepared = job.name, generation
             seen = {job.name: generation, seen_key(job.name, job.uid): generation}
             node.record = replace(node.record, generations=node.record.generations | seen)
@@ -260,6 +265,15 @@ class SimulatedAgents(ABC):
             self._save(node, job, plan, position, worker)
         self._tell(node, job, plan, position, worker)
 
+    def _reads(self, node: Node, storage: str, ailment: str) -> bool:
+        """Whether a file system answers a node, which says so in its record while it does not."""
+        is_there = storage not in node.lacks
+        others = {name: text for name, text in node.record.ailments.items() if name != ailment}
+        told = others if is_there else others | {ailment: f"/mnt/{storage}: its file system has not answered for 60 s"}
+        node.record = replace(node.record, ailments=told)
+        self._register_again(node)
+        return is_there
+
     def _lose_link(self, plan: PlanRecord, position: int, worker: Worker) -> None:
         """A link that does not open, or not again, is told by the worker that dials it."""
         if not self.blocked or self.random.random() > 0.3:
@@ -273,6 +287,8 @@ class SimulatedAgents(ABC):
     def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stage = plan.stages[position]
         if len(job.workers_of(plan)) < len(plan.stages):
+            return
+        if plan.source == "checkpoint" and not self._reads(node, "checkpoint", checkpoint_ailment(job.name)):
             return
         is_change = plan.source == "nodes" and plan.source_timeline == plan.timeline
         was_here = worker.started > 0 and worker.is_stopped and worker.applied == plan.boundary

@@ -69,6 +69,8 @@ class Node:
     """(job, generation, position, neighbour's position and process) of the links that its daemon has dialled."""
     out_of_reach: set[str] = field(default_factory=set)
     """Nodes whose workers it has dialled in vain."""
+    lacks: set[str] = field(default_factory=set)
+    """Of `data` and `checkpoint`: file systems that do not answer it."""
     is_alive: bool = True
     is_frozen: bool = False
     """Neither acts nor hears, but its lease still runs."""

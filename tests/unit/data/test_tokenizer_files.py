@@ -67,6 +67,40 @@ def test_its_name_as_a_word_is_not_the_end(tmp_path: Path) -> None:
     assert prepared(tmp_path) == [1, 0, 0, 1, 2]
 
 
+def words(path: Path, vocabulary: dict[str, int], *, is_folded: bool = False) -> None:
+    """A tokenizer of words, which takes them in lower case if is_folded."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if is_folded:
+        tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.save(str(path))
+
+
+def test_its_name_in_other_letters_is_not_the_end(tmp_path: Path) -> None:
+    """A normalizer makes the name of a word that is written otherwise: that is cut too."""
+    words(tmp_path / "tokenizer.json", {"?": 0, "one": 1, "<eos>": 2}, is_folded=True)
+    (tmp_path / "in.txt").write_text("one <EOS> ONE <eos>")
+    assert prepared(tmp_path) == [1, 0, 0, 1, 0, 0, 2]
+
+
+def test_its_name_over_and_over_is_not_the_end(tmp_path: Path) -> None:
+    """`aa` is the end, and the text has five of its letters: a cut may make it once more."""
+    model = tokenizers.models.BPE(vocab={"a": 0, "b": 1, "aa": 2}, merges=[("a", "a")])
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "in.txt").write_text("baaaaab")
+    assert prepared(tmp_path, end_of_text="aa") == [1, 0, 0, 0, 0, 0, 1, 2]
+
+
+def test_an_end_of_one_character_is_refused_in_a_text(tmp_path: Path) -> None:
+    """It cannot be cut, and no other token stands for it: one line that says what to do, and no end inside a text."""
+    words(tmp_path / "tokenizer.json", {"?": 0, "one": 1, "¶": 2})
+    (tmp_path / "in.txt").write_text("one ¶ one")
+    with pytest.raises(ConfigError, match=r"takes '¶' in a text for its end.*name another token with --end-of-text"):
+        prepared(tmp_path, end_of_text="¶")
+    (tmp_path / "in.txt").write_text("one one")
+    assert prepared(tmp_path, end_of_text="¶") == [1, 1, 2]
+
+
 @pytest.mark.parametrize("told", ["<fin>", {"content": "<fin>", "lstrip": False}])
 def test_the_end_is_what_its_config_names(tmp_path: Path, told: object) -> None:
     """A name that nobody else has, in tokenizer_config.json beside the file; it goes along to a model."""

@@ -20,6 +20,7 @@ from headway.daemon.measurements import ReadingRecord
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
+from headway.daemon.records import SpecRecord
 from headway.stages.errors import DataError
 from headway.stages.shard_writer import writing_shards
 from headway.stages.tokens import TokenShards, fingerprint, read_index
@@ -137,14 +138,44 @@ async def test_who_asks_meanwhile_waits_for_the_same_and_progress_is_told(
     assert opened.reading == {}
 
 
-def test_a_node_that_reads_is_not_late() -> None:
-    """The time for the workers to be ready counts from the last that a node said of its reading."""
+def reading(view: ClusterView, node: str, num_bytes: int, *, now: float, total: int = 9) -> None:
+    revision = 5 if not view.revisions else 1 + max(view.last_revision_of(Keys.reading("j", name)) for name in "ab")
+    record = encode(ReadingRecord(num_bytes=num_bytes, total_bytes=total))
+    view.apply(Keys.reading("j", node), record, mod_revision=revision, create_revision=5, now=now)
+
+
+@pytest.fixture
+def waiting() -> tuple[ClusterView, Deadlines]:
+    """A job whose workers are to be ready, since 10."""
     view, spec = ClusterView(steady_since=0.0), JobSpec(job=JobSection(name="j"))
-    job = JobView(name="j", entered_at=10.0)
+    job = JobView(name="j", submission=SpecRecord(spec=spec, uid="u"), entered_at=10.0)
     view.jobs["j"] = job
-    deadlines = Deadlines(job, view, spec)
-    assert deadlines.prepare == 10.0 + preparation_s(spec.train)
-    record = ReadingRecord(num_bytes=1, total_bytes=9)
-    view.apply(Keys.reading("j", "a"), encode(record), mod_revision=5, create_revision=5, now=500.0)
-    assert deadlines.prepare == 500.0 + preparation_s(spec.train)
-    assert view.jobs["j"].readings == {"a": record}
+    return view, Deadlines(job, view, spec)
+
+
+def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """The time for the workers to be ready counts from the last byte that a node has got on by."""
+    view, deadlines = waiting
+    within_s = preparation_s(deadlines.spec.train)
+    assert deadlines.prepare == 10.0 + within_s
+    reading(view, "a", 1, now=500.0)
+    assert deadlines.prepare == 500.0 + within_s
+    assert view.jobs["j"].readings == {"a": ReadingRecord(num_bytes=1, total_bytes=9)}
+    reading(view, "a", 2, now=510.0)
+    reading(view, "b", 1, now=520.0)
+    assert deadlines.prepare == 520.0 + within_s
+
+
+def test_a_node_that_stands_still_gets_no_longer(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """It says the same again, begins again, is gone and says it again: nothing counts that was not new."""
+    view, deadlines = waiting
+    reading(view, "a", 5, now=500.0)
+    until = deadlines.prepare
+    for num_bytes in (5, 0, 3, 5):
+        reading(view, "a", num_bytes, now=600.0)
+    view.apply(Keys.reading("j", "a"), None, mod_revision=50, create_revision=5, now=610.0)
+    reading(view, "b", 5, now=500.0)
+    reading(view, "a", 5, now=620.0)
+    assert deadlines.prepare == until
+    reading(view, "a", 0, total=3, now=630.0)
+    assert deadlines.prepare == 630.0 + preparation_s(deadlines.spec.train), "a file is done: fewer bytes are left"

@@ -1,0 +1,184 @@
+"""Brings a data set from other nodes into this node's cache, shard by shard, each from any node that has it.
+
+What has come stays on disk, so that the next attempt goes on there, from whichever node answers. A shard is hashed as
+it comes and is known as verified from then on; nobody reads it twice.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.data.incoming_shard import IncomingShard
+from headway.daemon.data.verified_shards import VerifiedShards
+from headway.daemon.errors import RecoveryError
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.storage.file_threads import Beat, FileThreads
+from headway.daemon.storage.transfer import in_time
+from headway.stages.errors import DataError, PeerError
+from headway.stages.tokens import INDEX_NAME, Shard, ShardIndex, read_index
+
+T = TypeVar("T")
+
+MAX_INDEX_BYTES: Final = 64 << 20
+"""Of a data set's index, whose size nobody has declared."""
+INCOMING: Final = "incoming"
+"""The folder, inside the data set's own, of what has not come to its end."""
+
+
+class Download:
+    """One attempt to bring one data set."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sha256: str,
+        *,
+        client: NodeClient,
+        peers: Callable[[], Iterable[NodeEndpoint]],
+        verified: VerifiedShards,
+        threads: FileThreads,
+        tell: Callable[[int, int], None],
+    ) -> None:
+        """folder: of the cache. tell: is called with the bytes that are here and hashed, and with all there will be."""
+        self._folder = folder
+        self._incoming = folder / INCOMING
+        self._sha256 = sha256
+        self._client = client
+        self._peers = peers
+        self._verified = verified
+        self._threads = threads
+        self._tell = tell
+        self._done = 0
+        self._total = 0
+        """Bytes of the shards that are in place, and of all."""
+        self._giver: NodeEndpoint | None = None
+        """The node that gave the last file: it is asked first for the next."""
+
+    async def run(self) -> None:
+        """The index comes first and is put in place last: without it a folder holds no shards.
+
+        Raises RecoveryError with each node's reason where none gives what is missing.
+        """
+        await self._in_thread(lambda _: self._incoming.mkdir(parents=True, exist_ok=True))
+        index = await self._index()
+        sizes = [shard.num_tokens * np.dtype(index.dtype).itemsize for shard in index.shards]
+        self._total = sum(sizes)
+        await self._in_thread(lambda _: self._require_room(index))
+        for shard, size_bytes in zip(index.shards, sizes, strict=True):
+            await self._bring(shard, size_bytes)
+            self._done += size_bytes
+        await self._in_thread(lambda _: self._finish())
+
+    async def _index(self) -> ShardIndex:
+        """That of an earlier attempt, or any node's. Its name is the hash of what counts in it."""
+
+        async def fetch(endpoint: NodeEndpoint) -> ShardIndex:
+            raw = bytearray()
+            async for piece in in_time(endpoint, self._client.fetch_data(endpoint, self._sha256)):
+                raw += piece
+                if len(raw) > MAX_INDEX_BYTES:
+                    raise RecoveryError(str(endpoint), f"sent an index of more than {MAX_INDEX_BYTES >> 20} MiB")
+            return await self._in_thread(lambda _: self._keep_index(bytes(raw), str(endpoint)))
+
+        kept = await self._in_thread(lambda _: self._kept_index())
+        return kept if kept is not None else await self._from_any(fetch)
+
+    def _kept_index(self) -> ShardIndex | None:
+        for folder in (self._folder, self._incoming):
+            try:
+                index = read_index(folder)
+            except DataError:
+                continue
+            if index.sha256 == self._sha256:
+                return index
+        return None
+
+    def _keep_index(self, raw: bytes, sender: str) -> ShardIndex:
+        (self._incoming / INDEX_NAME).write_bytes(raw)
+        try:
+            index = read_index(self._incoming)
+        except DataError as error:
+            raise RecoveryError(sender, f"sent an index that {error.reason}") from error
+        if index.sha256 != self._sha256:
+            raise RecoveryError(sender, f"sent the index of other data, {index.sha256[:12]}…")
+        return index
+
+    def _require_room(self, index: ShardIndex) -> None:
+        """Raises RecoveryError before a byte moves, where not all of it would fit."""
+        places = [self._folder / shard.file for shard in index.shards]
+        places += [self._incoming / shard.sha256 for shard in index.shards]
+        missing = self._total - sum(place.stat().st_size for place in places if place.is_file())
+        if missing > (free := shutil.disk_usage(self._folder).free):
+            text = f"has {free / 1e9:.1f} GB free, and {missing / 1e9:.1f} GB of the data are missing"
+            raise RecoveryError(str(self._folder), text)
+
+    async def _bring(self, shard: Shard, size_bytes: int) -> None:
+        """One shard into place, unless it is there and is what it should be."""
+        target = self._folder / shard.file
+        part = IncomingShard(self._incoming / shard.sha256, size_bytes=size_bytes, sha256=shard.sha256)
+
+        def look(beat: Beat) -> bool:
+            def moved(_: int) -> None:
+                beat()
+                self._tell(self._done + part.num_bytes, self._total)
+
+            if self._is_there(target, shard, beat):
+                return True
+            part.resume(moved)
+            return False
+
+        async def fetch(endpoint: NodeEndpoint) -> None:
+            if part.num_bytes < size_bytes:
+                pieces = self._client.fetch_data(endpoint, shard.sha256, offset=part.num_bytes)
+                async for piece in in_time(endpoint, pieces, heard=self._client.heard):
+                    await asyncio.to_thread(part.append, piece)
+                    self._tell(self._done + part.num_bytes, self._total)
+            part.check()
+
+        def put(_: Beat) -> None:
+            part.put(target)
+            self._verified.remember(target, shard.sha256)
+
+        if not await self._in_thread(look):
+            await self._from_any(fetch, lambda: part.num_bytes)
+            await self._in_thread(put)
+
+    def _is_there(self, target: Path, shard: Shard, beat: Beat) -> bool:
+        try:
+            self._verified.verify_file(target, shard.sha256, lambda _: beat())
+        except DataError:
+            return False
+        return True
+
+    async def _from_any(
+        self, fetch: Callable[[NodeEndpoint], Awaitable[T]], num_bytes: Callable[[], int] = lambda: 0
+    ) -> T:
+        """What the first node gives that gives all of it. Nodes are asked in turns for as long as more of it comes.
+
+        Raises RecoveryError with each node's reason.
+        """
+        while True:
+            before, reasons = num_bytes(), []
+            for endpoint in sorted(self._peers(), key=lambda peer: peer != self._giver):
+                try:
+                    given = await fetch(endpoint)
+                except (PeerError, RecoveryError) as error:
+                    reasons.append(str(error))
+                    continue
+                self._giver = endpoint
+                return given
+            if num_bytes() <= before:
+                raise RecoveryError("other nodes", "; ".join(reasons) or "there are none")
+
+    def _finish(self) -> None:
+        if (self._incoming / INDEX_NAME).exists():
+            (self._incoming / INDEX_NAME).replace(self._folder / INDEX_NAME)
+        shutil.rmtree(self._incoming)
+
+    async def _in_thread(self, act: Callable[[Beat], T]) -> T:
+        return await self._threads.run(str(self._folder), act)

@@ -1,0 +1,73 @@
+"""A token shard on its way in: a partial file that goes on where it broke off, and is hashed as its bytes come."""
+
+import hashlib
+from pathlib import Path
+
+from headway.daemon.data.verified_shards import CHUNK_BYTES, Advance
+from headway.daemon.errors import RecoveryError
+
+
+class IncomingShard:
+    """One partial file. Every method blocks, so it belongs in a thread.
+
+    A file that broke off stays for the next attempt. One that is refused goes, with all its bytes.
+    """
+
+    def __init__(self, partial: Path, *, size_bytes: int, sha256: str) -> None:
+        """size_bytes, sha256: what the shard must have. Of an earlier attempt nothing counts before `resume`."""
+        self.sha256 = sha256
+        self._partial = partial
+        self._size_bytes = size_bytes
+        self._digest = hashlib.sha256()
+        self.num_bytes = 0
+        """Bytes that are here, and hashed."""
+
+    def resume(self, advance: Advance) -> None:
+        """Hash what an earlier attempt has left. Raises OSError."""
+        if not self._partial.exists():
+            return
+        if self._partial.stat().st_size > self._size_bytes:
+            self._drop()
+            return
+        with self._partial.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._digest.update(chunk)
+                self.num_bytes += len(chunk)
+                advance(len(chunk))
+
+    def append(self, piece: bytes) -> None:
+        """Add the next bytes. Raises RecoveryError, and drops the file, where they are too many or find no room."""
+        if self.num_bytes + len(piece) > self._size_bytes:
+            self._drop()
+            raise RecoveryError(self._name, f"arrived with more than the {self._size_bytes} bytes that it should have")
+        try:
+            with self._partial.open("ab") as file:
+                file.write(piece)
+        except OSError as error:
+            self._drop()
+            raise RecoveryError(str(self._partial.parent), error.strerror or str(error)) from error
+        self._digest.update(piece)
+        self.num_bytes += len(piece)
+
+    def check(self) -> None:
+        """Raises RecoveryError where bytes are missing, and where the hash is another; then the file is dropped."""
+        if self.num_bytes < self._size_bytes:
+            raise RecoveryError(self._name, f"ended after {self.num_bytes} of {self._size_bytes} bytes")
+        found = self._digest.hexdigest()
+        if found != self.sha256:
+            self._drop()
+            raise RecoveryError(self._name, f"arrived with SHA-256 {found[:12]}…, not {self.sha256[:12]}…")
+
+    def put(self, target: Path) -> None:
+        """Move the checked file into place: who reads an older file of that name keeps it. Raises OSError."""
+        self._partial.touch()  # a shard without tokens has had no bytes
+        self._partial.replace(target)
+
+    @property
+    def _name(self) -> str:
+        return f"shard {self.sha256[:12]}…"
+
+    def _drop(self) -> None:
+        self._partial.unlink(missing_ok=True)
+        self._digest = hashlib.sha256()
+        self.num_bytes = 0

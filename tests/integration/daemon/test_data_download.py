@@ -1,0 +1,276 @@
+"""Data that is fetched comes once, from whichever node has it, goes on where it broke off, and is told as progress."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.data import download, verified_shards
+from headway.daemon.data.library import DataLibrary, Reading
+from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.jobs.job import DataSpec
+from headway.daemon.node import service
+from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.storage.state_store import StateStore
+from headway.stages.shard_writer import writing_shards
+from headway.stages.tls_identity import TlsIdentity
+from headway.stages.tokens import INDEX_NAME, TokenShards, read_index
+
+SHARD = 300_000
+"""Tokens, and bytes, of each of two shards: three chunks."""
+CHUNK = 120_000
+TOTAL = 2 * SHARD
+
+
+@dataclass
+class Holders:
+    """Nodes b and c have the data, node a has not."""
+
+    folders: dict[str, Path]
+    cache: Path
+    client: NodeClient
+    endpoints: list[NodeEndpoint]
+    data: DataSpec
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    """(node, offset) of each request for a shard."""
+    breaks_after: dict[str, int] = field(default_factory=dict)
+    """Chunks that a node still sends before its disk fails."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Node a gets no piece before."""
+
+    def library(self) -> DataLibrary:
+        """A daemon's life on node a."""
+        return DataLibrary(self.cache, self.client, lambda: self.endpoints)
+
+    @property
+    def folder(self) -> Path:
+        return self.cache / self.data.sha256
+
+    def shard(self, node: str, number: int = 0) -> Path:
+        return self.folders[node] / read_index(self.folders[node]).shards[number].file
+
+    def read(self, path: Path, *, offset: int = 0) -> Iterator[bytes]:
+        """A node's disk."""
+        node = path.parent.name
+        if path.name != INDEX_NAME:
+            self.asked.append((node, offset))
+        with path.open("rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                if path.name != INDEX_NAME and node in self.breaks_after:
+                    self.breaks_after[node] -= 1
+                    if self.breaks_after[node] < 0:
+                        raise OSError(5, "Input/output error")
+                yield chunk
+
+
+@pytest.fixture
+async def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holders]:
+    """b and c have verified the same data, each in a folder of its name; both serve on the loopback."""
+    authority = CertificateAuthority.create(tmp_path / "authority")
+    client = NodeClient(TlsIdentity.read(authority.issue("a")))
+    folders, endpoints, servers = {}, [], []
+    for name in "bc":
+        folders[name] = folder = tmp_path / name
+        with writing_shards(folder, vocab_size=256, shard_tokens=SHARD) as writer:
+            writer.append(np.arange(TOTAL, dtype=np.uint32).astype(np.uint8))
+        data = DataSpec(source=str(folder), sha256=read_index(folder).sha256)
+        library = DataLibrary(tmp_path / "unused", client, list)
+        await library.open(data)
+        store = StateStore(tmp_path / f"store of {name}", quota_bytes=1000)
+        desk = NodeDesk(
+            node=name,
+            incarnation=name,
+            view=ClusterView(),
+            store=store,
+            library=library,
+            client=client,
+            logs_dir=tmp_path,
+            checkpoint_root=tmp_path,
+            is_etcd_reachable=lambda: False,
+        )
+        server, port = bind_node_service(TlsIdentity.read(authority.issue(name)), "127.0.0.1", 0)
+        add_node_service(server, desk)
+        await server.start()
+        servers.append(server)
+        endpoints.append(NodeEndpoint(name, f"127.0.0.1:{port}"))
+    elsewhere = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
+    found = Holders(folders, tmp_path / "cache", client, endpoints, elsewhere)
+    found.gate.set()
+    monkeypatch.setattr(service, "read_chunks", found.read)
+    fetch = client.fetch_data
+
+    async def gated(*arguments: Any, **options: Any) -> AsyncIterator[bytes]:
+        async for piece in fetch(*arguments, **options):
+            await found.gate.wait()
+            yield piece
+
+    monkeypatch.setattr(client, "fetch_data", gated)
+    yield found
+    await client.close()
+    for server in servers:
+        await server.stop(None)
+
+
+def assert_whole(folder: Path, data: DataSpec) -> None:
+    assert TokenShards.open(folder, expected_sha256=data.sha256).num_tokens == TOTAL
+    names = [shard.file for shard in read_index(folder).shards]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, INDEX_NAME])
+
+
+async def test_plans_share_one_download(holders: Holders) -> None:
+    """Two generations ask, the first is given up, a third asks: each shard is sent once, and not hashed again after."""
+    library = holders.library()
+    holders.gate.clear()
+    first, second = (asyncio.create_task(library.open(holders.data)) for _ in range(2))
+    while not holders.client.addresses:
+        await asyncio.sleep(0.01)
+    first.cancel()
+    third = asyncio.create_task(library.open(holders.data))
+    await asyncio.wait({first})
+    assert first.cancelled()
+    holders.gate.set()
+    assert set(await asyncio.gather(second, third)) == {holders.folder}
+    assert holders.asked == [("b", 0), ("b", 0)]
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_what_has_come_is_known_as_verified(holders: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was hashed as it came: opening it for each plan that follows reads none of it."""
+
+    def never(*_: object) -> str:
+        raise AssertionError("hashed again")
+
+    monkeypatch.setattr(verified_shards, "_sha256", never)
+    library = holders.library()
+    for _ in range(2):
+        assert await library.open(holders.data) == holders.folder
+
+
+async def test_progress_is_told(holders: Holders) -> None:
+    """The bytes that are here, of all: they grow with each piece, and are gone when it has come."""
+    library, seen = holders.library(), []
+    fetch = holders.client.fetch_data
+
+    async def watched(*arguments: Any, **options: Any) -> AsyncIterator[bytes]:
+        async for piece in fetch(*arguments, **options):
+            yield piece
+            seen.append(library.reading.get(holders.data.sha256))
+
+    holders.client.fetch_data = watched  # type: ignore[method-assign]
+    await library.open(holders.data)
+    told = [reading for reading in seen if reading is not None]
+    assert [reading.total_bytes for reading in told] == [TOTAL] * len(told)
+    assert [reading.num_bytes for reading in told] == sorted({reading.num_bytes for reading in told})
+    assert told[-1] == Reading(TOTAL, TOTAL)
+    assert library.reading == {}
+
+
+async def test_another_node_goes_on_where_one_broke_off(holders: Holders) -> None:
+    """b's disk fails in the second chunk: c is asked for the rest, and for what follows."""
+    holders.breaks_after = {"b": 1}
+    assert await holders.library().open(holders.data) == holders.folder
+    (_, from_b), (node, offset), after = holders.asked
+    assert (from_b, node, after) == (0, "c", ("c", 0))
+    assert 0 < offset < SHARD
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_nodes_are_asked_again_for_as_long_as_more_comes(
+    holders: Holders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both disks fail after each chunk or two: the data comes nevertheless, each byte once."""
+
+    def heal() -> None:
+        holders.breaks_after = dict.fromkeys("bc", 1)
+
+    heal()
+    read = holders.read
+
+    def healing(path: Path, *, offset: int = 0) -> Iterator[bytes]:
+        heal()
+        return read(path, offset=offset)
+
+    monkeypatch.setattr(service, "read_chunks", healing)
+    assert await holders.library().open(holders.data) == holders.folder
+    offsets = [offset for _, offset in holders.asked]
+    assert offsets.count(0) == 2
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_a_daemon_that_starts_anew_goes_on(holders: Holders) -> None:
+    """All disks fail, the daemon ends; the next one hashes what is there and asks for the rest."""
+    holders.breaks_after = {"b": 1, "c": 1}
+    with pytest.raises(RecoveryError, match=r"nowhere: no token shards here.*Input/output error"):
+        await holders.library().open(holders.data)
+    come = max(offset for _, offset in holders.asked)
+    assert come > 0
+    holders.breaks_after.clear()
+    holders.asked.clear()
+    assert await holders.library().open(holders.data) == holders.folder
+    assert holders.asked[0][1] >= come
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_more_bytes_than_were_declared_are_not_written(holders: Holders) -> None:
+    """b's shard has grown since it was verified: it is dropped when it does not end, and c is asked."""
+    with holders.shard("b").open("ab") as file:
+        file.write(bytes(SHARD))
+    assert await holders.library().open(holders.data) == holders.folder
+    assert holders.asked[:2] == [("b", 0), ("c", 0)]
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_other_bytes_are_not_kept(holders: Holders) -> None:
+    """b's shard was altered since it was verified; where c has it altered too, no byte of it stays."""
+    for node in "bc":
+        raw = bytearray(holders.shard(node).read_bytes())
+        raw[-1] ^= 1
+        holders.shard(node).write_bytes(raw)
+    with pytest.raises(RecoveryError, match=r"arrived with SHA-256 .*; .*arrived with SHA-256"):
+        await holders.library().open(holders.data)
+    assert [path.name for path in (holders.folder / download.INCOMING).iterdir()] == [INDEX_NAME]
+    raw[-1] ^= 1
+    holders.shard("c").write_bytes(raw)
+    assert await holders.library().open(holders.data) == holders.folder
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_an_index_of_other_data_is_refused(holders: Holders) -> None:
+    """b sends the index of something else: c is asked."""
+    with writing_shards(holders.cache.parent / "other", vocab_size=256) as writer:
+        writer.append(np.zeros(5, dtype=np.uint8))
+    shutil.copy(holders.cache.parent / "other" / INDEX_NAME, holders.folders["b"] / INDEX_NAME)
+    assert await holders.library().open(holders.data) == holders.folder
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_data_that_finds_no_room_is_not_begun(holders: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte too few: it says how much is free and how much is missing, and no shard is asked for."""
+    usage = shutil.disk_usage(holders.cache.parent)._replace(free=TOTAL - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RecoveryError, match=r"GB free, and 0\.0 GB of the data are missing"):
+        await holders.library().open(holders.data)
+    assert holders.asked == []
+
+
+async def test_data_whose_file_system_went_away_comes_from_another_node(holders: Holders) -> None:
+    """It was read here and is gone: an outage, and no mistake. b has it; without b it is waited for."""
+    library = holders.library()
+    there = DataSpec(source=str(holders.folders["c"]), sha256=holders.data.sha256)
+    assert await library.open(there) == holders.folders["c"]
+    holders.folders["c"].rename(holders.folders["c"].with_name("elsewhere"))
+    everyone, holders.endpoints = holders.endpoints, []
+    with pytest.raises(StorageAwayError, match=r"no token shards here.*there are none"):
+        await library.open(there)
+    holders.endpoints = everyone
+    assert await library.open(there) == holders.folder

@@ -1,0 +1,133 @@
+"""What an agent does while the data of a job cannot be read: it tells of an outage, and gives up on a mistake."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.data.library import Reading
+from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.node import agent as agent_module
+from headway.daemon.node.agent import MAX_ATTEMPTS, Agent
+from headway.daemon.node.surroundings import Surroundings
+from headway.daemon.records import NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.supervision.activities import Activities
+from headway.daemon.supervision.worker_status import Failure, JobGeneration, WorkerStatus
+from tests.unit.agent.agent_scene import PLAN, EtcdOfOneView
+
+AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
+MISSING = RecoveryError("/mnt/data", "no token shards here")
+
+
+@dataclass
+class Library:
+    """The data of one job, which cannot be opened while there is an error."""
+
+    error: Exception | None
+    num_asked: int = 0
+    reading: dict[str, Reading] = field(default_factory=dict)
+
+    async def open(self, _: DataSpec) -> Path:
+        self.num_asked += 1
+        if self.error is not None:
+            raise self.error
+        return Path("/mnt/data")
+
+    def state_of(self, _: str) -> str:
+        return ""
+
+
+@dataclass
+class IdleWorker:
+    """One worker that waits for a job."""
+
+    statuses: tuple[WorkerStatus, ...] = (WorkerStatus(device_index=0, incarnation="w", pid=1, address="a:1"),)
+    failed: list[str] = field(default_factory=list)
+    ordered: list[object] = field(default_factory=list)
+
+    def fail(self, _: int, of: JobGeneration, reason: str) -> None:
+        self.failed.append(reason)
+        self.statuses = (self.statuses[0].failed(Failure(reason), of=of),)
+
+    def forget(self, _: object) -> None:
+        """It has no failures."""
+
+    def order(self, *order: object, **__: object) -> bool:
+        self.ordered.append(order)
+        return False
+
+    def log_path(self, *_: object) -> Path:
+        return Path("worker.log")
+
+
+@pytest.fixture
+def at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], tuple[Any, ...]]:
+    """An agent that is to prepare a job's first stage; steps that failed rest for a moment only."""
+    monkeypatch.setattr(agent_module, "REST_S", 0.001)
+
+    def begin(error: Exception) -> tuple[Any, ...]:
+        submission = SpecRecord(spec=JobSpec(job=JobSection(name="j")), uid="u")
+        job = JobView(name="j", submission=submission, next=PLAN, phase=PhaseRecord(phase=Phase.PREPARING))
+        record = NodeRecord(
+            name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
+        )
+        view = ClusterView(jobs={"j": job}, nodes={"a": record})
+        store = StateStore(tmp_path / "store", quota_bytes=1000)
+        store.open()
+        library, activities, worker = Library(error), Activities(), IdleWorker()
+        around: dict[str, Any] = {"etcd": EtcdOfOneView(view), "library": library, "client": None, "reach": None}
+        agent = Agent(
+            Surroundings(
+                node="a",
+                incarnation="a-1",
+                lease_id=lambda: 1,
+                view=view,
+                store=store,
+                checkpoint_root=tmp_path,
+                activities=activities,
+                **around,
+            )
+        )
+        return agent, library, activities, worker
+
+    return begin
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_an_outage_is_told_and_tried_for_as_long_as_it_lasts(
+    at_work: Callable[[Exception], tuple[Any, ...]],
+) -> None:
+    """Many more attempts than a transfer has: the node's record says why, until the data is there and is taken."""
+    agent, library, activities, worker = at_work(AWAY)
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await until(lambda: library.num_asked > 2 * MAX_ATTEMPTS)
+    assert activities.ailments == {"data of j": str(AWAY)}
+    assert worker.failed == []
+    library.error = None
+    await until(lambda: bool(worker.ordered))
+    assert activities.ailments == {}
+    working.cancel()
+    await asyncio.wait({working})
+
+
+async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exception], tuple[Any, ...]]) -> None:
+    """A path that is wrong on this node: after MAX_ATTEMPTS the worker's generation fails, with the reason."""
+    agent, library, activities, worker = at_work(MISSING)
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await until(lambda: bool(worker.failed))
+    assert library.num_asked == MAX_ATTEMPTS
+    assert "no token shards here" in worker.failed[0]
+    assert activities.ailments == {}
+    working.cancel()
+    await asyncio.wait({working})
