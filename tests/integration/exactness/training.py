@@ -146,9 +146,9 @@ async def until_batch(session: ClusterSession, name: str, batch: int, *, generat
     return await until(session, has_come, name)
 
 
-async def finished(session: ClusterSession, name: str, out: Path) -> Result:
+async def finished(session: ClusterSession, name: str, out: Path, *, timeout_s: float = TIMEOUT_S) -> Result:
     """Wait for the end of a job and read everything that it leaves. Raises AssertionError unless it finished."""
-    job: JobView = await wait_for_phase(session, name, frozenset({Phase.FINISHED}), timeout_s=TIMEOUT_S)
+    job: JobView = await wait_for_phase(session, name, frozenset({Phase.FINISHED}), timeout_s=timeout_s)
     assert job.phase.phase is Phase.FINISHED, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
     copy = JournalCopy(session, name, out / "metrics.jsonl")
     try:
