@@ -4,10 +4,9 @@ from itertools import permutations
 
 import pytest
 
-from headway.daemon.client.user_shares import report_shares
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.usage import WRITTEN_EVERY_S
-from headway.daemon.record_format import encode
+from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import Phase, SharesRecord, UsageRecord
 from tests.fakes.mortal_etcd import MortalStore, WriterDiedError
@@ -98,9 +97,10 @@ def test_a_leader_that_dies_as_it_counts_loses_a_minute_at_most_and_counts_nothi
     began = cluster.now
     cluster.live(round(240 / STEP_S))
     assert cluster.num_deaths == 1
-    [line] = report_shares(cluster.truth(), now=cluster.now)
-    whole = len(NAMES) * (cluster.now - began)
-    assert whole - 3 * len(NAMES) * WRITTEN_EVERY_S <= line.used <= whole
+    record = decode(cluster.store.values[Keys.USAGE], UsageRecord)
+    assert cluster.now - 2 * WRITTEN_EVERY_S <= record.at <= cluster.now
+    counted_s = len(NAMES) * (record.at - began)
+    assert counted_s - len(NAMES) * WRITTEN_EVERY_S <= record.seconds["alice"] <= counted_s
 
 
 def test_shares_and_use_mean_the_same_in_whatever_order_they_are_read() -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView, JobView
+from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data import library
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
+from headway.daemon.etcd.client import KeyValue, Snapshot
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
 from headway.daemon.node.goodput import GoodputReports
 from headway.daemon.record_format import encode
@@ -63,6 +65,19 @@ def test_a_node_that_is_there_is_not_forgotten() -> None:
     view.apply(Keys.node("a"), encode(NODE), mod_revision=3, create_revision=3, now=2.0)
     view.forget_absent(now=365 * 86400.0)
     assert (view.arrived_at, view.arrived_in, view.departures) == ({"a": 2.0}, {"a": 3}, {"a": (1.0,)})
+
+
+def test_every_audit_of_etcd_forgets_nodes_that_are_gone() -> None:
+    """Nothing else happens in this cluster: a day after the last node went, a listing takes its memory away."""
+    now, key = 0.0, Keys.node("a")
+    watch = ClusterWatch(cast(Any, SimpleNamespace(target="etcd")), clock=lambda: now)
+    there = Snapshot(3, (KeyValue(key, encode(NODE), 3, 3, 1, 7),), cluster_id=1, raft_term=1)
+    for listed in (there, replace(there, revision=4, entries=())):
+        watch._take_listing(listed, watch._mark, is_audit=True)
+    assert watch.view.absent_since == {"a": 0.0}
+    now = ABSENT_FOR_S + 1.0
+    watch._take_listing(replace(there, revision=4, entries=()), watch._mark, is_audit=True)
+    assert watch.view.absent_since == {}
 
 
 async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
