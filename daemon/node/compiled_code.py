@@ -8,7 +8,9 @@ has loaded it nothing.
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -31,16 +33,28 @@ LOCK: Final = ".lock"
 
 
 async def keep_small(folder: Path, view: ClusterView) -> None:
-    """Until cancelled: look after the folder soon after the daemon's start, and then once a day."""
+    """Until cancelled: look after the folder of compiled code."""
+    await once_a_day(
+        view,
+        lambda: partial(prune, folder, now=time.time(), needed_since=needed_since(view)),
+        told_as="compiled_code_deleted",
+    )
+
+
+async def once_a_day(view: ClusterView, pruning: Callable[[], Callable[[], int]], *, told_as: str) -> None:
+    """Until cancelled: look after a folder soon after the daemon's start, and then once a day.
+
+    pruning: is called here and returns what runs in a thread, which returns how many bytes it has deleted. told_as: the
+    event in the daemon's log.
+    """
     wait_s = FIRST_LOOK_S
     while True:
         await asyncio.sleep(wait_s)
         if view.steady_since is None:
             wait_s = FIRST_LOOK_S  # nobody knows now which jobs there are
             continue
-        num_bytes = await asyncio.to_thread(prune, folder, now=time.time(), needed_since=needed_since(view))
-        if num_bytes:
-            log.info("compiled_code_deleted", size_bytes=num_bytes)
+        if num_bytes := await asyncio.to_thread(pruning()):
+            log.info(told_as, size_bytes=num_bytes)
         wait_s = PERIOD_S
 
 
@@ -58,7 +72,14 @@ def needed_since(view: ClusterView) -> float:
     )
 
 
-def prune(folder: Path, *, now: float, needed_since: float = inf, most_bytes: int = MOST_BYTES) -> int:
+def prune(
+    folder: Path,
+    *,
+    now: float,
+    needed_since: float = inf,
+    most_bytes: int = MOST_BYTES,
+    is_spared: Callable[[Path], bool] = lambda _: False,
+) -> int:
     """Delete what was not used for KEPT_S, then the longest unused until the rest is most_bytes. Returns the bytes.
 
     What was used since `needed_since`, or just now, stays, whatever it takes. Both are seconds since the epoch.
@@ -71,6 +92,8 @@ def prune(folder: Path, *, now: float, needed_since: float = inf, most_bytes: in
         is_old = used_at < now - KEPT_S
         if used_at >= spared_since or not (is_old or num_left > most_bytes):
             break
+        if is_spared(path):
+            continue
         with suppress(OSError):
             path.unlink()
             num_left -= size

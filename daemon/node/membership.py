@@ -32,6 +32,7 @@ from headway.daemon.node.compiled_code import keep_small
 from headway.daemon.node.config import NodeConfig, listen_address
 from headway.daemon.node.device_speeds import DeviceSpeeds
 from headway.daemon.node.dial_back import DialBack
+from headway.daemon.node.job_logs import keep_logs_small
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.node_state import generations_seen
 from headway.daemon.node.outgoing import OutgoingTransfers
@@ -218,6 +219,7 @@ class Membership:
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": self._checkpoint_sweep.run,
                     "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
+                    "job logs": lambda: keep_logs_small(settings.logs_dir, house.cluster.view),
                 }
             )
         finally:

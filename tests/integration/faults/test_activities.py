@@ -33,6 +33,7 @@ SOMEWHERE = (
     "address",
     "checkpoint sweep",
     "compiled code",
+    "job logs",
 )
 """All others, but for `device speeds`, which ends as soon as they are known."""
 

@@ -1,0 +1,33 @@
+"""The folder with what jobs' workers printed: what nobody used for a month goes, and the oldest when it is too much.
+
+The log of a job that is not over stays, however quiet it is.
+"""
+
+import time
+from collections.abc import Callable, Set
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.node.compiled_code import once_a_day, prune
+from headway.daemon.records import TERMINAL_PHASES
+
+MOST_BYTES: Final = 1 << 30
+"""On one node; the log of one job takes at most 32 MiB."""
+
+
+async def keep_logs_small(folder: Path, view: ClusterView) -> None:
+    """Until cancelled: look after the folder of the logs."""
+    await once_a_day(view, lambda: pruning(folder, unfinished(view), now=time.time()), told_as="job_logs_deleted")
+
+
+def unfinished(view: ClusterView) -> frozenset[str]:
+    """The jobs that may print something yet."""
+    return frozenset(name for name, job in view.jobs.items() if job.phase.phase not in TERMINAL_PHASES)
+
+
+def pruning(folder: Path, jobs: Set[str], *, now: float, most_bytes: int = MOST_BYTES) -> Callable[[], int]:
+    """What deletes old logs, but none of these jobs, and returns how many bytes they had. now: since the epoch."""
+    names = {f"{job}.log{ending}" for job in jobs for ending in ("", ".1")}
+    return partial(prune, folder, now=now, most_bytes=most_bytes, is_spared=lambda path: path.name in names)
