@@ -1,6 +1,8 @@
 """The promise while users share a cluster: jobs shrink for one another, and take turns, and no bit changes."""
 
+import asyncio
 import getpass
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,11 +33,19 @@ FINISHED_S = 300.0
 
 def long_job(name: str) -> JobSpec:
     """Seconds long by what it computes, and not by its number of batches: each costs a busy machine many turns."""
-    return small_job(name, batches=120, sequence_length=256)
+    return small_job(name, batches=140, sequence_length=128)
 
 
 def short_job(name: str) -> JobSpec:
     return small_job(name, batches=12)
+
+
+async def workers_up(session: ClusterSession, num_nodes: int) -> None:
+    """Wait until every node has a worker: a job is left alone for five times as long as it took to start."""
+    async with asyncio.timeout(FINISHED_S), aclosing(session.follow()) as views:
+        async for view in views:
+            if sum(bool(node.workers) for node in view.nodes.values()) >= num_nodes:
+                return
 
 
 async def submit_as(monkeypatch: pytest.MonkeyPatch, user: str, session: ClusterSession, spec: JobSpec) -> None:
@@ -60,6 +70,7 @@ async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
         LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
         ClusterSession(cluster.address) as session,
     ):
+        await workers_up(session, 3)
         await submit_as(monkeypatch, "alice", session, first)
         before = await until(session, lambda _, job: trains_on(job, 3), "shrinks")
         assert before.plan is not None
@@ -92,6 +103,7 @@ async def test_a_job_that_is_stopped_for_another_changes_no_bit(
         ClusterSession(cluster.address) as session,
     ):
         await set_times(session, slice_s=1.0, half_life_s=None)
+        await workers_up(session, 2)
         await submit_as(monkeypatch, "alice", session, low)
         await until_batch(session, "low", 5)
         await submit_as(monkeypatch, "bob", session, high)

@@ -47,7 +47,7 @@ async def test_each_activity_raises_and_no_daemon_ends(tmp_path: Path, oracle: O
 
 
 async def _strike_all(field: Ground, oracle: Oracle) -> None:
-    spec = faulty_job("unexpected", batches=150)
+    spec = faulty_job("unexpected", batches=80)
     before = field.cluster.node_pids
     ailing: dict[str, NodeRecord] = {}
 
