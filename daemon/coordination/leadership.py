@@ -271,17 +271,13 @@ class Leadership:
         """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""
         phases = self._phases(decided) if is_armed() else {}
         fault_point("leader.before_write", **phases)
-        first, *rest = parts(decided)
-        lives = {ttl_s for _, ttl_s in decided.leased.values()}
-        leases = {ttl_s: await self._client.grant_passing_lease(ttl_s) for ttl_s in sorted(lives)}
-        try:
-            revision = await self._write_part(first, leases)
-        except ConflictError:
-            for lease_id in leases.values():
-                await self._client.revoke_lease(lease_id)
-            raise
-        for part in rest:
-            revision = await self._write_part(part, leases)
+        first, *notes = parts(decided)
+        revision = await self._write_part(first, {})
+        leases: dict[int, int] = {}
+        for note in notes:
+            for ttl_s in sorted({ttl_s for _, ttl_s in note.leased.values()} - leases.keys()):
+                leases[ttl_s] = await self._client.grant_passing_lease(ttl_s)
+            revision = await self._write_part(note, leases)
         fault_point("leader.wrote", **phases)
         return revision
 

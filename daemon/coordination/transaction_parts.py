@@ -1,8 +1,8 @@
-"""How a decision fits etcd's limit of operations: what must be one step stays one, what is only noted follows. Pure.
+"""How a decision fits etcd's limits: what must be one step stays one, what is only noted follows. Pure.
 
-etcd refuses a transaction with more than 128 comparisons or changes. A decision changes a handful of keys, but charges
-a failure to every node that was lost: those notes are what grows with the cluster. As many as fit are written with the
-decision; the others follow in parts of their own. A leader that dies in between loses notes, never a decision.
+Notes, such as a failure that a node is charged with, end with a lease, which etcd has to grant first. A recovery does
+not wait for that. And etcd refuses a transaction with more than 128 comparisons or changes: a decision changes a few
+keys, and notes grow with the cluster. A leader that dies in between loses notes, never a decision.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,13 @@ MAX_OPERATIONS: Final = 128
 
 
 def parts(decided: Transaction) -> tuple[Transaction, ...]:
-    """The decision with as many leased keys as fit, then the rest of those. The shell compares its own key in each."""
-    room = MAX_OPERATIONS - len(decided.puts) - len(decided.deletes)
-    assert room >= 0, "what a decision changes besides is bounded: see MAX_SWEPT and MAX_TRIMMED"
+    """The decision, then the keys that it has leased. The shell compares its own key in each."""
+    num_changes = len(decided.puts) + len(decided.deletes)
+    assert num_changes <= MAX_OPERATIONS, "what a decision changes is bounded: see MAX_SWEPT and MAX_TRIMMED"
+    return replace(decided, leased={}), *_notes(decided)
+
+
+def _notes(decided: Transaction) -> Iterator[Transaction]:
     leased = iter(decided.leased.items())
-    first = replace(decided, leased=dict(islice(leased, room)))
-    return first, *_rest(decided, leased)
-
-
-def _rest(decided: Transaction, leased: Iterator[tuple[str, tuple[bytes, int]]]) -> Iterator[Transaction]:
     while batch := dict(islice(leased, MAX_OPERATIONS)):
         yield Transaction(job=decided.job, reason=decided.reason, leased=batch)

@@ -42,6 +42,10 @@ DATED_EVERY_S: Final = 600.0
 REST_S: Final = 0.05
 """Between two looks: facts that are found together are written together."""
 RETRY_WRITE_S: Final = 1.0
+UNHURRIED_S: Final = 1.0
+"""Facts that change no plan are written together, and not while a job that recovers has etcd write other things."""
+FRESH_S: Final = 5.0
+"""A port that has answered so lately is not dialled once more for a plan."""
 
 Key = tuple[str, Port, int]
 """(node, port, device)"""
@@ -98,6 +102,7 @@ class _Proof:
     target: Target
     """That was dialled."""
     fact: ReachFact
+    found_at: float
     due_at: float
     num_failures: int = 0
     stands_until: float = 0.0
@@ -138,12 +143,20 @@ class ReachBook:
             return
         num_failures = (before.num_failures if before is not None else 0) + 1 if reason else 0
         wait_s = min(FIRST_RETRY_S * 2 ** (num_failures - 1), LONGEST_RETRY_S) if reason else EVERY_S
-        self._note(target, reason, due_at=now + wait_s * random.uniform(0.8, 1.2), at=at, num_failures=num_failures)
+        due_at = now + wait_s * random.uniform(0.8, 1.2)
+        self._note(target, reason, now=now, due_at=due_at, at=at, num_failures=num_failures)
 
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
         """Note that a link to a port did not open: that stands for a while whatever a proof says."""
-        self._note(target, reason, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
+        self._note(target, reason, now=now, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
         self._proofs[key_of(target)].stands_until = now + LINK_STANDS_S
+
+    def has_just_answered(self, target: Target, *, now: float) -> bool:
+        """Whether a port has answered within FRESH_S, and nothing has spoken against that since."""
+        proof = self._proofs.get(key_of(target))
+        if proof is None or proof.target != target or proof.fact.reason or proof.due_at <= now:
+            return False
+        return now < proof.found_at + FRESH_S
 
     def hurry(self, node: str, *, now: float) -> None:
         """Dial the ports of a node soon that answered before: something speaks against that."""
@@ -151,7 +164,7 @@ class ReachBook:
             if proof.target.node == node and not proof.fact.reason:
                 proof.due_at = min(proof.due_at, now)
 
-    def _note(self, target: Target, reason: str, *, due_at: float, at: float, num_failures: int) -> None:
+    def _note(self, target: Target, reason: str, *, now: float, due_at: float, at: float, num_failures: int) -> None:
         fact = ReachFact(
             to=target.node,
             to_incarnation=target.incarnation,
@@ -161,7 +174,7 @@ class ReachBook:
             reason=reason[:MAX_REASON],
             measured_at=round(at, 3),
         )
-        self._proofs[key_of(target)] = _Proof(target, fact, due_at, num_failures)
+        self._proofs[key_of(target)] = _Proof(target, fact, now, due_at, num_failures)
 
 
 def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
@@ -169,6 +182,12 @@ def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
     if [replace(fact, measured_at=0.0) for fact in shown] != [replace(fact, measured_at=0.0) for fact in facts]:
         return True
     return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in zip(shown, facts, strict=True))
+
+
+def may_wait(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
+    """Whether no plan depends on what is new: the same ways are blocked as in etcd."""
+    blocked, known = ([replace(fact, measured_at=0.0) for fact in each if fact.reason] for each in (facts, shown))
+    return blocked == known
 
 
 class Reaching:
@@ -193,6 +212,9 @@ class Reaching:
         self._lease_id = lease_id
         self._book = ReachBook()
         self._dialling: dict[Key, asyncio.Task[None]] = {}
+        self._under_way: dict[Target, asyncio.Task[str]] = {}
+        """Dials that somebody waits for; others join them."""
+        self._news_since: float | None = None
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -210,8 +232,13 @@ class Reaching:
             self._dialling.clear()
 
     async def prove(self, target: Target) -> str:
-        """Dial a port now. Returns why it does not answer, which is a fact from now on; empty: it answers."""
-        reason = await self._dial(target)
+        """Dial a port now, unless it has just answered.
+
+        Returns why it does not answer, which is a fact from now on; empty: it answers.
+        """
+        if self._book.has_just_answered(target, now=time.monotonic()):
+            return ""
+        reason = await self._answer_of(target)
         if not reason or is_current(self._cluster.view, target):
             self._found(target, reason)
         return reason
@@ -244,12 +271,21 @@ class Reaching:
 
     async def _prove_one(self, target: Target) -> None:
         try:
-            reason = await self._dial(target)
+            reason = await self._answer_of(target)
         finally:
             self._dialling.pop(key_of(target), None)
         if not reason or is_current(self._cluster.view, target):
             self._found(target, reason)
         self._changed.set()
+
+    async def _answer_of(self, target: Target) -> str:
+        """One dial serves everybody who wants to know at the same time."""
+        dialling = self._under_way.get(target)
+        if dialling is None:
+            dialling = asyncio.ensure_future(self._dial(target))
+            self._under_way[target] = dialling
+            dialling.add_done_callback(lambda _: self._under_way.pop(target, None))
+        return await asyncio.shield(dialling)
 
     def _found(self, target: Target, reason: str) -> None:
         self._book.found(target, reason, now=time.monotonic(), at=time.time())
@@ -278,7 +314,12 @@ class Reaching:
         seen = self._cluster.view.reach.get(self._node)
         shown = seen.facts if seen is not None and seen.incarnation == self._incarnation else ()
         if not is_news(shown, facts) or not self._cluster.is_reachable:
+            self._news_since = None
             return True
+        now = time.monotonic()
+        self._news_since = self._news_since if self._news_since is not None else now
+        if may_wait(shown, facts) and now < self._news_since + UNHURRIED_S:
+            return False
         record = ReachRecord(incarnation=self._incarnation, facts=facts)
         alive = Compare.present(Keys.node(self._node))
         try:
@@ -288,5 +329,6 @@ class Reaching:
         except StoreError as error:
             log.info("reach_not_written", error=str(error))
             return False
+        self._news_since = None
         await self._cluster.caught_up(revision, timeout_s=RETRY_WRITE_S)
         return True

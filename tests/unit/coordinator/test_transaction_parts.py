@@ -1,7 +1,9 @@
 """A decision about many lost nodes fits etcd's limit, and the decision itself stays one step."""
 
+from dataclasses import replace
+
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.coordination.transaction_parts import MAX_OPERATIONS, parts
+from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.record_format import decode, encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import Phase, PhaseRecord, PlanRecord, StagePlan
@@ -17,21 +19,18 @@ def decided(num_leased: int) -> Transaction:
     )
 
 
-def test_what_fits_is_one_transaction() -> None:
-    """The notes travel with the decision as long as there is room for all of them."""
-    fitting = decided(MAX_OPERATIONS - 3)
-    assert parts(fitting) == (fitting,)
+def test_a_decision_without_notes_is_one_transaction() -> None:
+    assert parts(decided(0)) == (decided(0),)
 
 
-def test_notes_without_room_follow_the_decision() -> None:
-    """Nothing is lost, no part is too large, and the first has all that was compared and decided."""
+def test_notes_follow_the_decision_which_waits_for_no_lease() -> None:
+    """Nothing is lost, no part is too large, and the first has all that was compared and decided, and no note."""
     whole = decided(300)
-    first, *rest = parts(whole)
-    assert (first.compare, first.puts, first.deletes) == (whole.compare, whole.puts, whole.deletes)
-    assert all(not part.compare and not part.puts and not part.deletes for part in rest)
-    sizes = [len(part.puts) + len(part.deletes) + len(part.leased) for part in (first, *rest)]
-    assert sizes == [128, 128, 47]
-    assert [entry for part in (first, *rest) for entry in part.leased.items()] == list(whole.leased.items())
+    first, *notes = parts(whole)
+    assert first == replace(whole, leased={})
+    assert all(not part.compare and not part.puts and not part.deletes for part in notes)
+    assert [len(part.leased) for part in notes] == [128, 128, 44]
+    assert [entry for part in notes for entry in part.leased.items()] == list(whole.leased.items())
 
 
 def running_on(num_nodes: int) -> SimulatedCluster:

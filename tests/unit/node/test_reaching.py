@@ -1,6 +1,9 @@
-"""Which ports a node dials and when it dials them again: by values alone."""
+"""Which ports a node dials and when it dials them again."""
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,12 +14,15 @@ from headway.daemon.node.reach_target import Target
 from headway.daemon.node.reaching import (
     DATED_EVERY_S,
     EVERY_S,
+    FRESH_S,
     LINK_STANDS_S,
     LONGEST_RETRY_S,
     MAX_PROVEN,
     ReachBook,
+    Reaching,
     is_current,
     is_news,
+    may_wait,
     targets_of,
 )
 from headway.daemon.records import Device, NodeRecord, WorkerPort
@@ -110,6 +116,52 @@ def test_what_was_found_of_a_daemon_that_is_gone_is_forgotten() -> None:
     assert book.facts
     book.forget([("b", "b-2")])
     assert not book.facts
+
+
+def test_a_port_that_has_just_answered_is_not_dialled_for_a_plan() -> None:
+    """Unless it is another process by now, or a link with its node was lost, or that was a while ago."""
+    book = ReachBook()
+    assert not book.has_just_answered(WORKER, now=0.0)
+    book.found(WORKER, "", now=0.0, at=0.0)
+    assert book.has_just_answered(WORKER, now=FRESH_S - 0.1)
+    assert not book.has_just_answered(WORKER, now=FRESH_S)
+    assert not book.has_just_answered(replace(WORKER, worker="w-2"), now=1.0)
+    book.hurry("b", now=1.0)
+    assert not book.has_just_answered(WORKER, now=1.0)
+    book.found(WORKER, "", now=2.0, at=2.0)
+    book.found(WORKER, "refused", now=3.0, at=3.0)
+    assert not book.has_just_answered(WORKER, now=3.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"), [("", "", True), ("", "refused", False), ("refused", "", False)]
+)
+def test_only_facts_that_change_no_plan_are_written_later(before: str, after: str, expected: bool) -> None:
+    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason=before)
+    assert may_wait((fact,), (replace(fact, reason=after, measured_at=7.0),)) is expected
+    assert may_wait((), (replace(fact, reason=after),)) is (not after)
+
+
+async def test_one_dial_serves_all_who_want_to_know_at_the_same_time() -> None:
+    """A spare's port is dialled at first sight, and for a plan; who gives up waiting ends it for nobody else."""
+    dialled: list[Target] = []
+    answers: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def dial(target: Target) -> str:
+        dialled.append(target)
+        return await answers
+
+    around: dict[str, Any] = {"etcd": None, "cluster": SimpleNamespace(view=ClusterView()), "lease_id": lambda: 1}
+    reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
+    waiting = [asyncio.create_task(reaching.prove(WORKER)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    answers.set_result("")
+    assert await asyncio.wait_for(asyncio.gather(*waiting[1:]), 10.0) == ["", ""]
+    assert dialled == [WORKER]
+    assert await reaching.prove(WORKER) == ""
+    assert dialled == [WORKER], "it has just answered"
 
 
 def test_what_a_link_found_stands_though_a_proof_would_succeed() -> None:
