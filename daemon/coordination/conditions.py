@@ -206,7 +206,9 @@ def the_checkpoint_is_late(case: Case) -> bool:
 
 def it_moves_and_next_is_no_longer_possible(case: Case) -> bool:
     return _saves(case, Save.MOVES) and (
-        a_worker_of_next_failed(case) or a_node_of_next_is_gone_replaced_or_draining(case)
+        a_worker_of_next_failed(case)
+        or a_node_of_next_is_gone_replaced_or_draining(case)
+        or two_nodes_of_next_cannot_talk(case)
     )
 
 

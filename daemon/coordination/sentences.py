@@ -84,6 +84,8 @@ def why_stopped(case: Case, boundary: int | None) -> str:
     if (failed := case.failed_worker(job.next)) is not None:
         assert job.next is not None
         return f"The worker of {worker_name(job.next.stages, failed[0])} failed: stops and writes a checkpoint"
+    if ways := blocked_links(case, job.next):
+        return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
     draining = case.draining(job.plan)
     if not draining and case.standing.gives_way_to:
         return f"Gives way to {_jobs(case, case.standing.gives_way_to)}: stops and writes a checkpoint, and is queued"

@@ -55,6 +55,7 @@ class Cluster:
     data: Path
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _asker: "subprocess.Popen[str] | None" = None
+    _person: "subprocess.Popen[str] | None" = None
 
     def __post_init__(self) -> None:
         self.authority = CertificateAuthority.create(self.folder / "ca")
@@ -78,11 +79,8 @@ class Cluster:
         self._start_etcd()
         for name in self.names:
             self.start_daemon(name)
-        self._asker = subprocess.Popen(
-            self._inside(self.names[0], sys.executable, str(Path(__file__).with_name("asker.py")), self.etcd,
-                         str(self.folder / "ca" / "me")),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        self._asker = self._helper("asker.py", self.etcd, str(self.folder / "ca" / "me"))
+        self._person = self._helper("person.py")
         self.all_up()
 
     def start_daemon(self, name: str, *, certificate: str = "", **flags: object) -> "subprocess.Popen[bytes]":
@@ -116,12 +114,10 @@ class Cluster:
         """What a daemon, or etcd, has written."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def headway(self, *arguments: str, machine: str = "") -> tuple[int, str]:
+    def headway(self, *arguments: str) -> tuple[int, str]:
         """What a person sees: (exit code, stdout and stderr)."""
-        environment = {**_environment(), "HEADWAY_ETCD": self.etcd, "HEADWAY_CERTS": str(self.folder / "ca" / "me")}
-        command = self._inside(machine or self.names[0], sys.executable, "-m", "headway.daemon.cli", *arguments)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        return done.returncode, done.stdout + done.stderr
+        code, said = _answer(self._person, json.dumps(arguments))
+        return code, said
 
     def submit(self, name: str, *, batches: int, min_nodes: int) -> Path:
         """A small job; returns its file."""
@@ -135,12 +131,7 @@ class Cluster:
 
     def look(self) -> Any:
         """What etcd says now."""
-        assert self._asker is not None
-        assert self._asker.stdin is not None
-        assert self._asker.stdout is not None
-        self._asker.stdin.write("\n")
-        self._asker.stdin.flush()
-        return json.loads(self._asker.stdout.readline())
+        return _answer(self._asker, "")
 
     def until(self, claim: Callable[[Any], Any], what: str, *, within_s: float = TIMEOUT_S) -> Any:
         """What etcd says once a claim about it holds; fails with what it said last."""
@@ -193,8 +184,9 @@ class Cluster:
         for process in self._processes.values():
             process.kill()
             process.wait(TIMEOUT_S)
-        if self._asker is not None:
-            self._asker.communicate(timeout=TIMEOUT_S)  # its end of input is its end
+        for helper in (self._asker, self._person):
+            if helper is not None:
+                helper.communicate(timeout=TIMEOUT_S)  # its end of input is its end
 
     def _start_etcd(self) -> None:
         host, certificates = self.network.machines[self.names[0]].address, self.folder / "ca" / "etcd"
@@ -211,6 +203,12 @@ class Cluster:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment())
         self._processes[name] = process
         return process
+
+    def _helper(self, script: str, *arguments: str) -> "subprocess.Popen[str]":
+        """A process on the first machine that answers each line with one."""
+        command = self._inside(self.names[0], sys.executable, str(Path(__file__).with_name(script)), *arguments)
+        environment = {**_environment(), "HEADWAY_ETCD": self.etcd, "HEADWAY_CERTS": str(self.folder / "ca" / "me")}
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def _inside(self, name: str, *command: str) -> list[str]:
         """`ip netns exec` becomes what it runs, so that a signal to it is one to that."""
@@ -240,10 +238,20 @@ def stop_worker(told: Any, name: str) -> None:
             os.kill(int(entry.name), signal.SIGKILL)
 
 
+def _answer(helper: "subprocess.Popen[str] | None", line: str) -> Any:
+    assert helper is not None
+    assert helper.stdin is not None
+    assert helper.stdout is not None
+    helper.stdin.write(f"{line}\n")
+    helper.stdin.flush()
+    return json.loads(helper.stdout.readline())
+
+
 def _unfinished(told: Any) -> list[str]:
     return [name for name, job in told["jobs"].items() if job["phase"] not in ("finished", "failed", "cancelled")]
 
 
 def _environment() -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    return own | {"PYTHONSAFEPATH": "1", "HEADWAY_ACCEPT_FAULTY_ETCD": "true"}  # of the binary that pip brings
+    quiet = {"PYTHONSAFEPATH": "1", "GRPC_VERBOSITY": "NONE"}
+    return own | quiet | {"HEADWAY_ACCEPT_FAULTY_ETCD": "true"}  # of the binary that pip brings

@@ -2,15 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.machines.cluster import TIMEOUT_S, Cluster
+from tests.machines.cluster import Cluster
 from tests.machines.network import Network
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -53,7 +51,7 @@ def machines(five_machines: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
+def plain(five_machines: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
     """The weights of `headway reference` for a job's file, by file; jobs of one length are one job to it."""
     known: dict[str, dict[str, bytes]] = {}
 
@@ -61,8 +59,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str
         key = next(line for line in job.read_text().splitlines() if line.startswith("batches"))
         if key not in known:
             out = tmp_path_factory.mktemp("plain")
-            command = [sys.executable, "-m", "headway.daemon.cli", "reference", str(job), "--out", str(out)]
-            subprocess.run(command, check=True, timeout=2 * TIMEOUT_S, capture_output=True)
+            code, said = five_machines.headway("reference", str(job), "--out", str(out))
+            assert code == 0, said
             known[key] = {path.name: path.read_bytes() for path in out.rglob("*.safetensors")}
         return known[key]
 

@@ -114,6 +114,33 @@ def test_a_lost_link_between_nodes_that_cannot_talk_waits_for_no_other_cause(is_
     assert not cluster.facts().failures
 
 
+def test_two_that_lose_each_other_while_a_change_stops_the_old_plan_are_not_put_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All workers of the new plan were ready and proven: what is found out after that counts too."""
+    cluster = cluster_of("a", "b", batches=2000)
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    stop = cluster._stop
+    monkeypatch.setattr(cluster, "_stop", lambda *_: None)  # no worker comes to the boundary yet
+    cluster.add_node("c")
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.STOPPING)
+    successor = cluster.facts().jobs["j"].next
+    assert successor is not None
+    names = [stage.node for stage in successor.stages]
+    first, second = next(pair for pair in pairwise(names) if "c" in pair)  # the old plan has a link of the others
+    cluster.blocked = {(first, second)}
+    cluster.nodes[first].out_of_reach.add(second)
+    cluster.calm(max_rounds=2)
+    monkeypatch.setattr(cluster, "_stop", stop)
+    cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
+    plan = cluster.facts().jobs["j"].plan
+    assert plan is not None
+    assert plan.generation > successor.generation
+    events = [event.text for event in cluster.facts().jobs["j"].events.values()]
+    assert any(f"{first} cannot reach" in text and "stops and writes a checkpoint" in text for text in events), events
+    assert not cluster.facts().failures
+
+
 def test_a_job_that_takes_what_it_gets_goes_on_with_those_that_can_talk() -> None:
     cluster = cluster_of("a", "b")
     cluster.blocked = {("a", "b"), ("b", "a")}

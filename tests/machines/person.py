@@ -1,0 +1,63 @@
+"""`python person.py`, inside a machine: runs each line of its input, a list of words in JSON, as a `headway` command.
+
+Each command is a fork of this process, which has imported what commands need: five machines on two cores have no time
+to spare for imports. Answers with [exit code, what was printed].
+"""
+
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import sys
+import tempfile
+import traceback
+
+import headway.daemon.client
+import headway.daemon.command_line
+import headway.daemon.reference  # and with it torch
+from headway.daemon.cli import run
+
+LIMIT_S = 240
+
+
+def main() -> None:
+    """Until the standard input ends."""
+    for package in (headway.daemon.client, headway.daemon.command_line):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+def answer(arguments: list[str]) -> tuple[int, str]:
+    """What one command line comes to."""
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if not child:
+            _become(arguments, output.fileno())
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read().decode(errors="replace")
+
+
+def _become(arguments: list[str], output: int) -> None:
+    """In the fork: never returns."""
+    code = 1
+    try:
+        signal.alarm(LIMIT_S)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        code = run(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
