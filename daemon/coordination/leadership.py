@@ -175,7 +175,6 @@ class Leadership:
                 decision = self._decided(desk)
                 self._troubles.not_decided(decision.broken)
                 self._troubles.keep_only({"", *self._cluster.view.jobs})
-                desk.keep_only(self._cluster.view.jobs)
                 for command in decision.commands:
                     key = (command.job, not isinstance(command, Transaction))
                     if key not in busy:

@@ -215,6 +215,10 @@ class PlanBook:
             elif page.wanted_since is None:
                 page.wanted_since = now
 
+    def knows(self, job: str, purpose: Purpose) -> bool:
+        """Whether a job that there is has wanted such a plan."""
+        return (job, purpose) in self._pages
+
     def forget(self, request: PlanRequest) -> None:
         """Ask for a plan again, though nothing that it depends on has changed."""
         page = self._pages.get((request.job, request.purpose))

@@ -7,7 +7,7 @@ decision follows another at once. What takes longer is left to its thread, and i
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final
@@ -90,6 +90,7 @@ class PlanningDesk:
             self._work.remove(work)
             self._book.answered(work.request, self._outcome(work.request, work.done.result))
             _log.info("plan_computed", **_names(work.request), seconds=round(self._clock() - work.began_at, 3))
+        self._failures = {key: failure for key, failure in self._failures.items() if self._book.knows(*key)}
         for failure in self._failures.values():
             if failure.request is not None and self._clock() >= failure.retry_at:
                 self._book.forget(failure.request)
@@ -101,10 +102,6 @@ class PlanningDesk:
                 reason = f"no plan on {names['num_devices']} devices was found within {self._deadline_s:g} s"
                 self._book.answered(work.request, PlanRefused(reason=reason))
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
-
-    def keep_only(self, jobs: Collection[str]) -> None:
-        """Other jobs are gone: no plan of theirs is tried again."""
-        self._failures = {key: failure for key, failure in self._failures.items() if key[0] in jobs}
 
     def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
         """Begin with the first of what is wanted, if none is being computed, and return whether it is there already.

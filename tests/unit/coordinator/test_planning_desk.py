@@ -201,14 +201,17 @@ async def test_a_job_that_is_gone_is_forgotten() -> None:
     def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
         raise PlanningFailedError("no memory")
 
-    desk = PlanningDesk(PlanBook(), compute=compute, clock=lambda: now)
+    book = PlanBook()
+    desk = PlanningDesk(book, compute=compute, clock=lambda: now)
     for job in ("gone", "there"):
         if not desk.take_up([request(2, job=job)], until=now + AT_ONCE_S):
             await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
             desk.collect()
         now += 1.0
     assert desk.wake_at == 100.0 + RETRY_S
-    desk.keep_only({"there"})
+    book.decided([], jobs={"there"}, now=now)
+    desk.collect()
     assert desk.wake_at == 101.0 + RETRY_S
-    desk.keep_only(())
+    book.decided([], jobs=(), now=now)
+    desk.collect()
     assert desk.wake_at is None
