@@ -161,7 +161,8 @@ class Ground:
         armed_before = self._num_faults if armed_before is None else armed_before
         task: asyncio.Future[None] | None = None
         try:
-            running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
+            start_s = max(TIMEOUT_S, timeout_s)
+            running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=start_s)
             before = _worker_pids(running)
             task = asyncio.ensure_future(during()) if during is not None else None
             job = await wait_for_phase(self.session, name, frozenset({expect}), timeout_s=timeout_s)
@@ -209,13 +210,19 @@ class Ground:
             await cancel(self.session, name)
             await wait_for_phase(self.session, name, TERMINAL_PHASES, timeout_s=TIMEOUT_S)
 
-    async def until(self, condition: Callable[[ClusterView, JobView], bool], name: str) -> JobView:
+    async def until(
+        self, condition: Callable[[ClusterView, JobView], bool], name: str, *, timeout_s: float = TIMEOUT_S
+    ) -> JobView:
         """Wait until something is true of a job."""
-        return await until(self.session, condition, name, timeout_s=TIMEOUT_S)
+        return await until(self.session, condition, name, timeout_s=timeout_s)
 
-    async def until_batch(self, name: str, batch: int) -> JobView:
+    async def until_batch(self, name: str, batch: int, *, timeout_s: float = TIMEOUT_S) -> JobView:
         """Wait until a batch is known to be done."""
-        return await self.until(lambda _, job: job.progress is not None and job.progress.batch >= batch, name)
+
+        def has_come(_: ClusterView, job: JobView) -> bool:
+            return job.progress is not None and job.progress.batch >= batch
+
+        return await self.until(has_come, name, timeout_s=timeout_s)
 
     async def leader_among(self, nodes: Collection[str]) -> str:
         """The leading node, after elections until it is one of these."""
