@@ -61,8 +61,12 @@ async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Sce
     assert not scene.etcd.leases, "nothing was put"
 
 
-async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene) -> None:
-    """etcd came back from a backup without our last write: when the view is made anew, it is due again."""
+async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd came back from a backup without our last write: when the view is made anew, it is due again.
+
+    Not because time passed: what is on its way back by the watch is waited for without an end here.
+    """
+    monkeypatch.setattr("headway.daemon.node.agent.WATCH_S", 1000.0)
     scene.etcd.is_losing = True
     async with scene.at_work():
         scene.write(20)
