@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from socketserver import ThreadingMixIn
@@ -12,6 +13,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 MOST_REQUESTS: Final = 16
+MOST_OF_ADDRESS: Final = 4
+"""Requests of one address: more than one Prometheus has at once."""
 REQUEST_LIMIT_S: Final = 15.0
 """From a connection to the last byte of its answer."""
 ACCEPT_PAUSE_S: Final = 0.1
@@ -32,7 +35,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry, *, limit_s: float = REQUEST_LIMIT_S) -> None:
         """port 0: any. Raises OSError when it cannot listen there."""
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        self._free = threading.BoundedSemaphore(MOST_REQUESTS)
+        self._served = Counter[str]()
+        """Requests by address."""
+        self._changing = threading.Lock()
         self._limit_s = limit_s
         super().__init__((host, port), _SilentHandler)
         self.set_app(make_wsgi_app(registry))
@@ -58,14 +63,14 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, if one is free."""
-        if not self._free.acquire(blocking=False):
+        """In a thread, if one is free for this address."""
+        if not self._is_begun(client_address[0]):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
-            self._free.release()
+            self._is_over(client_address[0])
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -77,10 +82,23 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             over.cancel()
-            self._free.release()
+            self._is_over(client_address[0])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that went away is no error of ours."""
+
+    def _is_begun(self, host: str) -> bool:
+        """Count a request, unless there are too many."""
+        with self._changing:
+            if self._served.total() >= MOST_REQUESTS or self._served[host] >= MOST_OF_ADDRESS:
+                return False
+            self._served[host] += 1
+            return True
+
+    def _is_over(self, host: str) -> None:
+        with self._changing:
+            self._served[host] -= 1
+            self._served += Counter()  # without addresses that have none
 
 
 def _end(request: Any) -> None:

@@ -47,6 +47,24 @@ def test_idle_readers_leave_room_for_others(port: int) -> None:
                 text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).read().decode()
 
 
+def test_one_address_cannot_keep_another_from_its_answer() -> None:
+    """As many connections as there is room for come from one address, and stay: a scrape from another is answered."""
+    registry = CollectorRegistry()
+    Gauge("things", "Some.", registry=registry).set(3)
+    server = MetricsServer("127.0.0.1", 0, registry, limit_s=DEADLINE_S)
+    stop = server.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(2 * MOST_REQUESTS):
+                stack.enter_context(socket.create_connection(server.server_address[:2], timeout=DEADLINE_S))
+            address, source = server.server_address[:2], ("127.0.0.2", 0)
+            with socket.create_connection(address, timeout=DEADLINE_S, source_address=source) as one:
+                one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                assert "things 3.0" in one.makefile().read()
+    finally:
+        stop()
+
+
 def test_jobs_that_run_and_the_newest_of_the_others_have_metrics() -> None:
     """Ten times as many jobs as fit, the oldest still running: their number as labels stays what it is."""
     jobs = [JobView(name=f"job-{number}", phase=PhaseRecord(phase=Phase.FINISHED)) for number in range(10 * MOST_JOBS)]
