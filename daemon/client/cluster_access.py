@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
@@ -62,16 +62,20 @@ class ClusterAddress:
         return identity
 
 
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+"""Of one process: zero and negative numbers mean many."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
     """`cluster.json`: where the local cluster of this folder is, while it runs."""
 
-    pid: int
+    pid: Pid
     etcd: tuple[str, ...]
     certificates: str
     daemons: tuple[str, ...] = ()
     """host:port of each daemon that was up when this was written."""
-    pids: dict[str, int] = field(default_factory=dict)
+    pids: dict[str, Pid] = field(default_factory=dict)
     """Node name to its daemon's process."""
 
 

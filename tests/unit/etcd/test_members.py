@@ -1,11 +1,12 @@
 """Which members of etcd are meant: what people write, alike for daemons and clients."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headway.daemon.client.cluster_access import find_cluster
+from headway.daemon.client.cluster_access import CLUSTER_FILE, find_cluster
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.node.config import read_node_config
@@ -71,3 +72,12 @@ def test_a_scheme_has_to_fit_the_certificates(tmp_path: Path) -> None:
         assert caught.value.where == where
     with pytest.raises(ConfigError, match=r"HEADWAY_ETCD: .*'https://a:1': https needs certificates: .*HEADWAY_CERTS"):
         find_cluster(environment={"HEADWAY_ETCD": "https://a:1"})
+
+
+@pytest.mark.parametrize("pids", [{"pid": 10**30}, {"pid": -1}, {"pid": 0}, {"pid": 1, "pids": {"node-1": -1}}])
+def test_a_number_that_is_no_process_is_one_line(pids: dict[str, object], tmp_path: Path) -> None:
+    """Nobody asks after it, and chaos sends no signal to it: -1 would be every process of the machine."""
+    found = {"etcd": ["127.0.0.1:1"], "certificates": "/x", **pids}
+    (tmp_path / CLUSTER_FILE).write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=r"cluster\.json: cannot be read: (Expected|Integer)"):
+        find_cluster(cluster=tmp_path, environment={})
