@@ -446,6 +446,14 @@ class Case:
                 return stage
         return None
 
+    def without_worker(self, plan: PlanRecord | None) -> StagePlan | None:
+        """A worker's part whose device is down, and whose worker has said nothing of the plan."""
+        for position, stage in enumerate(plan.stages if plan is not None else ()):
+            node = self.view.nodes.get(stage.node)
+            if node is not None and stage.device_index in node.down_devices and position not in self._workers(plan):
+                return stage
+        return None
+
     def staying_out(self, plan: PlanRecord | None) -> StagePlan | None:
         """A worker's part whose node asks to be left out of new plans."""
         nodes = self.view.nodes

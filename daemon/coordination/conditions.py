@@ -80,6 +80,11 @@ def a_node_of_next_is_gone_replaced_or_draining(case: Case) -> bool:
     return case.unusable(case.job.next) is not None
 
 
+def a_device_of_next_has_no_worker(case: Case) -> bool:
+    """And its worker has said nothing of the plan; one that failed has said so."""
+    return case.without_worker(case.job.next) is not None
+
+
 def all_workers_of_next_are_ready(case: Case) -> bool:
     """And each has reached all its neighbours."""
     plan = case.job.next

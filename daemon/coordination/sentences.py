@@ -8,6 +8,7 @@ from headway.daemon.coordination.listing import listed
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
+from headway.daemon.planning.plan_question import no_worker
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
 from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
@@ -58,6 +59,8 @@ def why_dropped(case: Case) -> str:
         return f"The new plan is dropped: {trouble(case, stage.node, stage.node_incarnation)}"
     if ways := blocked_links(case, job.next):
         return f"The new plan is dropped: {ways}"
+    if stage := case.without_worker(job.next):
+        return f"The new plan is dropped: {no_worker(case.view.nodes[stage.node], (stage.device_index,))}"
     if case.stopped_at(job.plan, case.spec.train.batches):
         return "The new plan is dropped: training has reached its end"
     if case.known_generation > job.phase.generation:
@@ -108,6 +111,8 @@ def why_recovering(case: Case) -> str:
         return str(ways)
     if (out := case.staying_out(job.next)) is not None:
         return trouble(case, out.node, out.node_incarnation)
+    if (stage := case.without_worker(job.next)) is not None:
+        return no_worker(case.view.nodes[stage.node], (stage.device_index,))
     return "a plan is possible again"
 
 

@@ -6,7 +6,7 @@ that it answers with the one that would be asked now.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
@@ -17,6 +17,9 @@ from headway.daemon.planning.order_search import Holdings
 from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.planning.profiles import Profiles
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+
+MAX_TROUBLE: Final = 200
+"""Characters of a worker's last words in a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,7 @@ def ask(
     wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes if node.stays_out]
     out += [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
-    out += [
-        f"{node.name} has no worker on device {' and '.join(map(str, node.down_devices))}"
-        for node in wanted
-        if node.down_devices and node.name not in quarantined
-    ]
+    out += [no_worker(node, node.down_devices) for node in wanted if node.down_devices and node.name not in quarantined]
     return PlanQuestion(
         spec=spec,
         seats=tuple(
@@ -132,3 +131,9 @@ def _key(seat: Seat) -> tuple[str, str, int]:
 
 def _unmeasured(seat: Seat) -> Seat:
     return replace(seat, device=replace(seat.device, speed=1.0))
+
+
+def no_worker(node: NodeRecord, device_indices: Iterable[int]) -> str:
+    """`a has no worker on device 0`, with the reason, as far as the node says it."""
+    why = f" ({node.worker_trouble[:MAX_TROUBLE]})" if node.worker_trouble else ""
+    return f"{node.name} has no worker on device {' and '.join(map(str, device_indices))}{why}"

@@ -55,9 +55,9 @@ def test_one_address_cannot_keep_another_from_its_answer() -> None:
     stop = server.start()
     try:
         with contextlib.ExitStack() as stack:
+            address, source = ("127.0.0.1", int(server.server_address[1])), ("127.0.0.2", 0)
             for _ in range(2 * MOST_REQUESTS):
-                stack.enter_context(socket.create_connection(server.server_address[:2], timeout=DEADLINE_S))
-            address, source = server.server_address[:2], ("127.0.0.2", 0)
+                stack.enter_context(socket.create_connection(address, timeout=DEADLINE_S))
             with socket.create_connection(address, timeout=DEADLINE_S, source_address=source) as one:
                 one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
                 assert "things 3.0" in one.makefile().read()
