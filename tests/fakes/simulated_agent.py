@@ -240,7 +240,7 @@ class SimulatedAgents(ABC):
         stage = plan.stages[position]
         worker = node.workers[stage.device_index]
         generation = plan.generation
-        has_failed = worker.failure is not None and worker.failure[0] >= generation
+        has_failed = worker.has_failed(job.name, generation)
         if worker.hangs:
             return
         is_old = generation < node.record.generation_seen(job.name, job.uid)
@@ -282,7 +282,7 @@ class SimulatedAgents(ABC):
             ends = plan.stages[position].node, plan.stages[other].node
             if other > position and ends in self.blocked:
                 worker.failure, worker.fault = (plan.generation, f"the link to {ends[1]} is lost"), ""
-                worker.lost_peer = other
+                worker.lost_peer, worker.failed_job = other, worker.job
 
     def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         stage = plan.stages[position]
@@ -363,7 +363,7 @@ class SimulatedAgents(ABC):
 
     def _tell(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
         boundary, error, fault, lost_peer = None, "", "", -1
-        if worker.failure is not None and worker.failure[0] >= plan.generation:
+        if worker.failure is not None and worker.has_failed(job.name, plan.generation):
             state, error, fault = WorkerState.FAILED, worker.failure[1], worker.fault
             lost_peer = worker.lost_peer
         elif worker.started == plan.generation:

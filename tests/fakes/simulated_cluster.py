@@ -168,6 +168,7 @@ class SimulatedCluster(SimulatedInvariants):
             self._register_again(node)
         if generation:
             node.workers[0].failure, node.workers[0].fault = (generation, error), fault
+            node.workers[0].failed_job = worker.job
 
     def replace_worker(self, name: str) -> None:
         """The process for a device that was without one is up."""

@@ -37,12 +37,18 @@ class Worker:
     """Boundaries of periodic snapshots that its daemon has not taken over yet."""
     failure: tuple[int, str] | None = None
     """(generation, error)"""
+    failed_job: str = ""
+    """Whose generation that is; empty: any job's."""
     fault: str = ""
     lost_peer: int = -1
     """Position of the neighbour whose link it has lost."""
     is_down: bool = False
     """The process is gone and no spare has taken over."""
     hangs: bool = False
+
+    def has_failed(self, job: str, generation: int) -> bool:
+        """Whether it can do nothing more for this generation of a job, or one before."""
+        return self.failure is not None and self.failure[0] >= generation and self.failed_job in ("", job)
 
     @property
     def is_stopped(self) -> bool:
