@@ -148,7 +148,7 @@ def _one(name: str, minutes: float, seed: int, keep: Path) -> bool:
         kept.with_suffix(".input").write_bytes(kept_input(kept))
     kept.unlink(missing_ok=True)
     facts = [line for line in said if "inputs by mutation" in line or "number_of_executed_units" in line]
-    facts += [line for line in said if "peak_rss_mb" in line]
+    facts += [line for line in said if "peak_rss_mb" in line or "slowest_unit_time_sec" in line]
     verdict = f"HANGS: {hangs}" if hangs else "FAILED" if process.returncode else "passed"
     sys.stdout.write(f"{name}: {verdict} {'; '.join(facts)}\n")
     if process.returncode:
