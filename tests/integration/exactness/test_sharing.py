@@ -76,7 +76,8 @@ async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
         assert before.plan is not None
         await submit_as(monkeypatch, "bob", session, second)
         both = await until(session, lambda _, job: job.phase.phase is Phase.RUNNING, "comes")
-        shrunk = job_of(await session.view(), "shrinks")
+        view = await session.view()
+        shrunk, users = job_of(view, "shrinks"), {line.user for line in report_shares(view)}
         assert shrunk.plan is not None
         assert not shrunk.devices & both.devices
         assert len(shrunk.plan.stages) < 3
@@ -84,7 +85,6 @@ async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
         assert any("Gives devices to job comes of bob" in event.text for event in shrunk.events.values())
         of_bob = await finished(session, "comes", tmp_path / "bob", timeout_s=FINISHED_S)
         of_alice = await finished(session, "shrinks", tmp_path / "alice", timeout_s=FINISHED_S)
-        users = {line.user for line in report_shares(await session.view())}
     assert users == {"alice", "bob"}
     assert_same_bits(of_bob, oracle(second))
     assert_same_bits(of_alice, oracle(first))
