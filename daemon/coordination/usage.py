@@ -39,6 +39,8 @@ class UsageMeter:
     half_life_s: float = SharesRecord().half_life_s
     held: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Job to its user and its number of devices."""
+    has_unwritten: bool = False
+    """Whether something was used since the record was last seen."""
 
     def hold(self, job: str, user: str, num_devices: int, *, now: float) -> None:
         """Note how many devices a job has from now on."""
@@ -53,7 +55,7 @@ class UsageMeter:
 
     def read(self, record: UsageRecord, *, now: float) -> None:
         """Go on from what the leader wrote."""
-        self.seconds, self.at, self.written_at = dict(record.seconds), now, now
+        self.seconds, self.at, self.written_at, self.has_unwritten = dict(record.seconds), now, now, False
 
     def advance(self, now: float) -> None:
         """Count until now. The decay of what is used in between is exact."""
@@ -63,6 +65,7 @@ class UsageMeter:
         if not elapsed_s:
             return
         self.seconds, self.at = self.read_out(now), now
+        self.has_unwritten |= bool(self.held)
 
     def read_out(self, now: float) -> dict[str, float]:
         """Device-seconds by user at a moment; the meter stays as it is."""
@@ -76,8 +79,10 @@ class UsageMeter:
         return found
 
     def due_at(self) -> float | None:
-        """When the leader has to write the count down; None: nobody uses anything."""
-        return self.written_at + WRITTEN_EVERY_S if self.held and self.written_at is not None else None
+        """When the leader has to write the count down; None: nobody has used anything since."""
+        if self.written_at is None or not (self.held or self.has_unwritten):
+            return None
+        return self.written_at + WRITTEN_EVERY_S
 
     def record(self, *, now: float, written_at: float) -> UsageRecord:
         """The count as it is written down."""

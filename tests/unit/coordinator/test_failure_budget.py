@@ -107,7 +107,7 @@ def test_killed_or_failed() -> None:
 
 def test_twelve_late_workers_are_one_incident_of_the_job() -> None:
     """They were all told to start, and none of them ever runs: one failure of the budget's ten, and the job goes on."""
-    cluster = running_on(12)
+    cluster = running_on(12, "survivor")
     for node in cluster.nodes.values():
         node.is_frozen = node.name != "survivor"
     cluster.elect()

@@ -57,6 +57,19 @@ def test_without_jobs_nothing_is_written() -> None:
     assert meter.read_out(HALF_LIFE_S)["alice"] == pytest.approx(50.0)
 
 
+def test_use_of_a_short_job_is_written_too() -> None:
+    """A job ends within the minute, and nobody holds devices then: what it used is still due, once."""
+    meter = UsageMeter()
+    meter.hold("a", "alice", 2, now=10.0)
+    meter.hold("a", "alice", 0, now=40.0)
+    due_at = meter.due_at()
+    assert due_at == 10.0 + WRITTEN_EVERY_S
+    record = meter.record(now=due_at, written_at=0.0)
+    assert record.seconds["alice"] == pytest.approx(60.0, rel=0.01)
+    meter.read(record, now=due_at)
+    assert meter.due_at() is None
+
+
 def test_weights_divide_what_was_used() -> None:
     """A user with weight 3 has used a third as much of the share; one who is not named has weight 1."""
     shares = SharesRecord(weights={"alice": 3.0})
