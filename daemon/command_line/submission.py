@@ -84,7 +84,9 @@ def submit(
         view = await session.view()
         kinds = {device.kind for node in view.nodes.values() for device in node.devices}
         resolved = resolve_job(spec, job_file=source, device_kinds=kinds, cache_dir=default_cache_dir())
-        check_checkpoint_dir(resolved, job_file=source, root=session.address.state_dir, are_nodes_asked=True)
+        are_nodes_asked = session.identity is not None
+        root = session.address.state_dir
+        check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)
         access = await folder_access(session, view, resolved.fault.checkpoint_dir)
         access.check(f"{source}:fault.checkpoint_dir")
         name = spec.job.name

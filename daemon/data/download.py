@@ -4,9 +4,9 @@ What has come stays on disk, so that the next attempt goes on there, from whiche
 it comes and is known as verified from then on; nobody reads it twice.
 """
 
-import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.data.incoming_shard import IncomingShard
 from headway.daemon.data.verified_shards import VerifiedShards
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.transfer import in_time
@@ -44,7 +44,10 @@ class Download:
         threads: FileThreads,
         tell: Callable[[int, int], None],
     ) -> None:
-        """folder: of the cache. tell: is called with the bytes that are here and hashed, and with all there will be."""
+        """folder: of the cache. threads: of downloads alone.
+
+        tell: is called with the bytes that are here and hashed, and with all there will be.
+        """
         self._folder = folder
         self._incoming = folder / INCOMING
         self._sha256 = sha256
@@ -62,8 +65,11 @@ class Download:
     async def run(self) -> None:
         """The index comes first and is put in place last: without it a folder holds no shards.
 
-        Raises RecoveryError with each node's reason where none gives what is missing.
+        Raises RecoveryError with each node's reason where none gives what is missing, StorageAwayError where the
+        cache's file system does not answer.
         """
+        if self._threads.num_hung:  # a call of an earlier attempt could still write into the files of this one
+            raise StorageAwayError(str(self._folder), "an earlier write has not ended")
         await self._in_thread(lambda _: self._incoming.mkdir(parents=True, exist_ok=True))
         index = await self._index()
         sizes = [shard.num_tokens * np.dtype(index.dtype).itemsize for shard in index.shards]
@@ -132,13 +138,25 @@ class Download:
             part.resume(moved)
             return False
 
-        async def fetch(endpoint: NodeEndpoint) -> None:
+        async def receive(endpoint: NodeEndpoint) -> None:
+            def add(piece: bytes, _: Beat) -> None:
+                part.append(piece, str(endpoint))
+
             if part.num_bytes < size_bytes:
                 pieces = self._client.fetch_data(endpoint, shard.sha256, offset=part.num_bytes)
                 async for piece in in_time(endpoint, pieces, heard=self._client.heard):
-                    await asyncio.to_thread(part.append, piece)
+                    await self._in_thread(partial(add, piece))
                     self._tell(self._done + part.num_bytes, self._total)
-            part.check()
+            await self._in_thread(lambda _: part.check(str(endpoint)))
+
+        async def fetch(endpoint: NodeEndpoint) -> None:
+            num_before = part.num_bytes
+            try:
+                await receive(endpoint)
+            except DamagedCopyError:
+                if not num_before:
+                    raise
+                await receive(endpoint)  # what was here before may be what is wrong: now all of it is this node's
 
         def put(_: Beat) -> None:
             part.put(target)
@@ -160,13 +178,15 @@ class Download:
     ) -> T:
         """What the first node gives that gives all of it. Nodes are asked in turns for as long as more of it comes.
 
-        Raises RecoveryError with each node's reason.
+        Raises RecoveryError with each node's reason, StorageAwayError.
         """
         while True:
             before, reasons = num_bytes(), []
             for endpoint in sorted(self._peers(), key=lambda peer: peer != self._giver):
                 try:
                     given = await fetch(endpoint)
+                except StorageAwayError:
+                    raise  # this node's cache: no other node can help
                 except (PeerError, RecoveryError) as error:
                     reasons.append(str(error))
                     continue

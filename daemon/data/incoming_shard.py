@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from headway.daemon.data.verified_shards import CHUNK_BYTES, Advance
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import DamagedCopyError, RecoveryError
 
 
 class IncomingShard:
@@ -35,11 +35,12 @@ class IncomingShard:
                 self.num_bytes += len(chunk)
                 advance(len(chunk))
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: bytes, sender: str) -> None:
         """Add the next bytes. Raises RecoveryError, and drops the file, where they are too many or find no room."""
         if self.num_bytes + len(piece) > self._size_bytes:
             self._drop()
-            raise RecoveryError(self._name, f"arrived with more than the {self._size_bytes} bytes that it should have")
+            text = f"arrived with more than the {self._size_bytes} bytes that it should have"
+            raise RecoveryError(self._name_from(sender), text)
         try:
             with self._partial.open("ab") as file:
                 file.write(piece)
@@ -49,23 +50,27 @@ class IncomingShard:
         self._digest.update(piece)
         self.num_bytes += len(piece)
 
-    def check(self) -> None:
-        """Raises RecoveryError where bytes are missing, and where the hash is another; then the file is dropped."""
+    def check(self, sender: str) -> None:
+        """Raises RecoveryError where bytes are missing, DamagedCopyError where the hash is another: then the file goes.
+
+        sender: of the last bytes. Those before may have come from another node.
+        """
         if self.num_bytes < self._size_bytes:
-            raise RecoveryError(self._name, f"ended after {self.num_bytes} of {self._size_bytes} bytes")
+            raise RecoveryError(self._name_from(sender), f"ended after {self.num_bytes} of {self._size_bytes} bytes")
         found = self._digest.hexdigest()
         if found != self.sha256:
             self._drop()
-            raise RecoveryError(self._name, f"arrived with SHA-256 {found[:12]}…, not {self.sha256[:12]}…")
+            raise DamagedCopyError(
+                self._name_from(sender), f"arrived with SHA-256 {found[:12]}…, not {self.sha256[:12]}…"
+            )
 
     def put(self, target: Path) -> None:
         """Move the checked file into place: who reads an older file of that name keeps it. Raises OSError."""
         self._partial.touch()  # a shard without tokens has had no bytes
         self._partial.replace(target)
 
-    @property
-    def _name(self) -> str:
-        return f"shard {self.sha256[:12]}…"
+    def _name_from(self, sender: str) -> str:
+        return f"{sender}: shard {self.sha256[:12]}…"
 
     def _drop(self) -> None:
         self._partial.unlink(missing_ok=True)

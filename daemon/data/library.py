@@ -1,16 +1,17 @@
 """The token shards that a node has: found in the cache, in the job's folder or on another node; verified before use."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+import errno
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.data.download import Download
+from headway.daemon.data.shared_work import SharedWork
 from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
@@ -24,6 +25,12 @@ log = structlog.get_logger()
 
 MAX_DATA_SETS: Final = 1000
 """That are known by heart. Another one is read again when it is asked for, without hashing what has not changed."""
+
+
+NUM_DOWNLOAD_CALLS: Final = 8
+"""Calls of downloads at the same time: one that hashes what an earlier attempt has left holds up no other."""
+NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""What a file system says of a path that leads nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +70,13 @@ class DataLibrary:
         self._peers = peers
         self._verified = VerifiedShards(memory)
         self._threads = FileThreads("data")
-        self._opening: dict[str, asyncio.Task[Path]] = {}
-        self._fetching: dict[str, asyncio.Task[Path]] = {}
-        """Of each data set at most one of a kind, however many plans and jobs ask for it."""
+        self._downloads = FileThreads("downloads of data", num_at_once=NUM_DOWNLOAD_CALLS)
+        self._opening: SharedWork[tuple[str, str], Path] = SharedWork()
+        """By SHA-256 and source: another job may name another folder for the same data."""
+        self._fetching: SharedWork[str, None] = SharedWork()
+        """By SHA-256."""
         self._sets: dict[str, _DataSet] = {}
-        """The data sets that were verified last, by SHA-256."""
+        """The data sets that were verified last, by folder."""
         self.reading: dict[str, Reading] = {}
         """How far the data sets are that are being read or fetched, by SHA-256."""
 
@@ -75,16 +84,21 @@ class DataLibrary:
         """The folder with the data that a job names, as it is now.
 
         Files are read when they are not as they were when they were last verified. Where they are not here, they are
-        fetched; that goes on when who asked is cancelled, for whoever asks next.
+        fetched, once for all who ask.
 
-        Raises RecoveryError when no node has it, StorageAwayError when it was here or its file system does not answer.
+        Raises RecoveryError when no node has it, StorageAwayError when it was here or a file system does not answer.
         """
-        if (fetching := self._fetching.get(data.sha256)) is not None:
-            return await asyncio.shield(fetching)
         try:
             return await self._open_once(data)
         except (DataError, RecoveryError) as error:
-            return await _shared(self._fetching, data.sha256, partial(self._fetch, data, error))
+            why_not_here = error
+        try:
+            await self._fetching.result(data.sha256, partial(self._fetch, data.sha256))
+            return await self._open_once(data)
+        except (DataError, RecoveryError) as error:
+            is_outage = any(isinstance(each, StorageAwayError) for each in (why_not_here, error))
+            kind = StorageAwayError if is_outage else RecoveryError
+            raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}") from error
 
     async def look_ahead(self, data: DataSpec) -> None:
         """Verify what lies here, so that this node can begin with it at once. What does not lie here stays away."""
@@ -95,15 +109,16 @@ class DataLibrary:
 
     async def _open_once(self, data: DataSpec) -> Path:
         """Raises DataError, RecoveryError."""
-        return await _shared(self._opening, data.sha256, partial(self._open_here, data))
+        return await self._opening.result((data.sha256, data.source), partial(self._open_here, data))
 
     def state_of(self, folder: str) -> str:
         """The fingerprint of a folder when its files were last verified: for a worker that opens them."""
-        return next((each.state for each in reversed(self._sets.values()) if str(each.folder) == folder), "")
+        found = self._sets.get(folder)
+        return found.state if found is not None else ""
 
     def find(self, sha256: str) -> Path | None:
         """The file with this hash in a verified folder: the index of a data set, or one of its shards."""
-        return next((each.files[sha256] for each in self._sets.values() if sha256 in each.files), None)
+        return next((each.files[sha256] for each in reversed(self._sets.values()) if sha256 in each.files), None)
 
     async def _open_here(self, data: DataSpec) -> Path:
         """Raises DataError: it is not here, or is something else. StorageAwayError: it may be here again later."""
@@ -121,8 +136,8 @@ class DataLibrary:
         found = await self._threads.run(data.source or str(self._cache_dir), verified)
         if found is None:
             raise errors[0]
-        self._sets.pop(found.sha256, None)
-        self._sets[found.sha256] = found
+        self._sets.pop(str(found.folder), None)
+        self._sets[str(found.folder)] = found
         while len(self._sets) > MAX_DATA_SETS:
             del self._sets[next(iter(self._sets))]
         return found.folder
@@ -130,7 +145,7 @@ class DataLibrary:
     def _may_come_back(self, data: DataSpec, error: DataError) -> bool:
         """Whether the file system fails, or lacks what was read there: an outage, and no mistake of the job."""
         cause = error.__cause__
-        if isinstance(cause, FileNotFoundError | NotADirectoryError):
+        if isinstance(cause, OSError) and cause.errno in NOT_THERE:
             return self._verified.has_read(Path(data.source))
         return isinstance(cause, OSError) and not isinstance(cause, PermissionError)
 
@@ -157,39 +172,21 @@ class DataLibrary:
         shards = {shard.sha256: folder / shard.file for shard in index.shards}
         return _DataSet(index.sha256, folder, state, {**shards, index.sha256: folder / INDEX_NAME})
 
-    async def _fetch(self, data: DataSpec, why_not_here: Exception) -> Path:
+    async def _fetch(self, sha256: str) -> None:
         def tell(num_bytes: int, total_bytes: int) -> None:
-            self.reading[data.sha256] = Reading(num_bytes, total_bytes)
+            self.reading[sha256] = Reading(num_bytes, total_bytes)
 
-        folder = self._cache_dir / data.sha256
         download = Download(
-            folder,
-            data.sha256,
+            self._cache_dir / sha256,
+            sha256,
             client=self._client,
             peers=self._peers,
             verified=self._verified,
-            threads=self._threads,
+            threads=self._downloads,
             tell=tell,
         )
         try:
             await download.run()
-            found = await self._open_once(data)
-        except (RecoveryError, DataError) as error:
-            kind = StorageAwayError if isinstance(why_not_here, StorageAwayError) else RecoveryError
-            raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}") from error
         finally:
-            self.reading.pop(data.sha256, None)
-        log.info("data_fetched", sha256=data.sha256, folder=str(folder))
-        return found
-
-
-async def _shared(
-    tasks: dict[str, asyncio.Task[Path]], sha256: str, work: Callable[[], Coroutine[Any, Any, Path]]
-) -> Path:
-    """Who asks while it is under way waits for the same, and may be cancelled alone."""
-    task = tasks.get(sha256)
-    if task is None:
-        task = tasks[sha256] = asyncio.create_task(work(), name=f"data {sha256[:12]}")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        task.add_done_callback(lambda _: tasks.pop(sha256, None))
-    return await asyncio.shield(task)
+            self.reading.pop(sha256, None)
+        log.info("data_fetched", sha256=sha256, folder=str(self._cache_dir / sha256))

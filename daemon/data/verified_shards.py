@@ -6,6 +6,7 @@ restored has another, and is hashed again. The memory lies in the state folder; 
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -63,9 +64,9 @@ class VerifiedShards:
         self._remember(file, sha256, state_of(file))
 
     def has_read(self, folder: Path) -> bool:
-        """Whether files of this folder were verified here once, as they are now or as they were."""
-        prefix = f"{folder.resolve()}/"
-        return any(path.startswith(prefix) for path in list(self._known))
+        """Whether shards in this folder itself were verified here once, as they are now or as they were."""
+        place = os.path.realpath(folder)
+        return any(os.path.dirname(path) == place for path in list(self._known))  # noqa: PTH120 (100,000 of them)
 
     def _knows(self, file: Path, sha256: str) -> bool:
         return self._known.get(str(file.resolve())) == (sha256, state_of(file))

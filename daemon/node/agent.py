@@ -86,7 +86,7 @@ WorkersStep = (
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
 """Errors of steps that say by themselves what is wrong; of any other the traceback is logged."""
 MAX_ATTEMPTS: Final = 5
-"""Failures in a row before the worker's generation is given up. An outage of storage ends by the leader's deadline."""
+"""Failures before the worker's generation is given up. An outage of storage is none of them."""
 REST_S: Final = 0.2
 """After a first failure; doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
@@ -300,8 +300,11 @@ class Agent:
         for step in steps:
             for key, holders in fetched_by(step).items():
                 wanted[key] = wanted.get(key, frozenset()) | holders
+        due = {step for step in steps if isinstance(step, OpenData)}
         for step, task in self._tasks.values():
             fetched = fetched_by(step)
+            if isinstance(step, OpenData) and step not in due and not task.cancelling():
+                task.cancel()
             if fetched and (not is_still_wanted(fetched, wanted) or stands_back(step, steps)):
                 task.cancel()
         fetching = {key for step, _ in self._tasks.values() for key in fetched_by(step)}
@@ -365,17 +368,16 @@ class Agent:
         name = name_of(step)
         is_expected = isinstance(error, EXPECTED)
         reason = str(error) if is_expected else in_one_line(error)
-        attempts, is_news = self._failures.failed(name, reason)
+        ailment = _storage_ailment(step)
+        is_outage = bool(ailment) and isinstance(error, StorageAwayError)
+        attempts, is_news = self._failures.failed(name, reason, is_outage=is_outage)
         if is_news:
             told = {} if is_expected else {"exc_info": error}
             log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=reason, **told)
-        is_hopeless = isinstance(error, ConfigError | DamagedCopyError)
-        ailment = _storage_ailment(step)
-        if ailment and (isinstance(error, StorageAwayError) or isinstance(step, FetchState)):
+        if is_outage:
             self._storage_troubles.add(ailment)
             self._around.activities.trouble(ailment, str(error))
-        else:
-            is_hopeless |= attempts >= MAX_ATTEMPTS
+        is_hopeless = isinstance(error, ConfigError | DamagedCopyError) or self._failures.charged(name) >= MAX_ATTEMPTS
         if is_hopeless and isinstance(step, WorkersStep):
             self._failures.start_over(name)
             supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
@@ -402,7 +404,8 @@ class Agent:
             case OpenData():
                 data = self._spec(step.of.job).data
                 async with self._readings.telling(step.of.job, data.sha256):
-                    self._data_paths[data.sha256] = str(await around.library.open(data))
+                    path = str(await around.library.open(data))
+                self._data_paths[data.sha256] = path
             case ProveLink():
                 await self._links.prove(step)
             case FetchState():

@@ -78,13 +78,15 @@ def prune(
     now: float,
     needed_since: float = inf,
     most_bytes: int = MOST_BYTES,
+    slack_s: float = SLACK_S,
     is_spared: Callable[[Path], bool] = lambda _: False,
 ) -> int:
     """Delete what was not used for KEPT_S, then the longest unused until the rest is most_bytes. Returns the bytes.
 
-    What was used since `needed_since`, or just now, stays, whatever it takes. Both are seconds since the epoch.
+    What was used since `needed_since`, or within slack_s of now, stays, whatever it takes. now, needed_since: seconds
+    since the epoch.
     """
-    spared_since = min(now, needed_since) - SLACK_S
+    spared_since = min(now, needed_since) - slack_s
     files = sorted(_files(folder))
     num_left = sum(size for _, size, _ in files)
     num_deleted = 0

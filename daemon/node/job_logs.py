@@ -14,7 +14,9 @@ from headway.daemon.node.compiled_code import once_a_day, prune
 from headway.daemon.records import TERMINAL_PHASES
 
 MOST_BYTES: Final = 1 << 30
-"""On one node; the log of one job takes at most 32 MiB."""
+"""On one node, beside jobs that are not over; the log of one job takes at most 32 MiB."""
+SLACK_S: Final = 3600.0
+"""A log that was written to or read within this time stays: somebody may be reading why the job ended."""
 
 
 async def keep_logs_small(folder: Path, view: ClusterView) -> None:
@@ -30,4 +32,6 @@ def unfinished(view: ClusterView) -> frozenset[str]:
 def pruning(folder: Path, jobs: Set[str], *, now: float, most_bytes: int = MOST_BYTES) -> Callable[[], int]:
     """What deletes old logs, but none of these jobs, and returns how many bytes they had. now: since the epoch."""
     names = {f"{job}.log{ending}" for job in jobs for ending in ("", ".1")}
-    return partial(prune, folder, now=now, most_bytes=most_bytes, is_spared=lambda path: path.name in names)
+    return partial(
+        prune, folder, now=now, most_bytes=most_bytes, slack_s=SLACK_S, is_spared=lambda path: path.name in names
+    )

@@ -20,6 +20,7 @@ from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.job_troubles import JobTroubles
 from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.coordination.plan_book import PlanBook
+from headway.daemon.data.left_downloads import sweep_downloads
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
@@ -219,6 +220,7 @@ class Membership:
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": self._checkpoint_sweep.run,
                     "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
+                    "left downloads": lambda: sweep_downloads(house.config.data_cache_dir, house.cluster.view),
                     "job logs": lambda: keep_logs_small(settings.logs_dir, house.cluster.view),
                 }
             )

@@ -66,10 +66,12 @@ class ReadingReports:
             yield
         finally:
             telling.cancel()
-            await asyncio.wait({telling})
+            try:
+                await asyncio.wait({telling})
+            finally:
+                self._reading = self._reading - Counter([key])
             if not telling.cancelled():
                 telling.exception()
-            self._reading = self._reading - Counter([key])
             if key in self._told and key not in self._reading:
                 await self._take_back(key)
 

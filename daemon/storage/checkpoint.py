@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError
+from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.record_format import decode
 from headway.daemon.records import CheckpointFile, CheckpointRecord
 from headway.daemon.storage.checkpoint_names import place_of_folder
@@ -134,7 +134,8 @@ def fetch_from_checkpoint(
 ) -> None:
     """Bring one layer's file, verified, to a local path.
 
-    Raises RecoveryError when it cannot be had, DamagedCopyError, which is one, when it is altered.
+    Raises DamagedCopyError when it is altered, StorageAwayError when the checkpoint cannot be read, and RecoveryError
+    when the target cannot be written.
 
     beat: is called with each chunk.
     """
@@ -214,13 +215,14 @@ def _put(file: Any, chunks: Iterator[bytes], beat: Callable[[], None]) -> None:
 
 def _read(url: str, *, offset: int) -> Iterator[bytes]:
     file_system, path = open_url(url)
-    with told_as(url, "read"):
+    with told_as(url, "read", StorageAwayError):
         file = file_system.open(path, "rb")
     try:
-        with told_as(url, "read"):
+        with told_as(url, "read", StorageAwayError):
             file.seek(offset)
         while True:
-            with told_as(url, "read"):  # not around the yield: what the reader of a chunk raises is its own
+            # Not around the yield: what the reader of a chunk raises is its own.
+            with told_as(url, "read", StorageAwayError):
                 chunk = file.read(CHUNK_BYTES)
             if not chunk:
                 return

@@ -72,8 +72,8 @@ def file_system_of(url: str) -> str:
 
 
 @contextmanager
-def told_as(url: str, done: str) -> Iterator[None]:
-    """Around calls of a driver. Raises NoAccessError or RecoveryError, naming the URL; our own errors pass.
+def told_as(url: str, done: str, kind: type[RecoveryError] = RecoveryError) -> Iterator[None]:
+    """Around calls of a driver. Raises NoAccessError or an error of this kind, naming the URL; our own errors pass.
 
     done: what could not be done to it, as in "cannot be read".
     """
@@ -82,8 +82,8 @@ def told_as(url: str, done: str) -> Iterator[None]:
     except RecoveryError:
         raise
     except Exception as error:
-        kind = NoAccessError if lacks_access(error) else RecoveryError
-        raise kind(url, f"cannot be {done}: {sentence(error)}") from error
+        told = NoAccessError if lacks_access(error) else kind
+        raise told(url, f"cannot be {done}: {sentence(error)}") from error
 
 
 def lacks_access(error: BaseException) -> bool:

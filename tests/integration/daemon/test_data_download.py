@@ -1,7 +1,9 @@
 """Data that is fetched comes once, from whichever node has it, goes on where it broke off, and is told as progress."""
 
 import asyncio
+import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +15,16 @@ import pytest
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.data import download, verified_shards
+from headway.daemon.data import download, shared_work, verified_shards
+from headway.daemon.data.incoming_shard import IncomingShard
+from headway.daemon.data.left_downloads import KEPT_S, sweeping
 from headway.daemon.data.library import DataLibrary, Reading
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.node import service
 from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_store import StateStore
 from headway.stages.shard_writer import writing_shards
 from headway.stages.tls_identity import TlsIdentity
@@ -236,7 +241,9 @@ async def test_other_bytes_are_not_kept(holders: Holders) -> None:
         raw = bytearray(holders.shard(node).read_bytes())
         raw[-1] ^= 1
         holders.shard(node).write_bytes(raw)
-    with pytest.raises(RecoveryError, match=r"arrived with SHA-256 .*; .*arrived with SHA-256"):
+    with pytest.raises(
+        RecoveryError, match=r"node b.*: shard .* arrived with SHA-256 .*; node c.*: shard .* arrived with SHA-256"
+    ):
         await holders.library().open(holders.data)
     assert [path.name for path in (holders.folder / download.INCOMING).iterdir()] == [INDEX_NAME]
     raw[-1] ^= 1
@@ -274,3 +281,87 @@ async def test_data_whose_file_system_went_away_comes_from_another_node(holders:
         await library.open(there)
     holders.endpoints = everyone
     assert await library.open(there) == holders.folder
+
+
+async def test_a_cache_that_hangs_is_an_outage(holders: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first piece is never written: no other node is asked, and no attempt begins beside the hung write."""
+    library, go_on, append = holders.library(), threading.Event(), IncomingShard.append
+    library._downloads = FileThreads("downloads of data", silence_s=0.1)
+
+    def hung(part: IncomingShard, *arguments: Any) -> None:
+        go_on.wait()
+        append(part, *arguments)
+
+    monkeypatch.setattr(IncomingShard, "append", hung)
+    try:
+        for reason in ("has not answered for 0.1 s", "an earlier write has not ended"):
+            with pytest.raises(StorageAwayError, match=f"no token shards here.*{reason}"):
+                await asyncio.wait_for(library.open(holders.data), 20)
+        assert [node for node, _ in holders.asked] == ["b"]
+    finally:
+        go_on.set()
+    async with asyncio.timeout(20):
+        while library._downloads.num_hung:
+            await asyncio.sleep(0.005)
+    library._downloads = FileThreads("downloads of data")
+    assert await library.open(holders.data) == holders.folder
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_data_that_lies_here_waits_for_no_download(holders: Holders) -> None:
+    """Another job names the same data at a wrong path, and it is on its way for that job."""
+    library = holders.library()
+    holders.gate.clear()
+    other = asyncio.create_task(library.open(holders.data))
+    while not holders.client.addresses:
+        await asyncio.sleep(0.005)
+    here = DataSpec(source=str(holders.folders["c"]), sha256=holders.data.sha256)
+    assert await asyncio.wait_for(library.open(here), 20) == holders.folders["c"]
+    holders.gate.set()
+    assert await other == holders.folder
+
+
+async def test_who_gives_the_rest_is_not_blamed_for_the_beginning(holders: Holders) -> None:
+    """b's first byte is wrong, and its disk fails then: c gives the rest, and is asked for all of it."""
+    raw = bytearray(holders.shard("b").read_bytes())
+    raw[0] ^= 1
+    holders.shard("b").write_bytes(raw)
+    holders.breaks_after = {"b": 1}
+    assert await holders.library().open(holders.data) == holders.folder
+    (_, from_b), (second, offset), (third, from_c) = holders.asked[:3]
+    assert (from_b, second, third, from_c) == (0, "c", "c", 0)
+    assert offset > 0
+    assert_whole(holders.folder, holders.data)
+
+
+async def test_a_download_that_nobody_waits_for_ends(holders: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one job that wanted the data is gone. Who asks next begins where it was."""
+    monkeypatch.setattr(shared_work, "KEPT_S", 0.0)
+    library = holders.library()
+    holders.gate.clear()
+    asking = asyncio.create_task(library.open(holders.data))
+    while not holders.client.addresses:
+        await asyncio.sleep(0.005)
+    asking.cancel()
+    async with asyncio.timeout(20):
+        while library._fetching:
+            await asyncio.sleep(0.005)
+    assert holders.asked == []
+    holders.gate.set()
+    assert await library.open(holders.data) == holders.folder
+
+
+async def test_what_nobody_goes_on_with_leaves_the_cache(holders: Holders) -> None:
+    """A download broke off more than a week ago, another one lately; the folder of a whole data set stays."""
+    await holders.library().open(holders.data)
+    now = (holders.folder / INDEX_NAME).stat().st_mtime + 2 * KEPT_S
+    for name, age_s in (("old", KEPT_S + 60), ("new", KEPT_S - 60)):
+        incoming = holders.cache / name / download.INCOMING
+        incoming.mkdir(parents=True)
+        (incoming / "part").write_bytes(b"12345")
+        (holders.cache / name / "shard").write_bytes(b"123")
+        for path in (holders.cache / name / "shard", incoming / "part", incoming, incoming.parent):
+            os.utime(path, (now - age_s,) * 2)
+    assert sweeping(holders.cache, now=now)() >= 8
+    assert {path.name for path in holders.cache.iterdir()} == {"new", holders.data.sha256}
+    assert_whole(holders.folder, holders.data)

@@ -14,8 +14,10 @@ from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.node import agent as agent_module
 from headway.daemon.node.agent import MAX_ATTEMPTS, Agent
+from headway.daemon.node.agent_steps import FetchState
 from headway.daemon.node.surroundings import Surroundings
-from headway.daemon.records import NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.records import CheckpointFile, NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.supervision.activities import Activities
 from headway.daemon.supervision.worker_status import Failure, JobGeneration, WorkerStatus
@@ -31,10 +33,14 @@ class Library:
 
     error: Exception | None
     num_asked: int = 0
+    earlier: list[Exception] = field(default_factory=list)
+    """Errors of the attempts before that."""
     reading: dict[str, Reading] = field(default_factory=dict)
 
     async def open(self, _: DataSpec) -> Path:
         self.num_asked += 1
+        if self.earlier:
+            raise self.earlier.pop(0)
         if self.error is not None:
             raise self.error
         return Path("/mnt/data")
@@ -129,5 +135,69 @@ async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exceptio
     assert library.num_asked == MAX_ATTEMPTS
     assert "no token shards here" in worker.failed[0]
     assert activities.ailments == {}
+    working.cancel()
+    await asyncio.wait({working})
+
+
+async def test_attempts_during_an_outage_are_not_charged_afterwards(
+    at_work: Callable[[Exception], tuple[Any, ...]],
+) -> None:
+    """Twenty attempts met an outage, one more another error: it is the first, and the next attempt succeeds."""
+    agent, library, _, worker = at_work(AWAY)
+    library.error, library.earlier = None, [AWAY] * 20 + [MISSING]
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await until(lambda: bool(worker.ordered or worker.failed))
+    assert worker.failed == []
+    assert library.num_asked == 22
+    working.cancel()
+    await asyncio.wait({working})
+
+
+FETCH = FetchState(
+    0, JobGeneration("j", 1), StateKey("j", 1, 5, "head"), (), "/mnt/c", CheckpointFile(size_bytes=1, checksum="c")
+)
+
+
+@pytest.mark.parametrize("error", [RecoveryError("j/1/5/head", "store_quota_bytes allows 10"), KeyError("head")])
+async def test_what_is_no_outage_of_the_checkpoint_is_given_up(
+    at_work: Callable[[Exception], tuple[Any, ...]], error: Exception
+) -> None:
+    """This node has no room for a file, or the daemon has a bug: five attempts, and no outage is told."""
+    agent, _, activities, worker = at_work(AWAY)
+    for _ in range(MAX_ATTEMPTS):
+        assert worker.failed == []
+        agent._failed(FETCH, error, worker)
+    assert len(worker.failed) == 1
+    assert activities.ailments == {}
+
+
+async def test_a_checkpoint_that_is_away_is_waited_for(at_work: Callable[[Exception], tuple[Any, ...]]) -> None:
+    agent, _, activities, worker = at_work(AWAY)
+    for _ in range(2 * MAX_ATTEMPTS):
+        agent._failed(FETCH, AWAY, worker)
+    assert worker.failed == []
+    assert activities.ailments == {"checkpoint of j": str(AWAY)}
+
+
+async def test_data_that_no_plan_wants_is_not_opened_further(
+    at_work: Callable[[Exception], tuple[Any, ...]],
+) -> None:
+    """The plan is dropped while its data is on the way: whoever asked for it is cancelled."""
+    agent, library, _, worker = at_work(AWAY)
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: DataSpec) -> Path:
+        began.set()
+        try:
+            return await asyncio.Future()
+        finally:
+            ended.set()
+
+    library.open = hang
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await asyncio.wait_for(began.wait(), 20)
+    agent._around.view.jobs.clear()
+    agent.cluster_changed()
+    await asyncio.wait_for(ended.wait(), 20)
     working.cancel()
     await asyncio.wait({working})

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,7 @@ from headway.daemon.coordination.deadlines import Deadlines
 from headway.daemon.data import verified_shards
 from headway.daemon.data.library import DataLibrary, Reading
 from headway.daemon.data.verified_shards import VerifiedShards
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.measurements import ReadingRecord
@@ -136,6 +137,42 @@ async def test_who_asks_meanwhile_waits_for_the_same_and_progress_is_told(
     assert [reading.num_bytes for reading in seen] == list(range(1000, 10_001, 1000))
     assert {reading.total_bytes for reading in seen} == {10_000}
     assert opened.reading == {}
+
+
+async def test_the_same_data_in_two_folders_has_two_states(folder: Path, tmp_path: Path) -> None:
+    """Another job names a copy of it: a worker of the first still takes what was verified in its own folder."""
+    opened, copy = library(folder, tmp_path / "memory.json"), tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for each in (folder, copy):
+        await opened.open(spec_of(each))
+    assert [opened.state_of(str(each)) for each in (folder, copy)] == [fingerprint(folder), fingerprint(copy)]
+
+
+async def test_one_job_s_wrong_path_is_not_another_s_error(folder: Path, tmp_path: Path) -> None:
+    """Both ask for the same data at once, and one names a folder that is not there: the other opens its own."""
+    opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
+    wrong = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
+    asked = [opened.open(each) for each in (wrong, data, wrong)]
+    first, found, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert found == folder
+    assert "nowhere" in str(first)
+    assert "nowhere" in str(last)
+
+
+@pytest.mark.parametrize("kind", ["a folder above", "a name that is too long", "a circle of links"])
+async def test_a_path_that_leads_nowhere_is_a_mistake(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Data was read in a folder below it, and not there: that is no outage."""
+    opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
+    await opened.open(data)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    wrong = {
+        "a folder above": tmp_path,
+        "a name that is too long": tmp_path / ("x" * 300),
+        "a circle of links": tmp_path / "circle",
+    }[kind]
+    with pytest.raises(RecoveryError) as caught:
+        await opened.open(DataSpec(source=str(wrong), sha256=data.sha256))
+    assert not isinstance(caught.value, StorageAwayError)
 
 
 def reading(view: ClusterView, node: str, num_bytes: int, *, now: float, total: int = 9) -> None:

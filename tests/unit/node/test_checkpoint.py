@@ -7,7 +7,7 @@ import fsspec
 import pytest
 import torch
 
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError, StorageAwayError
 from headway.daemon.record_format import encode
 from headway.daemon.records import CheckpointFile, CheckpointRecord
 from headway.daemon.storage.checkpoint import (
@@ -63,9 +63,18 @@ def test_an_altered_layer_is_refused(folder: str, tmp_path: Path) -> None:
 
 def test_a_missing_layer_is_one_line(folder: str, tmp_path: Path) -> None:
     """The file is not there: one line that names it."""
-    with pytest.raises(RecoveryError, match=r"head\.safetensors: cannot be read") as caught:
+    with pytest.raises(StorageAwayError, match=r"head\.safetensors: cannot be read") as caught:
         fetch_from_checkpoint(folder, "head", FILE, tmp_path / "back")
     assert "\n" not in str(caught.value)
+
+
+def test_a_layer_that_finds_no_place_here_is_no_outage_there(folder: str, tmp_path: Path) -> None:
+    """The checkpoint can be read, and this node's own folder cannot be written."""
+    (tmp_path / "head").write_bytes(DATA)
+    copy_to_checkpoint(tmp_path / "head", folder, "head")
+    with pytest.raises(RecoveryError, match=r"head\.safetensors: cannot be kept at") as caught:
+        fetch_from_checkpoint(folder, "head", FILE, tmp_path / "nowhere" / "back")
+    assert not isinstance(caught.value, StorageAwayError)
 
 
 def test_the_manifest_says_what_it_was_given(folder: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.client.checkpoint_folder import read_checkpoint
-from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
+from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.records import CheckpointFile
 from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
@@ -62,11 +62,14 @@ def test_every_error_is_ours_with_the_url_and_one_line(
     source = tmp_path / "layer"
     source.write_bytes(b"x" * 10)
     file = CheckpointFile(size_bytes=10, checksum="")
+    reads: list[Callable[[], object]] = [
+        lambda: read_manifest(URL),
+        lambda: fetch_from_checkpoint(URL, "head", file, tmp_path / "back"),
+    ]
     calls: list[Callable[[], object]] = [
         lambda: copy_to_checkpoint(source, URL, "head"),
         lambda: write_manifest(URL, b"{}"),
-        lambda: read_manifest(URL),
-        lambda: fetch_from_checkpoint(URL, "head", file, tmp_path / "back"),
+        *reads,
         lambda: delete_checkpoint(URL),
         lambda: list_boundaries("moody://bucket"),
         lambda: probe("moody://bucket"),
@@ -76,7 +79,7 @@ def test_every_error_is_ours_with_the_url_and_one_line(
     for call in calls:
         with pytest.raises(RecoveryError) as caught:
             call()
-        assert type(caught.value) is kind
+        assert type(caught.value) is (StorageAwayError if call in reads and kind is RecoveryError else kind)
         assert caught.value.item.startswith("moody://bucket")
         assert words in caught.value.reason
         assert str(caught.value).isprintable()

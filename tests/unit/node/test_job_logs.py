@@ -36,10 +36,17 @@ def test_logs_that_nobody_has_used_for_a_month_go(folder: Path) -> None:
 
 
 def test_logs_that_are_too_much_go_by_their_last_use(folder: Path) -> None:
-    """Room for three: the quiet job's two stay, and one more; room for none: the newest stays for two days."""
+    """Room for three: the quiet job's two stay, and one more; room for none: all of them go."""
     assert pruning(folder, {"quiet"}, now=NOW, most_bytes=300)() == 300
     assert left(folder) == {"new.log", "quiet.log", "quiet.log.1"}
-    assert pruning(folder, frozenset(), now=NOW, most_bytes=0)() == 200
+    assert pruning(folder, frozenset(), now=NOW, most_bytes=0)() == 300
+    assert not left(folder)
+
+
+def test_what_was_just_used_stays(folder: Path) -> None:
+    """Its job ended half an hour ago: there is time to read why."""
+    os.utime(folder / "new.log", (NOW - 1800.0,) * 2)
+    pruning(folder, frozenset(), now=NOW, most_bytes=0)()
     assert left(folder) == {"new.log"}
 
 

@@ -1,0 +1,43 @@
+"""Downloads of data that broke off and that nobody has gone on with for a week: they go from the cache."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.data.download import INCOMING
+from headway.daemon.node.compiled_code import once_a_day
+from headway.stages.tokens import INDEX_NAME
+
+KEPT_S: Final = 7 * 86400.0
+
+
+async def sweep_downloads(cache_dir: Path, view: ClusterView) -> None:
+    """Until cancelled: look after the cache, soon after the daemon's start and then once a day."""
+    await once_a_day(view, lambda: sweeping(cache_dir, now=time.time()), told_as="left_downloads_deleted")
+
+
+def sweeping(cache_dir: Path, *, now: float) -> Callable[[], int]:
+    """What deletes them and returns how many bytes they had. now: since the epoch."""
+    return partial(_sweep, cache_dir, now - KEPT_S)
+
+
+def _sweep(cache_dir: Path, written_before: float) -> int:
+    num_bytes = 0
+    for incoming in cache_dir.glob(f"*/{INCOMING}"):
+        # Without its index a folder holds no data set: shards that are in place already belong to the download.
+        left = incoming if (incoming.parent / INDEX_NAME).exists() else incoming.parent
+        with suppress(OSError):
+            if max(path.stat().st_mtime for path in _tree(left)) < written_before:
+                num_bytes += sum(path.stat().st_size for path in _tree(left) if path.is_file())
+                shutil.rmtree(left)
+    return num_bytes
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from folder.rglob("*")
