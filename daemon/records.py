@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.lineage import Lineage
 from headway.stages.codec import Codec
@@ -91,21 +92,6 @@ class NodeRecord:
         """Of one submission. A node that counts by name alone may mean it."""
         counts_by_name = not any(key.startswith(seen_key(job, "")) for key in self.generations)
         return self.generations.get(seen_key(job, uid), self.generations.get(job, 0) if counts_by_name else 0)
-
-
-def job_ailment(job: str) -> str:
-    """Under which key of `ailments` a leader tells what keeps it from deciding about a job."""
-    return f"job {job}"
-
-
-def data_ailment(job: str) -> str:
-    """Under which key of `ailments` a node tells why it cannot read a job's data."""
-    return f"data of {job}"
-
-
-def checkpoint_ailment(job: str) -> str:
-    """The same of the checkpoint that a job starts from."""
-    return f"checkpoint of {job}"
 
 
 def seen_key(job: str, uid: str) -> str:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headway.daemon.ailments import job_ailment
 from headway.daemon.client.goodput_report import GoodputReport, report_goodput
 from headway.daemon.client.link_waits import link_waits
 from headway.daemon.client.safety_report import SafetyReport, report_safety
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.queue_order import queue
 from headway.daemon.planning.link_choice import PlannedLink, planned_links
-from headway.daemon.records import NodeRecord, Phase, PlanRecord, job_ailment
+from headway.daemon.records import NodeRecord, Phase, PlanRecord
 
 SCHEMA_VERSION = 1
 NO_FASTER_PLAN = "no plan is predicted to be clearly faster"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from headway.daemon.coordination.boundaries import fewest_holders, lead_of
+from headway.daemon.coordination.boundaries import fewest_holders
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.deadlines import LEASE_TTL_S, Deadlines
 from headway.daemon.coordination.failure_budget import Death, broken_rule, counted
+from headway.daemon.coordination.late_workers import late_workers
 from headway.daemon.coordination.loss import Loss
 from headway.daemon.coordination.origin import Origin, find_origin
 from headway.daemon.coordination.plan_book import Inquiry, Plans, PlansAtOnce, Purpose
@@ -31,7 +32,6 @@ from headway.daemon.records import (
     NodeRecord,
     Phase,
     PlanRecord,
-    Save,
     StagePlan,
     WorkerRecord,
     WorkerState,
@@ -398,32 +398,7 @@ class Case:
     @cached_property
     def late_workers(self) -> tuple[int, ...]:
         """The positions of workers that the present phase has waited for in vain."""
-        job, now = self.job, self.now
-        plan, stop = job.plan, job.stop
-        match job.phase.phase:
-            case Phase.PREPARING | Phase.RECOVERING if job.next is not None and now >= self.deadlines.prepare:
-                return self.unready_workers(job.next, WorkerState.READY)
-            case Phase.RUNNING if plan is not None:
-                started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-                late = self.unready_workers(plan, *started) if now >= self.deadlines.start else ()
-                return late or (self._late_at_the_end(plan) if now >= self.deadlines.end else ())
-            case Phase.STOPPING if plan is not None and stop is not None and now >= self.deadlines.stop:
-                if stop.boundary is None:
-                    return (0,)
-                if late := self.unready_workers(plan, WorkerState.STOPPED):
-                    return late
-                return self._late_to_write(plan, stop.boundary) if stop.save is Save.MOVES else ()
-        return ()
-
-    def _late_at_the_end(self, plan: PlanRecord) -> tuple[int, ...]:
-        """Those that train on, though others have reached the end."""
-        has_begun = any(worker.state is WorkerState.STOPPED for worker in self._workers(plan).values())
-        return self.unready_workers(plan, WorkerState.STOPPED) if has_begun else ()
-
-    def _late_to_write(self, plan: PlanRecord, boundary: int) -> tuple[int, ...]:
-        """The leads of stages whose layers move, and are not held by anybody yet."""
-        missing = [layer for layer in self.moving() if not self.job.holders(plan.timeline, boundary, layer)]
-        return tuple(sorted({plan.stages.index(lead_of(plan, layer)) for layer in missing}))
+        return late_workers(self)
 
     def can_load(self, plan: PlanRecord | None) -> bool:
         """Whether living nodes hold all that the workers of a plan which goes back to a boundary may have to load.
@@ -447,10 +422,14 @@ class Case:
         return None
 
     def without_worker(self, plan: PlanRecord | None) -> StagePlan | None:
-        """A worker's part whose device is down, and whose worker has said nothing of the plan."""
+        """A worker's part whose device has no worker, as none starts there, and which has said nothing of the plan.
+
+        One that died is missing too, until its record of that comes: that says whether anybody is to blame.
+        """
         for position, stage in enumerate(plan.stages if plan is not None else ()):
             node = self.view.nodes.get(stage.node)
-            if node is not None and stage.device_index in node.down_devices and position not in self._workers(plan):
+            is_down = node is not None and bool(node.worker_trouble) and stage.device_index in node.down_devices
+            if is_down and position not in self._workers(plan):
                 return stage
         return None
 

@@ -81,7 +81,7 @@ def a_node_of_next_is_gone_replaced_or_draining(case: Case) -> bool:
 
 
 def a_device_of_next_has_no_worker(case: Case) -> bool:
-    """And its worker has said nothing of the plan; one that failed has said so."""
+    """None starts there. A worker that died while it prepared is judged by its own record, which comes later."""
     return case.without_worker(case.job.next) is not None
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from headway.daemon.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.errors import (
     ConfigError,
     ConflictError,
@@ -68,7 +69,7 @@ from headway.daemon.node.step_failures import StepFailures
 from headway.daemon.node.surroundings import Surroundings
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
-from headway.daemon.records import checkpoint_ailment, data_ailment, seen_key
+from headway.daemon.records import seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.supervision.activities import Run
 from headway.daemon.supervision.supervisor import Supervisor

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.addresses import join_address, split_address
+from headway.daemon.ailments import job_ailment
 from headway.daemon.coordination.boundaries import depends_on
 from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
 from headway.daemon.coordination.cluster_view import ClusterView
@@ -43,7 +44,7 @@ from headway.daemon.node.reach_dial import dial
 from headway.daemon.node.reaching import Reaching
 from headway.daemon.node.registration import Registration
 from headway.daemon.node.surroundings import Surroundings
-from headway.daemon.records import LeaderRecord, NodeRecord, job_ailment
+from headway.daemon.records import LeaderRecord, NodeRecord
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.storage.state_store import StateStore

@@ -4,6 +4,7 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+from headway.daemon.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.lineage import Lineage
@@ -22,8 +23,6 @@ from headway.daemon.records import (
     StopRecord,
     WorkerRecord,
     WorkerState,
-    checkpoint_ailment,
-    data_ailment,
     seen_key,
 )
 from headway.daemon.storage.state_key import JOURNAL

@@ -2,8 +2,10 @@
 
 import pytest
 
+from headway.daemon.coordination.failure_budget import MAX_DEATHS
 from headway.daemon.records import Phase
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.fakes.simulated_cluster import KILLED, SimulatedCluster, small_spec
+from tests.fakes.simulated_node import Worker
 from tests.unit.coordinator.test_nodes_that_stay_out import recovering
 from tests.unit.coordinator.test_recovery import recovered
 from tests.unit.coordinator.test_scenarios import events, plan, run_until
@@ -66,3 +68,65 @@ def test_a_recovery_goes_on_without_a_device_that_has_no_worker(name: str) -> No
     began = cluster.now
     assert name not in {stage.node for stage in recovered(cluster).stages}
     assert cluster.now - began < 20
+
+
+def die_while_preparing(cluster: SimulatedCluster, name: str) -> None:
+    """The node's record says that the device is down before its worker's record says that it failed."""
+    job = cluster.facts().jobs["first"]
+    assert job.next is not None
+    node = cluster.nodes[name]
+    node.workers[0] = Worker(f"{name}/next", failure=(job.next.generation, KILLED), failed_job="first", is_down=True)
+    cluster.say(name, down_devices=(0,))
+    cluster.deliver(cluster.nodes[cluster.leader])
+    cluster.lead()
+
+
+def charged(cluster: SimulatedCluster, name: str) -> int:
+    return len(cluster.facts().failures.get(name, {}))
+
+
+def test_a_worker_that_dies_while_it_prepares_is_charged() -> None:
+    """The leader first sees only that the device is down: it waits for the record that says why."""
+    cluster = preparing("a", "b")
+    die_while_preparing(cluster, "b")
+    assert cluster.phase("first").phase is Phase.PREPARING
+    run_until(cluster, Phase.QUEUED)
+    assert cluster.phase("first").failures.num_deaths == 1
+    assert charged(cluster, "b") == 1
+
+
+def test_a_worker_that_dies_whenever_it_prepares_spends_the_budget() -> None:
+    """It is no crash loop without an end."""
+    cluster = preparing("a", "b")
+    for _ in range(MAX_DEATHS):
+        run_until(cluster, Phase.PREPARING)
+        die_while_preparing(cluster, "b")
+        cluster.calm(until=lambda: cluster.phase("first").phase is not Phase.PREPARING)
+        cluster.replace_worker("b")
+    assert cluster.phase("first").phase is Phase.FAILED
+
+
+def test_a_worker_that_dies_while_a_recovery_prepares_is_charged() -> None:
+    """Its death counts on top of the one that the job recovers from."""
+    cluster = recovering("a", "b", "c")
+    job = cluster.facts().jobs["first"]
+    assert job.next is not None
+    name, before = job.next.stages[0].node, cluster.phase("first").failures.num_deaths
+    num_charges = charged(cluster, name)
+    die_while_preparing(cluster, name)
+    assert cluster.facts().jobs["first"].next == job.next
+    cluster.calm(until=lambda: cluster.phase("first").failures.num_deaths > before)
+    assert charged(cluster, name) == num_charges + 1
+
+
+def test_a_worker_that_dies_while_it_runs_is_charged() -> None:
+    """Also where the device is seen to be down before its record comes."""
+    cluster = preparing("a", "b")
+    run_until(cluster, Phase.RUNNING)
+    cluster.fail_worker("b", has_spare=False)
+    cluster.deliver(cluster.nodes[cluster.leader])
+    cluster.lead()
+    assert cluster.phase("first").phase is Phase.RUNNING
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RECOVERING)
+    assert cluster.phase("first").failures.num_deaths == 1
+    assert charged(cluster, "b") == 1
