@@ -16,15 +16,17 @@ def listen_at_first_free(
 
     Raises PortsTakenError when others listen at all of them, NotListeningError when this machine cannot listen there.
     """
+    unexplained: NotListeningError | None = None
     for port in ports:
         try:
             return server.add_secure_port(f"{host}:{port}", credentials)
         except RuntimeError as error:
             problem = _problem(host.strip("[]"), port)
-            if problem is None or problem.errno != errno.EADDRINUSE:
-                reason = (problem.strerror or str(problem)) if problem is not None else str(error)
-                raise NotListeningError(host, port, reason) from error
-    raise PortsTakenError(host, tuple(ports))
+            if problem is None:  # who had the port may have let it go in between
+                unexplained = NotListeningError(host, port, str(error))
+            elif problem.errno != errno.EADDRINUSE:
+                raise NotListeningError(host, port, problem.strerror or str(problem)) from error
+    raise unexplained or PortsTakenError(host, tuple(ports))
 
 
 def _problem(host: str, port: int) -> OSError | None:

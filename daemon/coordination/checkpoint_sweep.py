@@ -50,12 +50,16 @@ class CheckpointSweep:
 
     async def run(self) -> None:
         """Until cancelled."""
+        clock = asyncio.get_running_loop().time
+        all_due_at = clock() + SWEEP_PERIOD_S
         while True:
             names: Iterable[str] | None = None
             with suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_PERIOD_S):
+                async with asyncio.timeout_at(all_due_at):
                     await self._is_written_late.wait()
                     names = set(self._written_late)
+            if clock() >= all_due_at:  # however often late writes wake this up
+                names, all_due_at = None, clock() + SWEEP_PERIOD_S
             self._is_written_late.clear()
             await self.sweep(names)
 

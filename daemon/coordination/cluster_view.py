@@ -20,7 +20,7 @@ from headway.daemon.coordination.record_places import (
     unreadable,
 )
 from headway.daemon.coordination.settling import Unrest
-from headway.daemon.coordination.start_progress import note_reading, note_storage
+from headway.daemon.coordination.start_progress import ReadingSoFar, note_reading, note_storage
 from headway.daemon.coordination.usage import UsageMeter
 from headway.daemon.jobs.admission import admitted
 from headway.daemon.jobs.job import JobSpec
@@ -108,8 +108,8 @@ class JobView:
     """The plan before the one in force, if it was seen."""
     readings: dict[str, ReadingRecord] = field(default_factory=dict)
     """Nodes that read the job's data just now."""
-    least_to_read: dict[str, int] = field(default_factory=dict, compare=False)
-    """Of each such node, the fewest bytes that were left in the present phase."""
+    readings_so_far: dict[str, ReadingSoFar] = field(default_factory=dict, compare=False)
+    """Of each such node, in the present phase."""
     read_at: float = field(default=0.0, compare=False)
     """When one of them was last seen to get on, or storage that was away to answer again."""
     entered_at: float = 0.0
@@ -434,7 +434,7 @@ class ClusterView:
             if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
                 job.started_at, job.starting_s = now, now - job.entered_at if known else 0.0
             job.entered_at = now
-            job.least_to_read.clear()
+            job.readings_so_far.clear()
         if job.stop != stop_before:
             job.stop_changed_at = now
         if job.plan is not None and (plan_before is None or job.plan.generation != plan_before.generation):

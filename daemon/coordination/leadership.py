@@ -6,7 +6,7 @@ the revision of its own leader key, so a deposed one that does not know it yet w
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import structlog
@@ -272,12 +272,20 @@ class Leadership:
         fault_point("leader.before_write", **phases)
         first, *notes = parts(decided)
         revision = await self._write_part(first, {})
-        leases: dict[int, int] = {}
+        try:
+            revision = await self._write_notes(notes) or revision
+        except StoreError as error:  # what was decided is in force all the same
+            self._log.warning("notes_not_written", job=decided.job, reason=str(error))
+        fault_point("leader.wrote", **phases)
+        return revision
+
+    async def _write_notes(self, notes: Iterable[Transaction]) -> int:
+        """The revision of the last; 0: there is none."""
+        revision, leases = 0, dict[int, int]()
         for note in notes:
             for ttl_s in sorted({ttl_s for _, ttl_s in note.leased.values()} - leases.keys()):
                 leases[ttl_s] = await self._client.grant_passing_lease(ttl_s)
             revision = await self._write_part(note, leases)
-        fault_point("leader.wrote", **phases)
         return revision
 
     async def _write_part(self, part: Transaction, leases: dict[int, int]) -> int:

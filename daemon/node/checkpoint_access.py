@@ -54,6 +54,7 @@ class CheckpointAccess:
 
     async def run(self) -> None:
         """Until cancelled: look at the folder of each job whose plan names this node."""
+        self._under_way.clear()  # a look that ended before its first step has not taken itself out
         async with asyncio.TaskGroup() as looks:
             while True:
                 for file_system, jobs in self._due().items():

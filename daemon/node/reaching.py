@@ -230,6 +230,9 @@ class Reaching:
                     await asyncio.sleep(REST_S)
         finally:
             self._dialling.clear()
+            for dialling in self._under_way.values():
+                dialling.cancel()
+            self._under_way.clear()
 
     async def prove(self, target: Target) -> str:
         """Dial a port now, unless it has just answered.
@@ -280,12 +283,25 @@ class Reaching:
 
     async def _answer_of(self, target: Target) -> str:
         """One dial serves everybody who wants to know at the same time."""
-        dialling = self._under_way.get(target)
-        if dialling is None:
-            dialling = asyncio.ensure_future(self._dial(target))
-            self._under_way[target] = dialling
-            dialling.add_done_callback(lambda _: self._under_way.pop(target, None))
-        return await asyncio.shield(dialling)
+        while True:
+            dialling = self._under_way.get(target) or self._begin_to_dial(target)
+            try:
+                return await asyncio.shield(dialling)
+            except asyncio.CancelledError:
+                waiting = asyncio.current_task()
+                if not dialling.cancelled() or (waiting is not None and waiting.cancelling()):
+                    raise  # else the dial ended with `run`, and who still wants to know dials again
+
+    def _begin_to_dial(self, target: Target) -> asyncio.Task[str]:
+        dialling = asyncio.ensure_future(self._dial(target))
+        self._under_way[target] = dialling
+        dialling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        dialling.add_done_callback(lambda done: self._forget_dial(target, done))
+        return dialling
+
+    def _forget_dial(self, target: Target, dialling: asyncio.Task[str]) -> None:
+        if self._under_way.get(target) is dialling:
+            del self._under_way[target]
 
     def _found(self, target: Target, reason: str) -> None:
         self._book.found(target, reason, now=time.monotonic(), at=time.time())

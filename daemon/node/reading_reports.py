@@ -44,7 +44,8 @@ class ReadingReports:
         """Until cancelled: look at the data of the jobs that this node computes for."""
         while True:
             for key in self._told - self._reading.keys():
-                await self._take_back(key)
+                if key not in self._reading:  # nor since the one before was taken back
+                    await self._take_back(key)
             self._seen &= {job.uid for job in self._view.jobs.values()}
             for job in list(self._view.jobs.values()):
                 if self._computes(job) and job.spec is not None and job.uid not in self._seen:
@@ -77,9 +78,14 @@ class ReadingReports:
 
     async def _take_back(self, key: str) -> None:
         """While etcd is away it stays to be done: the record would stand for as long as this node's lease."""
-        with suppress(StoreError):
-            await self._etcd.transaction([], [Delete(key)])
-            self._told.discard(key)
+        is_done = False
+        self._told.discard(key)  # first: another reading that tells meanwhile notes it again
+        try:
+            with suppress(StoreError):
+                await self._etcd.transaction([], [Delete(key)])
+                is_done = True
+        finally:
+            self._told |= set() if is_done else {key}
 
     async def _tell(self, job: str, key: str, sha256: str) -> None:
         while True:

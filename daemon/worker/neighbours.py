@@ -88,8 +88,8 @@ class Neighbours:
                 links[peer.worker] = accept(start, spec, peer, contracts[peer.worker], context)
         for peer in dialled:
             links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker], context)
-        self._links += links.values()
         self._positions = {link.peer: worker for worker, link in links.items()}
+        self._links += links.values()  # last: `broken` is asked meanwhile, and has to find their positions
         for worker, codec in codecs.items():
             if codec:
                 links[worker] = CodedLink(links[worker], codec, spec.train)
@@ -106,11 +106,12 @@ class Neighbours:
     @property
     def broken(self) -> list[int]:
         """The positions of the neighbours whose link is broken just now. From any thread."""
-        return [
+        broken = (
             self.position_of(link.peer)
             for link in tuple(self._links)
             if isinstance(link, GrpcLink) and link.broken_at is not None and not link.is_over
-        ]
+        )
+        return [position for position in broken if position >= 0]
 
     def close(self) -> None:
         """Nothing arrives from a closed link; what has arrived from it before is of no use to anybody."""

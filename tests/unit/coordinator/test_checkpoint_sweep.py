@@ -180,3 +180,27 @@ def test_a_late_write_that_cannot_be_looked_after_is_looked_after_again(
     for _ in range(3):
         asyncio.run(sweep.sweep())
     assert len(attempts) == 2
+
+
+async def test_late_writes_do_not_put_off_the_look_at_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come more often than all jobs are looked at."""
+    monkeypatch.setattr("headway.daemon.coordination.checkpoint_sweep.SWEEP_PERIOD_S", 0.05)
+    sweep = CheckpointSweep(ClusterView(), is_leading=lambda: True, checkpoint_root=None)
+    swept: list[object] = []
+    looked_at_all = asyncio.Event()
+
+    async def look(names: object = None) -> None:
+        swept.append(names)
+        if names is None:
+            looked_at_all.set()
+        sweep.wrote_late("j")
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(sweep, "sweep", look)
+    running = asyncio.create_task(sweep.run())
+    sweep.wrote_late("j")
+    try:
+        await asyncio.wait_for(looked_at_all.wait(), 10.0)
+    finally:
+        running.cancel()
+    assert {"j"} in swept

@@ -11,6 +11,7 @@ import pytest
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.deadlines import Deadlines
+from headway.daemon.coordination.start_progress import MOST_READINGS
 from headway.daemon.data import verified_shards
 from headway.daemon.data.library import DataLibrary, Reading
 from headway.daemon.data.verified_shards import VerifiedShards
@@ -204,15 +205,39 @@ def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Deadlines]) -
 
 
 def test_a_node_that_stands_still_gets_no_longer(waiting: tuple[ClusterView, Deadlines]) -> None:
-    """It says the same again, begins again, is gone and says it again: nothing counts that was not new."""
+    """It says the same again, is gone and says it again: nothing counts that was not new."""
     view, deadlines = waiting
     reading(view, "a", 5, now=500.0)
     until = deadlines.prepare
-    for num_bytes in (5, 0, 3, 5):
-        reading(view, "a", num_bytes, now=600.0)
+    reading(view, "a", 5, now=600.0)
     view.apply(Keys.reading("j", "a"), None, mod_revision=50, create_revision=5, now=610.0)
     reading(view, "b", 5, now=500.0)
     reading(view, "a", 5, now=620.0)
     assert deadlines.prepare == until
     reading(view, "a", 0, total=3, now=630.0)
     assert deadlines.prepare == 630.0 + preparation_s(deadlines.spec.train), "a file is done: fewer bytes are left"
+
+
+def test_a_node_that_fetches_what_proved_damaged_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """Its copy is read to the end and is damaged: the same bytes come from another node, and take as long again."""
+    view, deadlines = waiting
+    within_s = preparation_s(deadlines.spec.train)
+    for num_bytes, now in ((1, 500.0), (9, 510.0), (0, 520.0), (1, 600.0), (8, 700.0)):
+        reading(view, "a", num_bytes, now=now)
+        assert deadlines.prepare == now + within_s
+
+
+def test_a_node_that_begins_again_for_ever_is_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """So often it counts as getting on, and no more."""
+    view, deadlines = waiting
+    now = 500.0
+    for _ in range(MOST_READINGS):
+        for num_bytes in (0, 4, 8):
+            now += 10.0
+            reading(view, "a", num_bytes, now=now)
+    until = deadlines.prepare
+    assert until == now + preparation_s(deadlines.spec.train)
+    for num_bytes in (0, 4, 8) * 2:
+        now += 10.0
+        reading(view, "a", num_bytes, now=now)
+    assert deadlines.prepare == until

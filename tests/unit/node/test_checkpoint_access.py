@@ -101,3 +101,20 @@ async def test_an_outage_is_no_want_of_access(mood: Mood, monkeypatch: pytest.Mo
     running.cancel()
     assert not access.lacking
     assert bool(mood.num_calls) is (node == "a")
+
+
+async def test_a_look_that_ended_before_it_began_is_made_again(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The activity is ended in the moment in which a look is due, and started again."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
+    mood.error = lambda: PermissionError("Forbidden")
+
+    def fail() -> None:
+        raise KeyError("j")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(access, "_forget_jobs_that_are_gone", fail)
+        with pytest.raises(BaseExceptionGroup):
+            await access.run()
+    assert not mood.num_calls
+    await until(access, lacks=True)

@@ -1,6 +1,7 @@
 """Which ports a node dials and when it dials them again."""
 
 import asyncio
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -231,3 +232,71 @@ def test_a_dial_that_was_under_way_when_a_link_failed_does_not_say_that_the_link
     book.link_failed(WORKER, "nobody answers the hello", now=3.0, at=3.0)
     book.found(WORKER, "", now=3.0 + LINK_STANDS_S, at=70.0)
     assert [fact.reason for fact in book.facts] == [""]
+
+
+async def test_dials_end_with_who_makes_them() -> None:
+    """`run` ends while a port is dialled for a plan that nobody waits for any more."""
+    dialled, ended = asyncio.Event(), asyncio.Event()
+
+    async def dial(target: Target) -> str:
+        dialled.set()
+        try:
+            return await asyncio.Future[str]()
+        finally:
+            ended.set()
+
+    watch = SimpleNamespace(view=ClusterView(), version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
+    around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
+    reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
+    running = asyncio.create_task(reaching.run())
+    proving = asyncio.create_task(reaching.prove(WORKER))
+    await asyncio.wait_for(dialled.wait(), 10.0)
+    proving.cancel()
+    running.cancel()
+    await asyncio.wait({running, proving})
+    await asyncio.wait_for(ended.wait(), 10.0)
+
+
+async def test_a_dial_that_fails_with_nobody_waiting_is_not_complained_about() -> None:
+    """Python tells of errors that nobody has looked at: whoever asked has gone."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    is_asked, fails = asyncio.Event(), asyncio.Event()
+
+    async def dial(target: Target) -> str:
+        is_asked.set()
+        await fails.wait()
+        raise KeyError(target.node)
+
+    around: dict[str, Any] = {"etcd": None, "cluster": SimpleNamespace(view=ClusterView()), "lease_id": lambda: 1}
+    proving = asyncio.create_task(Reaching(node="a", incarnation="a-1", dial=dial, **around).prove(WORKER))
+    await is_asked.wait()
+    proving.cancel()
+    await asyncio.wait({proving})
+    del proving  # it would keep the error for as long as the test
+    fails.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert not complaints
+
+
+async def test_who_still_wants_to_know_dials_again() -> None:
+    """`run` ends, with its dials, while a plan waits for one of them."""
+    dialled: asyncio.Queue[Target] = asyncio.Queue()
+    answers: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
+
+    async def dial(target: Target) -> str:
+        dialled.put_nowait(target)
+        return await answers[0 if not answers[0].done() else 1]
+
+    watch = SimpleNamespace(view=ClusterView(), version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
+    around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
+    reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
+    running = asyncio.create_task(reaching.run())
+    proving = asyncio.create_task(reaching.prove(WORKER))
+    await asyncio.wait_for(dialled.get(), 10.0)
+    running.cancel()
+    await asyncio.wait_for(dialled.get(), 10.0)
+    answers[1].set_result("")
+    assert await asyncio.wait_for(proving, 10.0) == ""

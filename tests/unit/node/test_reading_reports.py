@@ -141,6 +141,32 @@ async def test_what_is_left_of_an_earlier_reading_is_not_taken_from_a_new_one(
     ahead.cancel()
 
 
+async def test_a_reading_that_tells_while_one_is_taken_back_is_taken_back_too(
+    etcd: Etcd, reports: ReadingReports, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is deleted, the answer is slow, and the next reading tells meanwhile: that is taken back as well."""
+    write, answers, is_slow = etcd.transaction, asyncio.Event(), asyncio.Event()
+
+    async def slow(conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
+        revision = await write(conditions, changes)
+        if isinstance(changes[0], Delete):
+            is_slow.set()
+            await answers.wait()
+        return revision
+
+    monkeypatch.setattr(etcd, "transaction", slow)
+    first = asyncio.create_task(_tell_for_ever(reports))
+    await etcd.until(10)
+    first.cancel()
+    await asyncio.wait_for(is_slow.wait(), DEADLINE_S)
+    library.reading["sha"] = Reading(70, 100)
+    async with reports.telling("j", "sha"):
+        await etcd.until(70)
+        answers.set()
+        await asyncio.wait({first})
+    assert etcd.told is None
+
+
 async def _tell_for_ever(reports: ReadingReports) -> None:
     async with reports.telling("j", "sha"):
         await asyncio.Event().wait()
