@@ -102,7 +102,7 @@ def test_users_take_turns_on_one_node(seed: int) -> None:
     assert 0.45 <= day.share("alice") <= 0.55, dict(day.had)
     for job in ("a", "b"):
         runs = day.ran_before_it_was_stopped(job)
-        assert len(runs) >= 5
+        assert len(runs) >= 4
         assert min(runs) >= SLICE_S
 
 
