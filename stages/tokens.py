@@ -6,6 +6,7 @@ the seams between shards and documents. Which window is a function of (seed, bat
 
 import hashlib
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 INDEX_NAME = "shards.json"
 FORMAT_VERSION = 1
 _DTYPES = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Tokens = npt.NDArray[Any]
 """One dimension of an unsigned integer type."""
@@ -87,8 +89,12 @@ def read_index(path: Path) -> ShardIndex:
     if index.dtype not in _DTYPES:
         raise DataError(str(file), f"dtype {index.dtype!r} is not one of {', '.join(_DTYPES)}")
     for shard in index.shards:
-        if Path(shard.file).name != shard.file:
+        if Path(shard.file).name != shard.file or shard.file in ("", "..") or "\0" in shard.file:
             raise DataError(str(file), f"shard {shard.file!r} is not a plain file name")
+        if _SHA256.fullmatch(shard.sha256) is None:  # a download's partial file is named by it
+            raise DataError(str(file), f"shard {shard.file!r}: {shard.sha256!r} is no SHA-256")
+        if shard.num_tokens < 0:
+            raise DataError(str(file), f"shard {shard.file!r} has {shard.num_tokens} tokens")
     if index.sha256 != combined_sha256(index.dtype, index.shards):
         raise DataError(str(file), "its sha256 does not fit its list of shards")
     return index

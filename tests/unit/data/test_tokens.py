@@ -10,7 +10,7 @@ import torch
 
 from headway.stages.errors import DataError
 from headway.stages.shard_writer import writing_shards
-from headway.stages.tokens import TokenShards, read_index
+from headway.stages.tokens import Shard, TokenShards, combined_sha256, read_index
 
 MakeShards = Callable[..., Path]
 
@@ -174,3 +174,28 @@ def test_an_edited_index_is_refused(make_shards: MakeShards, field: str, value: 
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
     with pytest.raises(DataError, match=reason):
         TokenShards.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("sha256", "../../../outside", "is no SHA-256"),
+        ("sha256", "A" * 64, "is no SHA-256"),
+        ("num_tokens", -1, "has -1 tokens"),
+        ("file", "..", "not a plain file name"),
+        ("file", "", "not a plain file name"),
+        ("file", "a\0b", "not a plain file name"),
+    ],
+)
+def test_an_index_that_fits_its_hash_is_still_foreign(
+    make_shards: MakeShards, field: str, value: object, reason: str
+) -> None:
+    """Whoever names a job's data makes its index too: names and hashes in it become paths on each node."""
+    folder = make_shards(100)
+    file = folder / "shards.json"
+    index = json.loads(file.read_text())
+    index["shards"][0][field] = value
+    index["sha256"] = combined_sha256(index["dtype"], [Shard(**shard) for shard in index["shards"]])
+    file.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=reason):
+        read_index(folder)
