@@ -25,8 +25,6 @@ log = structlog.get_logger()
 
 MAX_DATA_SETS: Final = 1000
 """That are known by heart. Another one is read again when it is asked for, without hashing what has not changed."""
-
-
 NUM_DOWNLOAD_CALLS: Final = 8
 """Calls of downloads at the same time: one that hashes what an earlier attempt has left holds up no other."""
 NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})

@@ -41,6 +41,24 @@ def assert_nobody_is_charged(cluster: SimulatedCluster) -> None:
     assert facts.jobs["first"].phase.phase not in (Phase.FAILED, Phase.FINISHED)
 
 
+def without_its_checkpoint() -> SimulatedCluster:
+    """A job goes on from its checkpoint, which no node can read."""
+    cluster = cluster_of("a", "b")
+    paused(cluster)
+    for node in cluster.nodes.values():
+        node.held.clear()
+        node.lacks = {"checkpoint"}
+    cluster.want("first", Desired.RUNNING)
+    return cluster
+
+
+def assert_it_ends_when_storage_answers(cluster: SimulatedCluster) -> None:
+    for node in cluster.nodes.values():
+        node.lacks.clear()
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FINISHED)
+    assert cluster.facts().failures == {}
+
+
 def told_of(cluster: SimulatedCluster, path: str) -> bool:
     """Whether an event of the job names the node's reason."""
     events = cluster.facts().jobs["first"].events.values()
@@ -60,37 +78,21 @@ def test_data_is_away_for_longer_than_a_start_may_take() -> None:
     pass_time(cluster, AWAY_S)
     assert_nobody_is_charged(cluster)
     assert told_of(cluster, "/mnt/data")
-    for node in cluster.nodes.values():
-        node.lacks.clear()
-    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FINISHED)
-    assert cluster.facts().failures == {}
+    assert_it_ends_when_storage_answers(cluster)
 
 
 def test_a_checkpoint_is_away_for_longer_than_a_start_may_take() -> None:
     """A job goes on from its checkpoint, which no node can read: it tries again, says why, and fails nobody."""
-    cluster = cluster_of("a", "b")
-    paused(cluster)
-    for node in cluster.nodes.values():
-        node.held.clear()
-        node.lacks = {"checkpoint"}
-    cluster.want("first", Desired.RUNNING)
+    cluster = without_its_checkpoint()
     pass_time(cluster, AWAY_S)
     assert_nobody_is_charged(cluster)
     assert told_of(cluster, "/mnt/checkpoint")
-    for node in cluster.nodes.values():
-        node.lacks.clear()
-    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FINISHED)
-    assert cluster.facts().failures == {}
+    assert_it_ends_when_storage_answers(cluster)
 
 
 def test_storage_that_answers_at_the_last_moment_gives_a_start_its_time() -> None:
     """The checkpoint is back just before the workers would be late: they have the time that loading takes."""
-    cluster = cluster_of("a", "b")
-    paused(cluster)
-    for node in cluster.nodes.values():
-        node.held.clear()
-        node.lacks = {"checkpoint"}
-    cluster.want("first", Desired.RUNNING)
+    cluster = without_its_checkpoint()
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
     began, generation = cluster.now, cluster.phase("first").generation
     pass_time(cluster, START_DEADLINE_S - STEP_S)
