@@ -34,7 +34,7 @@ soak: export PYTHONPATH := $(CURDIR)
 soak: setup
 	$(BIN)/python -m tests.chaos.soak $(SOAK)
 
-# One job under a thousand faults, hours long; make endurance ENDURANCE="--faults 60 --mean 5 --batches 2000" is short.
+# One job under a thousand faults, hours long; make endurance ENDURANCE="--faults 60 --mean 5" is short.
 endurance: export PYTHONPATH := $(CURDIR)
 endurance: setup
 	$(BIN)/python -m tests.chaos.endurance $(ENDURANCE)

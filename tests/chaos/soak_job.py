@@ -17,7 +17,7 @@ from headway.daemon.chaos.injector import Injector
 from headway.daemon.chaos.targets import LocalTargets
 from headway.daemon.chaos.verdict import Blow, Watcher, judge
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.job_requests import submit
+from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import StoreError
@@ -27,7 +27,7 @@ from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from tests.chaos.residue import Residue, sample_for_ever
-from tests.integration.exactness.training import Oracle, Result, assert_same_bits, finished, small_job
+from tests.integration.exactness.training import Oracle, Result, assert_same_bits, come_to, finished, small_job
 
 KINDS = (
     FaultKind.KILL,
@@ -80,6 +80,8 @@ class SoakCase:
     kinds: tuple[FaultKind, ...] = KINDS
     slowdown: float = 1.0
     """How many times as long every operation takes: a long job that costs the processors little."""
+    is_paused_at_end: bool = False
+    """Whether the job is paused after the last fault, however far it is then."""
     has_history: bool = True
     """Whether every operation is recorded and checked; of hours it would be gigabytes."""
 
@@ -212,7 +214,7 @@ async def train_under_faults(
             outcome.blows, outcome.phase = watcher.blows, str(watcher.phase)
             outcome.troubles += _unmet(watcher)
             if not outcome.troubles:
-                return await _finished(session, case.name, folder)
+                return await _finished(session, case, folder)
     except Exception as error:  # a soak goes on with its next case
         outcome.troubles.append(f"{type(error).__name__}: {error}")
     return None
@@ -284,14 +286,17 @@ def _unmet(watcher: Watcher) -> list[str]:
     return [] if verdict.is_passed else list(verdict.reasons)
 
 
-async def _finished(session: ClusterSession, name: str, folder: Path) -> Result:
+async def _finished(session: ClusterSession, case: SoakCase, folder: Path) -> Result:
     """The job's end, which may take as long as it gets on: a hang is no progress for HANG_S."""
-    await _until_over(session, name)
+    if case.is_paused_at_end:
+        await pause(session, case.name)
+    phase = await _until_over(session, case.name)
     (folder / "out").mkdir(parents=True, exist_ok=True)
-    return await finished(session, name, folder / "out")
+    read = come_to if phase is Phase.PAUSED else finished
+    return await read(session, case.name, folder / "out")
 
 
-async def _until_over(session: ClusterSession, name: str) -> None:
+async def _until_over(session: ClusterSession, name: str) -> Phase:
     seen: tuple[object, ...] = ()
     views = session.follow()
     try:
@@ -300,8 +305,9 @@ async def _until_over(session: ClusterSession, name: str) -> None:
                 while (now := _position(view := await anext(views), name)) == seen:
                     pass
             seen = now
-            if view.jobs[name].phase.phase in (Phase.FINISHED, Phase.FAILED, Phase.CANCELLED):
-                return
+            phase = view.jobs[name].phase.phase
+            if phase in (Phase.FINISHED, Phase.PAUSED, Phase.FAILED, Phase.CANCELLED):
+                return phase
     except TimeoutError as error:
         raise TimeoutError(f"hang: nothing new for {HANG_S:g} s after {seen}") from error
     finally:

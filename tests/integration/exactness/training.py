@@ -22,6 +22,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records import Phase
 from headway.daemon.reference import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
+from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards
@@ -82,12 +83,13 @@ class Oracle:
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         self._folder = folder
         self._device = device
-        self._known: dict[tuple[JobSpec, tuple[str, ...]], Result] = {}
+        self._known: dict[tuple[JobSpec, tuple[str, ...], int], Result] = {}
 
-    def __call__(self, spec: JobSpec, *, coded_cuts: tuple[str, ...] = ()) -> Result:
+    def __call__(self, spec: JobSpec, *, coded_cuts: tuple[str, ...] = (), stop_at: int | None = None) -> Result:
         """The result of the plain loop; a job's name, links, placement and [fault] are no part of it.
 
         coded_cuts: where the job's codec rounds.
+        stop_at: the boundary at which the loop ends, if the job was paused there.
         """
         alike = replace(
             spec,
@@ -97,11 +99,20 @@ class Oracle:
             placement=PlacementSpec(),
             queue=QueueSpec(),
         )
-        key = alike, coded_cuts
+        batches = spec.train.batches if stop_at is None else stop_at
+        key = alike, coded_cuts, batches
         if key not in self._known:
             results: list[BatchResult] = []
             tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
-            weights = reference(spec, tokens, on_batch=results.append, coded_cuts=coded_cuts, device=self._device)
+            weights = reference(
+                replace(spec, train=replace(spec.train, batches=batches)),
+                tokens,
+                on_batch=results.append,
+                coded_cuts=coded_cuts,
+                device=self._device,
+                # a schedule of learning rates follows the length of the whole job
+                optimizers_from=optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay),
+            )
             folder = self._folder / f"model-{len(self._known)}"
             write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)
             self._known[key] = Result(tuple(result.loss for result in results), read_weights(folder))
@@ -150,12 +161,17 @@ async def finished(session: ClusterSession, name: str, out: Path, *, timeout_s: 
     """Wait for the end of a job and read everything that it leaves. Raises AssertionError unless it finished."""
     job: JobView = await wait_for_phase(session, name, frozenset({Phase.FINISHED}), timeout_s=timeout_s)
     assert job.phase.phase is Phase.FINISHED, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
+    return await come_to(session, name, out)
+
+
+async def come_to(session: ClusterSession, name: str, out: Path) -> Result:
+    """Read everything that a job leaves that has finished or is paused."""
+    boundary = await export(session, name, out / "model")
     copy = JournalCopy(session, name, out / "metrics.jsonl")
     try:
-        await copy.copy_whole(job.spec.train.batches if job.spec is not None else 0)
+        await copy.copy_whole(boundary.number)
     finally:
         await copy.close()
-    await export(session, name, out / "model")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["batch"] for line in lines] == list(range(len(lines)))
     return Result(
