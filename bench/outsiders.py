@@ -1,8 +1,7 @@
 """Outsiders beside a training job: 5,000 idle connections, 1,000 slow streams, 10,000 handshakes a minute.
 
 A cluster of two nodes on this machine trains one job. Windows with strangers at the ports of daemons and workers and
-windows without take turns. Workers take several times their time (`slowdown`), as with a GPU, so that the strangers'
-own processor time is not the job's.
+windows without take turns. Layers take a set time, as on a GPU: a machine of two cores has little else to do for them.
 
 throughput_ratio: batches a second with strangers over those of the window without beside it. Beside it: whether a node
 lost its lease or the job went back, the most memory of a daemon and a worker, and how many cores daemons, workers and
@@ -27,6 +26,7 @@ from headway.daemon.client.job_report import report_job
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
@@ -185,7 +185,7 @@ async def measure(options: argparse.Namespace) -> tuple[list[float], Seen, float
     """The ratios of all pairs of windows, what was seen, and the memory of a daemon before the first stranger."""
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         async with (
-            LocalCluster(Path(folder), num_nodes=2, node_settings={"slowdown": options.slowdown}) as cluster,
+            LocalCluster(Path(folder), num_nodes=2, environment=paced_layers(Path(folder), options.layer_s)) as cluster,
             ClusterSession(cluster.address) as session,
         ):
             await submit(session, replace(job_spec()))
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=5000)
     parser.add_argument("--slow", type=int, default=1000)
     parser.add_argument("--handshakes", type=float, default=10_000, help="a minute")
-    parser.add_argument("--slowdown", type=float, default=8.0)
+    parser.add_argument("--layer-s", type=float, default=0.005, help="of a layer's forward; twice that back")
     options = parser.parse_args()
     ratios, seen, calm_mb = asyncio.run(measure(options))
     daemon_mb = max(mb for what, mb in seen.memory_mb.items() if what.startswith("daemon"))

@@ -3,8 +3,8 @@
 replanned_vs_ideal: batches a second after the first measured re-plan, over the ideal for those speeds.
 equal_vs_ideal: the same for the equal split that the job began with, when nothing was known.
 
-Two nodes of a local cluster train one job; the second is slowed to a third of the first by the setting `slowdown`. Both
-are slowed so far that two workers, two daemons and etcd do not compete for the cores of a small machine. Nobody tells
+Two nodes of a local cluster train one job; a layer takes three times as long on the second as on the first. Both take
+so long for it that two workers, two daemons and etcd do not compete for the cores of a small machine. Nobody tells
 the planner: it begins with equal shares, measures, and cuts anew. The ideal is the sum of the batches a second that the
 two nodes reach side by side, each with a job of its own that has the whole model on one stage: two speeds of the same
 cluster, that take from each other what two workers of one machine do, without a word between them. No cut by layers
@@ -18,7 +18,6 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.coordination.cluster_view import JobView
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
@@ -39,8 +39,8 @@ from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.tokens import TokenShards
 
 SLOWDOWN = 3.0
-UNHURRIED = 4.0
-"""How many times slower than this machine the fast node is."""
+LAYER_S = 0.004
+"""The forward of a layer on the fast node; its backward takes twice as long."""
 BATCHES = 30
 APART = {"fast": 12, "slow": 5}
 """Batches of the two jobs whose speeds make the ideal: as long as each other."""
@@ -107,12 +107,14 @@ async def apart(folder: Path) -> dict[str, list[float]]:
     """Seconds of each batch of two jobs that two unequal nodes train side by side, a whole model each."""
     folder = folder / f"apart-{len(list(folder.iterdir()))}"
     folder.mkdir()
-    slowdowns = {"fast": UNHURRIED, "slow": UNHURRIED * SLOWDOWN}
     found: dict[str, list[float]] = {}
-    settings = {which: {**SETTINGS, "slowdown": slowdown} for which, slowdown in slowdowns.items()}
+    paces = {}
+    for which, layer_s in (("fast", LAYER_S), ("slow", LAYER_S * SLOWDOWN)):
+        (folder / which).mkdir()
+        paces[which] = paced_layers(folder / which, layer_s)
     async with (
-        LocalCluster(folder / "fast", num_nodes=1, node_settings=settings["fast"]) as fast,
-        LocalCluster(folder / "slow", num_nodes=1, node_settings=settings["slow"]) as slow,
+        LocalCluster(folder / "fast", num_nodes=1, node_settings=SETTINGS, environment=paces["fast"]) as fast,
+        LocalCluster(folder / "slow", num_nodes=1, node_settings=SETTINGS, environment=paces["slow"]) as slow,
         ClusterSession(fast.address) as fast_session,
         ClusterSession(slow.address) as slow_session,
     ):
@@ -127,27 +129,27 @@ async def apart(folder: Path) -> dict[str, list[float]]:
     return found
 
 
-async def train(slowdowns: Sequence[float], spec: JobSpec, folder: Path) -> Run:
-    """Train a job on a cluster of nodes that are so many times slower than this machine."""
-    first, *others = ({**SETTINGS, "slowdown": slowdown} for slowdown in slowdowns)
+async def train(spec: JobSpec, folder: Path) -> Run:
+    """Train a job on the two unequal nodes."""
     name = spec.job.name
     folder = folder / f"{name}-{len(list(folder.iterdir()))}"
     folder.mkdir()
-    async with LocalCluster(folder / "cluster", num_nodes=1, node_settings=first) as cluster:
-        for settings in others:
-            await cluster.add_node(settings=settings)
-        async with ClusterSession(cluster.address) as session:
-            await submit(session, spec)
-            job = await wait_for_phase(session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
-            measured: dict[str, LayerTime] = {}
-            while (job := job_of(await session.view(), name)).phase.phase is not Phase.FINISHED:
-                _check(job)
-                for (node, _), profile in job.profiles.items():
-                    if node == cluster.nodes[0].name:
-                        measured |= profile.layers
-                await asyncio.sleep(0.5)
-            rows = await _journal(session, name, spec.train.batches, folder)
-            events = tuple(job.events[number].text for number in sorted(job.events))
+    paces = paced_layers(folder, LAYER_S, node_2=LAYER_S * (SLOWDOWN - 1))
+    async with (
+        LocalCluster(folder / "cluster", num_nodes=2, node_settings=SETTINGS, environment=paces) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, spec)
+        job = await wait_for_phase(session, name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
+        measured: dict[str, LayerTime] = {}
+        while (job := job_of(await session.view(), name)).phase.phase is not Phase.FINISHED:
+            _check(job)
+            for (node, _), profile in job.profiles.items():
+                if node == cluster.nodes[0].name:
+                    measured |= profile.layers
+            await asyncio.sleep(0.5)
+        rows = await _journal(session, name, spec.train.batches, folder)
+        events = tuple(job.events[number].text for number in sorted(job.events))
     return Run(rows, measured, events)
 
 
@@ -204,7 +206,7 @@ def main() -> int:
         spec = straggler_job("both", batches=BATCHES, num_nodes=2)
         speeds, runs = [asyncio.run(apart(folder))], []
         for _ in range(num_runs):
-            runs.append(asyncio.run(train([UNHURRIED, UNHURRIED * SLOWDOWN], spec, folder)))
+            runs.append(asyncio.run(train(spec, folder)))
             speeds.append(asyncio.run(apart(folder)))
     for run in runs:
         progress("\n".join(run.events))

@@ -8,7 +8,7 @@ The file has one JSON object a line:
 (SIGSTOP) this process, `kill_parent` or `stop_parent` its daemon, `raise`, `out_of_memory`, `hang`, `exit`; `flip_bit`
 or `truncate` the file that the place is about; or an action that this process has registered, for `seconds`. A strike
 is noted in the folder `<file>.struck` before it happens, so that it is not repeated by the process that comes after,
-and so that a test can see that it happened.
+and so that a test can see that it happened. `"times": 0` strikes every time and notes nothing.
 """
 
 import json
@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = "HEADWAY_FAULTS_FILE"
+LAYER_PLACE = "layer"
+"""After each layer's forward, before its backward. A stage has this place only if the file names it at the start."""
+PACE = "pace"
+"""The action there: this layer takes at least so many seconds."""
 
 
 @dataclass
@@ -61,6 +65,12 @@ class FaultPoints:
     def is_armed(self) -> bool:
         """Whether any fault could strike: a hot path asks this first."""
         return self._path is not None
+
+    def names(self, place: str) -> bool:
+        """Whether the file has a fault for this place now."""
+        if self._path is not None:
+            self._refresh()
+        return any(fault.at == place for fault in self._armed)
 
     def at(self, place: str, **facts: object) -> None:
         """Strike if a fault is armed for this place and these facts. Raises ValueError for a file that is no such."""
@@ -118,6 +128,8 @@ class FaultPoints:
 
     def _claim(self, fault: Fault, facts: dict[str, object]) -> bool:
         """Note the strike, durably; False when it has struck often enough, in whatever process."""
+        if fault.times == 0:
+            return True
         folder = self._struck_folder
         folder.mkdir(exist_ok=True)
         for number in range(fault.times):
@@ -132,6 +144,24 @@ class FaultPoints:
             os.close(descriptor)
             return True
         return False
+
+
+def paced_layers(folder: Path, forward_s: float, **more_s: float) -> dict[str, str]:
+    """Write a faults file that sets the time of layers, for stragglers and emulated devices. Returns its environment.
+
+    forward_s: least seconds of each layer's forward; its backward takes twice as long. 0: as long as it takes. more_s:
+    seconds on top, on the node of that name, with `_` for `-`.
+    """
+    paces = [({}, forward_s), *(({"node": name.replace("_", "-")}, seconds) for name, seconds in more_s.items())]
+    faults = [
+        {"id": f"{PACE}-{number}-{op}", "at": LAYER_PLACE, "when": {"op": op, **node}, "do": PACE, "seconds": seconds}
+        for number, (node, forward) in enumerate(paces)
+        for op, seconds in (("forward", forward), ("backward", 2 * forward))
+        if seconds
+    ]
+    path = folder / "paces"
+    path.write_text("".join(json.dumps({**fault, "times": 0}) + "\n" for fault in faults))
+    return {ENVIRONMENT: str(path)}
 
 
 def _flip_bit(path: Path) -> None:
@@ -155,9 +185,9 @@ def arm() -> None:
     _points.actions = actions
 
 
-def is_armed() -> bool:
-    """Whether any fault could strike in this process."""
-    return _points.is_armed
+def is_armed(place: str = "") -> bool:
+    """Whether any fault could strike in this process, or one is asked for at this place."""
+    return _points.names(place) if place else _points.is_armed
 
 
 def fault_point(place: str, **facts: object) -> None:

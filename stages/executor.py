@@ -116,7 +116,7 @@ class Executor:
         )
         self._state = ScheduleState(self._schedule)
         self._contract = context.contract
-        self.layer_times = layer_times or LayerTimes(context.layers, context.device, slowdown=context.slowdown)
+        self.layer_times = layer_times or LayerTimes(context.layers, context.device)
         times = self.layer_times
         self._graph = make_graph(layers, context.model, train, is_first=is_first, is_last=is_last, times=times)
         self._choose = choose

@@ -88,11 +88,10 @@ class Sample:
 class LayerTimes:
     """One stage's, for the time of one generation. Written by the thread that computes, read by any."""
 
-    def __init__(self, layers: Sequence[str], device: torch.device, *, slowdown: float = 1.0) -> None:
-        """layers: their names. slowdown: how many times as long every operation is made to take, for tests."""
+    def __init__(self, layers: Sequence[str], device: torch.device) -> None:
+        """layers: their names."""
         self._kinds = tuple(name.partition(".")[0] for name in layers)
         self._device = device
-        self._slowdown = slowdown
         self._num_microbatches = 0
         self._num_updates = 0
         self._num_samples = 0
@@ -147,7 +146,7 @@ class LayerTimes:
             for what, spans in sample.spans.items():
                 by_kind: dict[str, list[float]] = {}
                 for layer, begin, end in spans:
-                    by_kind.setdefault(self._kinds[layer], []).append(self._slowdown * _seconds(begin, end))
+                    by_kind.setdefault(self._kinds[layer], []).append(_seconds(begin, end))
                 for kind, seconds in by_kind.items():
                     self._newest.setdefault((kind, what), deque(maxlen=WINDOW)).append(fmean(seconds))
         medians = {key: median(seconds) for key, seconds in self._newest.items()}

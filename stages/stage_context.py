@@ -44,8 +44,6 @@ class StageContext:
     upstream_codec: Codec = Codec.NONE
     downstream_codec: Codec = Codec.NONE
     """How the links with the stages before and after carry hidden states and gradients."""
-    slowdown: float = 1.0
-    """How many times as long every operation is made to take, for tests."""
 
     @property
     def contract(self) -> FrameContract:

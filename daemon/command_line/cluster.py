@@ -77,7 +77,6 @@ def daemon(
     num_spares: Annotated[int | None, typer.Option(help="Worker processes that wait to take over.")] = None,
     lease_ttl_s: Annotated[int | None, typer.Option(help="Silence after which the node counts as dead.")] = None,
     quarantine_after: Annotated[int | None, typer.Option(help="Failures that leave a node out; 0: never.")] = None,
-    slowdown: Annotated[float | None, typer.Option(help="Times that every operation takes; for tests.")] = None,
     stop_timeout_s: Annotated[float | None, typer.Option(help="Longest wait for the stop boundary.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus; off when not given.")] = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Least level.")] = None,

@@ -80,8 +80,6 @@ class NodeConfig:
 
     Unless it is 0, running jobs also wait longer and longer before they move to a node that keeps going and coming.
     """
-    slowdown: float = 1.0
-    """For tests: its workers take so many times as long for every operation. What they compute stays the same."""
     stop_timeout_s: float = 120.0
     """The longest wait for the stop boundary of a clean leave."""
     metrics_listen: str = ""
@@ -194,8 +192,6 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("site_is_private", "which site? Name it with `site`, alike on all of its nodes")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
-    if not 1.0 <= config.slowdown < inf:
-        raise refuse("slowdown", "at least 1")
     if config.transfer_mbit_s != 0.0 and not 1.0 <= config.transfer_mbit_s < inf:
         raise refuse("transfer_mbit_s", "at least 1 Mbit/s, or 0 for no limit")
     for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):

@@ -358,6 +358,5 @@ class Membership:
             logs_dir=config.logs_dir,
             history_dir=config.history_dir,
             num_spares=config.num_spares,
-            slowdown=config.slowdown,
             is_to_be_measured=lambda device: not self._speeds.knows(device),
         )

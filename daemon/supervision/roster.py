@@ -50,8 +50,6 @@ class WorkerSettings:
     logs_dir: Path
     history_dir: Path | None = None
     num_spares: int = 1
-    slowdown: float = 1.0
-    """How many times as long every operation is made to take, for tests."""
     is_to_be_measured: Callable[[Device], bool] = lambda _device: False
     """Whether a device's speed is not known yet."""
 
@@ -240,8 +238,6 @@ class Roster:
         arguments += ["--ports", settings.ports] if settings.ports else []
         if not is_spare and settings.is_to_be_measured(handle.device):
             arguments += ["--measure"]
-        if settings.slowdown != 1.0:
-            arguments += ["--slowdown", str(settings.slowdown)]
         if settings.history_dir is not None:
             arguments += ["--history-dir", str(settings.history_dir)]
         try:

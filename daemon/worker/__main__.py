@@ -45,7 +45,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     which.add_argument("--device-index", type=int)
     which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--slowdown", type=float, default=1.0, help="times that every operation takes, for tests")
     parser.add_argument("--measure", action="store_true", help="measure the device's speed, once there is time")
     parser.add_argument("--history-dir", type=Path, help="write what each stage did, for tests")
     return parser.parse_args(arguments)
@@ -99,7 +98,7 @@ def work(options: argparse.Namespace) -> None:
     raise_open_file_limit()
     keep_freed_memory()
     warm_up()
-    device = WorkerDevice(options.device, slowdown=options.slowdown, is_to_be_measured=options.measure)
+    device = WorkerDevice(options.device, is_to_be_measured=options.measure)
     if not options.spare:
         device.claim(options.device_index)
     incarnation = uuid.uuid4().hex

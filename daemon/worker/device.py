@@ -13,10 +13,9 @@ log = structlog.get_logger()
 class WorkerDevice:
     """CUDA is not touched before the index is known: a context costs memory on the device."""
 
-    def __init__(self, kind: str, *, slowdown: float = 1.0, is_to_be_measured: bool = False) -> None:
-        """kind: `cpu` or `cuda`. slowdown: how many times as long every operation is made to take, for tests."""
+    def __init__(self, kind: str, *, is_to_be_measured: bool = False) -> None:
+        """kind: `cpu` or `cuda`."""
         self._kind = kind
-        self.slowdown = slowdown
         self.is_to_be_measured = is_to_be_measured
         """Its speed is not known yet."""
         self.speed = 0.0

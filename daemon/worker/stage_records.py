@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import structlog
 
-from headway.daemon.fault_points import fault_point
+from headway.daemon.fault_points import LAYER_PLACE, fault_point
 from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
 from headway.stages.history import HistoryFile, Recorder
 from headway.stages.ids import LayerName
@@ -125,6 +125,10 @@ class StageRecords:
         microbatch = None if isinstance(op, Update) else op.microbatch
         kind = type(op).__name__.lower()
         fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)
+
+    def layer_paced(self, op: str, layer: str) -> None:
+        """The forward of a layer has run, or its backward is about to."""
+        fault_point(LAYER_PLACE, op=op, layer=layer, kind=layer.partition(".")[0], **self._facts)
 
     def file_written(self, snapshot: Snapshot, layer: LayerName) -> None:
         """In the snapshot writer's thread: one file is in place."""

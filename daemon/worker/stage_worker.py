@@ -6,13 +6,14 @@ What is held and what may be ordered is worker/session.py's knowledge; this modu
 import gc
 import queue
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import structlog
 
-from headway.daemon.fault_points import is_armed
+from headway.daemon.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.record_format import decode
 from headway.daemon.worker.control import WorkerControl
@@ -21,6 +22,7 @@ from headway.daemon.worker.fault_line import damaged_path, fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
 from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
+from headway.daemon.worker.paced_graph import PacedGraph
 from headway.daemon.worker.replica_groups import replica_groups
 from headway.daemon.worker.reports import (
     add_layer_times,
@@ -53,11 +55,11 @@ from headway.stages.journal import JournalRow
 from headway.stages.link import Frame, LinkLost
 from headway.stages.link_endpoint import LinkEndpoint
 from headway.stages.model import build_layer
-from headway.stages.slowed_graph import graph_maker
 from headway.stages.snapshot_interval import SnapshotInterval
 from headway.stages.snapshot_writer import SnapshotEnded, SnapshotWriter
 from headway.stages.snapshots import LETTING_GO_S, Snapshots
 from headway.stages.stage_context import StageContext
+from headway.stages.stage_graph import StageGraph
 from headway.stages.tokens import TokenShards
 
 log = structlog.get_logger()
@@ -332,7 +334,7 @@ class StageWorker:
             goodput=self._goodput,
             on_operation=self._records.operated if is_armed() else None,
             stops_at_non_finite=spec.fault.non_finite == "stop",
-            make_graph=graph_maker(context.slowdown, context.device),
+            make_graph=self._graph_maker(),
         )
         log.info(
             "stage_started",
@@ -406,6 +408,9 @@ class StageWorker:
             live=live if start.snapshot_live and not is_over else (),
         )
 
+    def _graph_maker(self) -> Callable[..., StageGraph]:
+        return partial(PacedGraph, on_layer=self._records.layer_paced) if is_armed(LAYER_PLACE) else StageGraph
+
     def _is_deferred(self, order: Order) -> bool:
         """End the run first, if there is one; then the order comes again."""
         if self._executor is None:
@@ -432,7 +437,6 @@ class StageWorker:
             replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
             upstream_codec=Codec(start.stage.upstream_codec),
             downstream_codec=Codec(start.stage.downstream_codec),
-            slowdown=self._device.slowdown,
         )
 
     # --- Reports ----------------------------------------------------------------------------------------------------

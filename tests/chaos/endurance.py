@@ -72,7 +72,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--mean", type=float, default=15.0, help="seconds between two faults")
     parser.add_argument("--batches", type=int, default=1_000_000, help="of the job, which outlasts the faults")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--slowdown", type=float, default=4.0, help="times that every operation takes")
+    parser.add_argument("--layer-s", type=float, default=0.004, help="least seconds of a layer's forward")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", type=parse_kinds, default=KINDS, help="as of `headway chaos --faults`")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the run's state, kept on trouble")
@@ -91,7 +91,7 @@ async def main(options: argparse.Namespace) -> int:
         reduction_groups=1,
         clip_norm=0.5,
         kinds=options.kinds,
-        slowdown=options.slowdown,
+        layer_s=options.layer_s,
         is_paused_at_end=True,
         has_history=False,
     )

@@ -21,6 +21,7 @@ from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import StoreError
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.history.checker import FaultSeen, Sample, check
 from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
@@ -78,8 +79,8 @@ class SoakCase:
     reduction_groups: int
     clip_norm: float
     kinds: tuple[FaultKind, ...] = KINDS
-    slowdown: float = 1.0
-    """How many times as long every operation takes: a long job that costs the processors little."""
+    layer_s: float = 0.0
+    """Least seconds of a layer's forward; its backward takes twice as long. A long job then costs little to compute."""
     is_paused_at_end: bool = False
     """Whether the job is paused after the last fault, however far it is then."""
     has_history: bool = True
@@ -199,10 +200,16 @@ async def train_under_faults(
     say: Say,
 ) -> Result | None:
     """The cluster from its start to its stop. Nothing of it is held afterwards, so that what is open is left open."""
-    settings: dict[str, object] = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "slowdown": case.slowdown}
+    settings: dict[str, object] = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S}
     if case.has_history:
         settings["history_dir"] = folder / "history"
-    cluster = LocalCluster(folder / "state", num_nodes=case.num_nodes, node_settings=settings, stop_timeout_s=20.0)
+    cluster = LocalCluster(
+        folder / "state",
+        num_nodes=case.num_nodes,
+        node_settings=settings,
+        stop_timeout_s=20.0,
+        environment=paced_layers(folder, case.layer_s) if case.layer_s else {},
+    )
     try:
         async with cluster, ClusterSession(cluster.address) as session, AsyncExitStack() as stack:
             await submit(session, spec)

@@ -74,7 +74,7 @@ async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle
             room = os.statvfs(own_memory)
             file.write(bytes(room.f_bavail * room.f_bsize))
         assert os.statvfs(own_memory).f_bavail == 0
-        outcome = await field.train(faulty_job("no-space", num_nodes=2, batches=300), at_operation(1, 60), during=cure)
+        outcome = await field.train(faulty_job("no-space", num_nodes=2, batches=150), at_operation(1, 60), during=cure)
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
     assert outcome.num_rollbacks == 1
 

@@ -10,11 +10,12 @@ from headway.daemon.measurements import LinkProbe, ProbeRecord
 from headway.daemon.record_format import encode
 from headway.daemon.record_keys import Keys
 from headway.daemon.records import PlanRecord, Save, StateFile, StateRecord, StopRecord
-from headway.daemon.storage.pace import LEAST_BYTES_PER_S
+from headway.daemon.storage.pace import LEAST_BYTES_PER_S, SLOWEST_LINE_BYTES_PER_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import steady_view
 
 SPEC = small_spec("first")
+MOST_FACTOR = LEAST_BYTES_PER_S / SLOWEST_LINE_BYTES_PER_S
 
 
 def deadlines(view: ClusterView) -> Deadlines:
@@ -37,10 +38,12 @@ def view() -> ClusterView:
 
 
 def test_a_start_over_a_line_that_was_measured_to_be_slow_has_longer(view: ClusterView) -> None:
-    """A tenth of the least that is expected without a measurement: ten times as long. A fast line changes nothing."""
+    """A tenth of the least that is expected without a measurement: ten times as long. A fast line changes
+    nothing, and an absurd one has a limit.
+    """
     usual_s = deadlines(view).transfer_seconds
     assert deadlines(view).start == pytest.approx(100.0 + START_DEADLINE_S + usual_s)
-    for bytes_per_s, factor in ((1e9, 1.0), (LEAST_BYTES_PER_S / 10, 10.0)):
+    for bytes_per_s, factor in ((1e9, 1.0), (LEAST_BYTES_PER_S / 10, 10.0), (1.0, MOST_FACTOR)):
         probe = LinkProbe(round_trip_s=0.01, bytes_per_s=bytes_per_s)
         put(view, Keys.probes("a"), ProbeRecord(incarnation="a-1", peers={"b": probe}), now=100.0)
         assert deadlines(view).transfer_seconds == pytest.approx(factor * usual_s)

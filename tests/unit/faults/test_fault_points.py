@@ -39,6 +39,21 @@ def test_a_fault_may_strike_several_times(tmp_path: Path) -> None:
     points.at("operation")
 
 
+def test_a_fault_of_zero_times_strikes_every_time_and_leaves_no_note(tmp_path: Path) -> None:
+    """Its action is told of the seconds; a place that the file does not name is not looked at."""
+    path, seen = tmp_path / "faults", list[float]()
+    points = FaultPoints(path)
+    assert not points.names("layer")
+    write(path, {"id": "a", "at": "layer", "when": {"op": "backward"}, "do": "note", "seconds": 0.5, "times": 0})
+    points.actions["note"] = seen.append
+    assert points.names("layer")
+    assert not points.names("operation")
+    for op in ("forward", "backward", "backward"):
+        points.at("layer", op=op)
+    assert seen == [0.5, 0.5]
+    assert not (tmp_path / "faults.struck").exists()
+
+
 def test_the_file_may_come_later_and_change(tmp_path: Path) -> None:
     path = tmp_path / "faults"
     points = FaultPoints(path)

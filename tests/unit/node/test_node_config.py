@@ -86,7 +86,6 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
         ("num_spares = -1", r"num_spares = -1: must not be negative"),
         ("quarantine_after = -1", r"quarantine_after = -1: must not be negative"),
         ("stop_timeout_s = -1.0", r"stop_timeout_s = -1\.0: must not be negative"),
-        ("slowdown = 0.5", r"slowdown = 0\.5: at least 1"),
         ('name = "a/b"', r"name = 'a/b': a node's name is 1 to 253 letters"),
         ('name = ".."', r"name = '\.\.': a node's name is 1 to 253 letters"),
         ('name = "a\\u001b[2J"', r"name = 'a\\x1b\[2J': a node's name is 1 to 253 letters"),
@@ -195,7 +194,7 @@ def test_the_example_is_readable() -> None:
 
 
 def test_the_example_has_every_setting() -> None:
-    """systemd/daemon.toml names each key, set or behind #, but those for clusters on one machine and for tests."""
+    """systemd/daemon.toml names each key, set or behind #, but the one for clusters on one machine."""
     example = Path(__file__).parents[3] / "systemd" / "daemon.toml"
     keys = re.findall(r"^(?:# )?(\w+) = ", example.read_text(), flags=re.MULTILINE)
-    assert sorted([*keys, "checkpoint_root", "slowdown"]) == sorted(FIELD_NAMES)
+    assert sorted([*keys, "checkpoint_root"]) == sorted(FIELD_NAMES)

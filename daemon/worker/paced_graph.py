@@ -1,0 +1,53 @@
+"""A stage whose layers take as long as a test says: a fault point at each layer's forward and backward."""
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter, sleep
+from typing import Any
+
+from torch import Tensor, nn
+
+from headway.daemon.fault_points import PACE, register_action
+from headway.stages.stage_graph import StageGraph
+
+
+class PacedGraph(StageGraph):
+    """It computes the bits of a StageGraph.
+
+    An operation begins to count when it is called, and each layer adds its seconds. So other processes of this machine
+    delay an operation only if they take more from it than it rests.
+    """
+
+    def __init__(self, *arguments: Any, on_layer: Callable[[str, str], None], **more: Any) -> None:
+        """on_layer is told of `forward` or `backward` and the layer's name. The rest is StageGraph's."""
+        super().__init__(*arguments, **more)
+        self._due = 0.0
+        register_action(PACE, self._rest)
+        for modules in self._modules:
+            for layer, module in zip(self._layers, modules, strict=True):
+                module.register_forward_hook(partial(_computed, on_layer, str(layer.name)))
+
+    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
+        """As the stage's own, later."""
+        self._due = perf_counter()
+        return super().forward(key, inputs, targets, version=version)
+
+    def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        """As the stage's own, later."""
+        self._due = perf_counter()
+        return super().backward(key, gradient)
+
+    def _rest(self, seconds: float) -> None:
+        self._due += seconds
+        if (left := self._due - perf_counter()) > 0:
+            sleep(left)
+
+
+def _computed(
+    on_layer: Callable[[str, str], None], layer: str, _module: nn.Module, _inputs: object, output: Tensor
+) -> Tensor:
+    """A forward hook. The view keeps this hook behind those on the layer's output: the layer above ends before it."""
+    on_layer("forward", layer)
+    if output.requires_grad:
+        output.register_hook(lambda _gradient: on_layer("backward", layer))  # type: ignore[no-untyped-call]
+    return output.view_as(output)
