@@ -99,19 +99,24 @@ class Outcome:
 class Ground:
     """A cluster with a faults file; one job at a time."""
 
-    def __init__(self, cluster: LocalCluster, session: ClusterSession, faults: Path, folder: Path) -> None:
+    def __init__(
+        self, cluster: LocalCluster, session: ClusterSession, faults: Path, folder: Path, *, layer_s: float = 0.0
+    ) -> None:
         self.cluster = cluster
         self.session = session
         self.faults = faults
         self.history_folder = folder / HISTORY
         self._folder = folder
         self._num_faults = 0
+        self._paces = fault_points.pace_faults(layer_s)
+        if layer_s:
+            self.arm()
 
     def arm(self, *faults: Fault) -> None:
         """These faults, and no other, from now on. `after`: the position of one of them that must strike before."""
         first = self._num_faults + 1
         self._num_faults += len(faults)
-        lines = []
+        lines = [json.dumps(pace) for pace in self._paces]
         for number, fault in enumerate(faults, first):
             waits = {"after": f"{first + fault['after']:04d}"} if "after" in fault else {}
             lines.append(json.dumps({"id": f"{number:04d}", **fault, **waits}))
@@ -272,9 +277,12 @@ def _worker_pids(job: JobView) -> dict[str, int]:
 
 @asynccontextmanager
 async def ground(
-    folder: Path, *, num_nodes: int, kind: type[LocalCluster] = LocalCluster, **settings: Any
+    folder: Path, *, num_nodes: int, kind: type[LocalCluster] = LocalCluster, layer_s: float = 0.0, **settings: Any
 ) -> AsyncIterator[Ground]:
-    """A cluster whose processes look out for faults; settings: of every daemon."""
+    """A cluster whose processes look out for faults.
+
+    layer_s: least seconds of a layer's forward; a batch then takes as long on any machine. settings: of every daemon.
+    """
     faults = folder / "faults"
     settings = {"quarantine_after": 0, "lease_ttl_s": LEASE_TTL_S, "history_dir": folder / HISTORY} | settings
     async with (
@@ -286,4 +294,4 @@ async def ground(
         ) as cluster,
         ClusterSession(cluster.address) as session,
     ):
-        yield Ground(cluster, session, faults, folder)
+        yield Ground(cluster, session, faults, folder, layer_s=layer_s)
