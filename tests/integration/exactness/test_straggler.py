@@ -30,7 +30,7 @@ FAST_S, SLOW_S = 0.002, 0.008
 
 async def test_a_straggler_gets_less_of_the_model_and_the_bits_stay(oracle: Oracle, tmp_path: Path) -> None:
     """Two nodes, one slowed, equal for all that is known at the start: the job moves layers away from it by itself."""
-    spec = small_job("straggler", batches=150, microbatch_size=4, sequence_length=64)
+    spec = small_job("straggler", batches=60, microbatch_size=4, sequence_length=64)
     spec = replace(spec, model=MODEL, fault=FaultSpec(snapshot_every=0, checkpoint_every=0))
     wanted = replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2))
     paces = paced_layers(tmp_path, FAST_S, node_2=SLOW_S - FAST_S)
