@@ -445,7 +445,8 @@ class ClusterView:
         if devices(plan_before) != devices(job.plan):
             job.devices_changed_at = now
         if place.leaf in ("spec", "plan", "next"):
-            self.usage.hold(name, job.user, len(job.devices), now=now)
+            num_devices = len(job.devices) if job.submission is not None else 0
+            self.usage.hold(name, job.user, num_devices, now=now)
         if not known:
             self.jobs[name] = job
         if record is None and job.submission is None:

@@ -3,6 +3,7 @@
 import pytest
 
 from headway.daemon.client.user_shares import report_shares
+from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.usage import WRITTEN_EVERY_S
@@ -57,3 +58,16 @@ def test_a_count_that_cannot_be_read_is_replaced_unless_a_newer_release_wrote_it
     writes = [one for one in decision.commands if isinstance(one, Transaction) and Keys.USAGE in one.puts]
     assert [one.compare for one in writes] == ([] if is_newer else [{Keys.USAGE: 10**6}])
     assert decision.wake_at is None or decision.wake_at > later
+
+
+def test_a_snapshot_in_which_the_plan_comes_before_the_submission_names_no_nameless_user() -> None:
+    """Keys are read in their order, at different moments. Without a submission, devices are nobody's use."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("first", batches=10**6), user="alice@host")
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
+    view = ClusterView()
+    for number, (key, value) in enumerate(sorted(cluster.store.values.items())):
+        view.apply(key, value, mod_revision=1, create_revision=1, now=cluster.now + number)
+    assert {line.user for line in report_shares(view, now=cluster.now + 100)} == {"alice"}
