@@ -98,6 +98,12 @@ def imported_modules(path: Path) -> set[str]:
     return names
 
 
+def called_names(path: Path) -> set[str]:
+    """Plain names that a file calls."""
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    return {called.id for called in calls if isinstance(called, ast.Name)}
+
+
 def headway_rooms(path: Path) -> set[str]:
     """Which of daemon, stages, optim, proto a file imports from."""
     return {name.split(".")[1] for name in imported_modules(path) if name.startswith("headway.")}
@@ -120,6 +126,19 @@ def test_pure_cores_import_nothing_impure(name: str) -> None:
     """A core that could see a clock, a socket or a tensor would not be simulable: it imports none of them."""
     tops = {module.split(".")[0] for module in imported_modules(ROOT / name)}
     assert not tops & IMPURE_IMPORTS
+
+
+def test_the_second_oracle_shares_no_code() -> None:
+    """It imports Python, numpy, torch and itself: nothing of Headway, not even through a module loaded by name."""
+    files = list((ROOT / "tests/second_oracle").rglob("*.py"))
+    assert len(files) > 5
+    for path in files:
+        modules = imported_modules(path)
+        tops = {module.split(".")[0] for module in modules}
+        assert tops <= (sys.stdlib_module_names - {"importlib", "runpy"}) | {"numpy", "torch", "tests"}, path
+        of_tests = {module for module in modules if module.split(".")[0] == "tests"}
+        assert all(module.startswith("tests.second_oracle.") for module in of_tests), path
+        assert not {"exec", "eval", "__import__"} & called_names(path), path
 
 
 def test_every_mutant_applies_and_names_its_test() -> None:

@@ -30,7 +30,7 @@ from headway.stages.snapshot_interval import SnapshotInterval
 from headway.stages.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.snapshots import Snapshots
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.stage_context import StageContext
+from headway.stages.stage_context import MicrobatchSource, StageContext
 from headway.stages.stage_links import StageLinks
 from tests.fakes.local_link import LocalLink
 
@@ -157,8 +157,11 @@ class Pipeline:
         snapshots: SnapshotPlan | None = None,
         abort_after_batch: int | None = None,
         goodputs: Sequence[Goodput] | None = None,
+        tokens: MicrobatchSource | None = None,
     ) -> None:
-        """replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
+        """tokens: what the first stage reads; none: CountingTokens.
+
+        replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
         lead; none: initial ones. codecs: of the cuts, the first ones first; further ones have none.
         """
         self.job, self.codecs = job, (Codec.NONE, *codecs, *[Codec.NONE] * num_stages)
@@ -186,7 +189,7 @@ class Pipeline:
                 Executor(
                     context,
                     [held[name] for name in context.layers],
-                    tokens=CountingTokens() if is_first else None,
+                    tokens=(tokens or CountingTokens()) if is_first else None,
                     journal=journal if has_journal else None,
                     links=self._links(place),
                     inbox=self.inboxes[worker],

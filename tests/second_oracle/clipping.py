@@ -1,0 +1,32 @@
+"""The global gradient norm and what it does to a gradient (docs/numerics.md, section 3)."""
+
+from math import sqrt
+
+import torch
+
+from tests.second_oracle.initial_weights import Weights
+
+
+def clipped(gradient: Weights, *, clip_norm: float) -> Weights:
+    """The gradient, scaled down to a norm of at most clip_norm; 0 leaves it alone."""
+    if clip_norm <= 0:
+        return gradient
+    coefficient = torch.tensor(min(1.0, clip_norm / (_norm(gradient) + 1e-6)), dtype=torch.float32)
+    return {
+        layer: {name: tensor * coefficient for name, tensor in parameters.items()}
+        for layer, parameters in gradient.items()
+    }
+
+
+def _norm(gradient: Weights) -> float:
+    """Layers from the last to the first, each the fold of its parameters by name. Plain `+`: `sum` compensates."""
+    total = None
+    for layer in reversed(list(gradient)):
+        square = None
+        for name in sorted(gradient[layer]):
+            term = gradient[layer][name].double().square().sum().item()
+            square = term if square is None else square + term
+        assert square is not None
+        total = square if total is None else total + square
+    assert total is not None
+    return sqrt(total)

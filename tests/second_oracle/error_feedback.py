@@ -1,0 +1,20 @@
+"""The correction by the difference of two updates (docs/numerics.md, section 6)."""
+
+import torch
+from torch import Tensor
+
+
+class ErrorFeedback:
+    """The last update of one parameter."""
+
+    def __init__(self, alpha: float, delay: int) -> None:
+        self.gain = alpha * delay
+        self.last: Tensor | None = None
+
+    def corrected(self, before: Tensor, after: Tensor) -> Tensor:
+        """W_{b+1}, from W_b and from what the inner optimizer made of it. Three rounded operations in float32."""
+        update = before - after
+        last, self.last = self.last, update
+        if self.gain == 0 or last is None:
+            return after
+        return after - torch.tensor(self.gain, dtype=torch.float32) * (update - last)

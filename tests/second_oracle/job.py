@@ -1,0 +1,103 @@
+"""The fields of a job file that decide its bits, read from TOML.
+
+docs/jobs/reference.toml shows every key with its default, so the defaults come from that page itself.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+DEFAULTS = Path(__file__).resolve().parents[2] / "docs/jobs/reference.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """`[model]`: the shapes of the decoder."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    initializer_range: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """`[train]`: the recurrence. `recompute` is missing because it changes no bit."""
+
+    schedule: str
+    batches: int
+    microbatches: int
+    microbatch_size: int
+    sequence_length: int
+    dtype: str
+    clip_norm: float
+    threads: int
+    reduction_groups: int
+    attention_backend: str
+    wire: str
+    wire_feedback: bool
+
+    @property
+    def delay(self) -> int:
+        """d: how many versions old the weights of a gradient are."""
+        return {"2bw": 1, "1f1b": 0, "gpipe": 0}[self.schedule]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One of the two groups of `[optim]`: an optimizer and its settings."""
+
+    name: str
+    lr: float
+    weight_decay: float
+    momentum: float
+    nesterov: bool
+    betas: tuple[float, float]
+    eps: float
+    newton_schulz_dtype: str
+    newton_schulz_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, every default filled in."""
+
+    seed: int
+    model: Model
+    train: Train
+    matrices: Group
+    rest: Group
+    error_feedback: float
+    lr_schedule: str
+    warmup_batches: int
+
+
+def read_job(text: str) -> Job:
+    """The job that TOML text describes. Raises ValueError for compiled layers, whose bits are the compiler's."""
+    given, shown = tomllib.loads(text), tomllib.loads(DEFAULTS.read_text(encoding="utf-8"))
+    section = {name: {**shown[name], **given.get(name, {})} for name in ("job", "model", "train", "optim")}
+    if section["train"]["compile"]:
+        raise ValueError("the second oracle compiles no layers")
+    optim = section["optim"]
+    settings = {**shown["optim"]["matrices"], **shown["optim"]["rest"]}
+    return Job(
+        seed=section["job"]["seed"],
+        model=Model(**_known(Model, section["model"])),
+        train=Train(**_known(Train, section["train"])),
+        matrices=Group(**_known(Group, {**settings, **optim["matrices"]})),
+        rest=Group(**_known(Group, {**settings, **optim["rest"]})),
+        error_feedback=optim["error_feedback"],
+        lr_schedule=optim["lr_schedule"],
+        warmup_batches=optim["warmup_batches"],
+    )
+
+
+def _known(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: table[field.name] for field in fields(kind)}

@@ -1,0 +1,82 @@
+"""The recurrence of docs/numerics.md, section 1: one process, one version of the weights after another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tests.second_oracle.clipping import clipped
+from tests.second_oracle.decoder import loss
+from tests.second_oracle.gradient_sums import mean_gradient
+from tests.second_oracle.initial_weights import Weights, initial_weights
+from tests.second_oracle.job import Job
+from tests.second_oracle.token_windows import Stream, microbatch
+from tests.second_oracle.update import Update
+from tests.second_oracle.wire import Wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a job ends with."""
+
+    losses: list[float]
+    weights: Weights
+
+
+def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = ()) -> Trained:
+    """Losses of all batches, and W_B in float32. Sets the threads of this process.
+
+    coded_cuts: layers whose input, and its gradient, the job's codec rounds.
+    """
+    settings, delay = job.train, job.train.delay
+    torch.set_num_threads(settings.threads)
+    wire = Wire(settings.wire, coded_cuts, has_feedback=settings.wire_feedback, num_groups=settings.reduction_groups)
+    versions = {0: initial_weights(job.model, seed=job.seed)}
+    update = Update(job, versions[0])
+    losses = []
+    for b in range(settings.batches):
+        version = versions[max(0, b - delay)]
+        done = [gradient_of(job, stream, wire, version, b=b, i=i) for i in range(settings.microbatches)]
+        losses.append(mean_loss([value for value, _ in done]))
+        gradient = mean_gradient([gradient for _, gradient in done], num_groups=settings.reduction_groups)
+        versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm))
+        versions.pop(b - delay, None)
+    return Trained(losses=losses, weights=versions[settings.batches])
+
+
+def gradient_of(job: Job, stream: Stream, wire: Wire, weights: Weights, *, b: int, i: int) -> tuple[float, Weights]:
+    """Loss and gradient of one microbatch, on the weights in the job's dtype."""
+    inputs, targets = microbatch(
+        stream, seed=job.seed, b=b, i=i, size=job.train.microbatch_size, length=job.train.sequence_length
+    )
+    dtype = getattr(torch, job.train.dtype)
+    leaves = {
+        layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
+        for layer, parameters in weights.items()
+    }
+    value = loss(
+        job.model,
+        leaves,
+        inputs,
+        targets,
+        attention_backend=job.train.attention_backend,
+        carry=partial(wire.carry, i=i),
+    )
+    value.backward()  # type: ignore[no-untyped-call]
+    gradients = {layer: {name: _gradient(leaf) for name, leaf in leaves[layer].items()} for layer in leaves}
+    return value.item(), gradients
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def mean_loss(values: list[float]) -> float:
+    """(Σ_i ℓ_{b,i}) / m in float64, in order of i."""
+    total = values[0]
+    for value in values[1:]:
+        total += value
+    return total / len(values)

@@ -1,0 +1,37 @@
+"""One update of the whole model: which optimizer a parameter has, at which rate (docs/numerics.md, sections 4 to 6)."""
+
+from torch import Tensor
+
+from tests.second_oracle.error_feedback import ErrorFeedback
+from tests.second_oracle.initial_weights import Weights
+from tests.second_oracle.job import Job
+from tests.second_oracle.learning_rate import factor
+from tests.second_oracle.optimizers import OPTIMIZERS
+
+
+class Update:
+    """Δ_b of every parameter, each by itself: 2-D weights of the blocks are `matrices`, the others are `rest`."""
+
+    def __init__(self, job: Job, weights: Weights) -> None:
+        self.job = job
+        self.parameters = {}
+        for layer, parameters in weights.items():
+            for name, weight in parameters.items():
+                group = job.matrices if layer.startswith("block.") and weight.dim() == 2 else job.rest
+                optimizer = OPTIMIZERS[group.name](group, weight)
+                self.parameters[layer, name] = (optimizer, ErrorFeedback(job.error_feedback, job.train.delay))
+
+    def __call__(self, b: int, weights: Weights, gradient: Weights) -> Weights:
+        """W_{b+1} from W_b, all in float32."""
+        rate = factor(
+            b, schedule=self.job.lr_schedule, num_batches=self.job.train.batches, warmup=self.job.warmup_batches
+        )
+        return {
+            layer: {name: self._one(layer, name, weight, gradient, rate) for name, weight in parameters.items()}
+            for layer, parameters in weights.items()
+        }
+
+    def _one(self, layer: str, name: str, weight: Tensor, gradient: Weights, rate: float) -> Tensor:
+        optimizer, feedback = self.parameters[layer, name]
+        inner = optimizer.updated(weight, gradient[layer][name], lr=optimizer.group.lr * rate)
+        return feedback.corrected(weight, inner)

@@ -1,0 +1,60 @@
+"""Runs of one job file by the pipeline, by the plain loop and by the second oracle, and their bits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.reference import Weights, reference
+from headway.stages.journal import Journal
+from headway.stages.tokens import TokenShards
+from tests.second_oracle.job import read_job
+from tests.second_oracle.loop import train
+from tests.second_oracle.token_windows import read_stream
+from tests.unit.stages.pipeline import Pipeline, initial_layers
+
+Bits = tuple[tuple[float, ...], tuple[tuple[str, bytes], ...]]
+"""The losses of all batches, and each parameter of W_B by name."""
+
+
+def bits(losses: Sequence[float], weights: Weights) -> Bits:
+    """What two runs must have in common, to the last bit."""
+    named = {
+        f"{layer}.{name}": tensor.numpy(force=True).tobytes()
+        for layer, parameters in weights.items()
+        for name, tensor in parameters.items()
+    }
+    return tuple(losses), tuple(sorted(named.items()))
+
+
+def by_second_oracle(text: str, data: Path, *, coded_cuts: Sequence[str] = ()) -> Bits:
+    """The page, written as code a second time."""
+    done = train(read_job(text), read_stream(data), coded_cuts=coded_cuts)
+    return bits(done.losses, done.weights)
+
+
+def by_reference(text: str, data: Path, *, coded_cuts: Sequence[str] = ()) -> Bits:
+    """`headway reference`."""
+    losses: list[float] = []
+    tokens = TokenShards.open(data)
+    weights = reference(
+        parse_job(text), tokens, on_batch=lambda result: losses.append(result.loss), coded_cuts=coded_cuts
+    )
+    return bits(losses, weights)
+
+
+def by_pipeline(text: str, data: Path, *, num_stages: int) -> Bits:
+    """A pipeline of so many stages, each with its own thread and the product's executor."""
+    job, journal = parse_job(text), Journal()
+    layers = initial_layers(job)
+    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, tokens=TokenShards.open(data))
+    assert set(pipeline.run()) == {job.train.batches}
+    weights = {name: dict(layer.weights()) for name, layer in layers.items()}
+    return bits([row.loss for row in journal.rows], weights)
+
+
+def first_difference(found: Bits, expected: Bits) -> str:
+    """Where two runs part, for people; empty if they have the same bits."""
+    for b, (one, other) in enumerate(zip(found[0], expected[0], strict=True)):
+        if one != other:
+            return f"loss of batch {b}: {one!r}, not {other!r}"
+    return ", ".join(name for (name, one), (_, other) in zip(found[1], expected[1], strict=True) if one != other)

@@ -1,0 +1,120 @@
+"""Job files for the two oracles: every optimizer, schedule, rate, dtype and codec is in some of them."""
+
+from random import Random
+
+HEAD = """
+[job]
+name = "two-oracles"
+seed = {seed}
+
+[model]
+num_hidden_layers = {layers}
+hidden_size = {hidden}
+intermediate_size = {inner}
+num_attention_heads = {heads}
+num_key_value_heads = {kv_heads}
+vocab_size = 64
+initializer_range = 0.1
+rms_norm_eps = {eps}
+rope_theta = {theta}
+
+[data]
+source = "data"
+
+[train]
+microbatch_size = 2
+"""
+SIZES = {"seed": 9, "layers": 2, "hidden": 32, "inner": 48, "heads": 4, "kv_heads": 2, "eps": 1e-5, "theta": 1e4}
+MUON = '{ name = "muon", lr = 1e-2 }'
+COARSE_MUON = (
+    '{ name = "muon", lr = 1e-2, newton_schulz_dtype = "bfloat16", newton_schulz_steps = 3, nesterov = false }'
+)
+ADAMW = '{ name = "adamw", lr = 3e-3, betas = [0.8, 0.99], eps = 1e-6, weight_decay = 0.3 }'
+LION = '{ name = "lion", lr = 1e-3, betas = [0.9, 0.99] }'
+SGD = '{ name = "sgd", lr = 0.1, momentum = 0.8 }'
+PLAIN_SGD = '{ name = "sgd", lr = 0.1, momentum = 0.0, nesterov = false, weight_decay = 0.0 }'
+HEAVY_BALL = '{ name = "sgd", lr = 0.1, momentum = 0.9, nesterov = false, weight_decay = 0.01 }'
+
+
+def job_file(train: str = "", optim: str = "", *, batches: int = 5, **sizes: float) -> str:
+    """A job of a moment. `train` and `optim` are lines of their sections; `sizes` replaces some of SIZES."""
+    head = HEAD.format(**{**SIZES, **sizes})
+    defaults = {"microbatches": 4, "sequence_length": 12, "batches": batches}
+    given = {line.split(" = ")[0] for line in [*train.splitlines(), *optim.splitlines()]}
+    lines = [f"{key} = {value}" for key, value in defaults.items() if key not in given]
+    warmup = [] if "warmup_batches" in given else ["warmup_batches = 2"]
+    return "\n".join([head, *lines, train, "[optim]", *warmup, optim, ""])
+
+
+JOBS = {
+    "defaults": job_file(),
+    "recompute": job_file('recompute = "block"'),
+    "no error feedback": job_file(optim="error_feedback = 0.0"),
+    "half the error feedback, constant rate": job_file(optim='error_feedback = 0.5\nlr_schedule = "constant"'),
+    "1f1b, AdamW": job_file('schedule = "1f1b"', f"matrices = {ADAMW}\nrest = {ADAMW}"),
+    "gpipe, AdamW": job_file('schedule = "gpipe"', f"matrices = {ADAMW}\nrest = {ADAMW}"),
+    "three groups, Lion, wsd": job_file(
+        "reduction_groups = 3\nmicrobatches = 7",
+        f'matrices = {LION}\nrest = {LION}\nlr_schedule = "wsd"\nwarmup_batches = 1',
+        batches=7,
+    ),
+    "SGD without clipping": job_file("clip_norm = 0.0", f"matrices = {SGD}\nrest = {HEAVY_BALL}"),
+    "plain SGD, hard clipping": job_file(
+        'schedule = "1f1b"\nclip_norm = 0.05', f"matrices = {PLAIN_SGD}\nrest = {PLAIN_SGD}"
+    ),
+    "bfloat16": job_file('dtype = "bfloat16"'),
+    "bfloat16, two groups, Muon in bfloat16": job_file(
+        'dtype = "bfloat16"\nreduction_groups = 2\nschedule = "gpipe"', f"matrices = {COARSE_MUON}\nrest = {LION}"
+    ),
+    "one key head for all, no warm-up": job_file(
+        'attention_backend = "math"', f"matrices = {MUON}\nrest = {SGD}\nwarmup_batches = 0", kv_heads=1, theta=500.0
+    ),
+    "own key heads, warm-up to the end": job_file(
+        'attention_backend = "flash"', f"matrices = {MUON}\nwarmup_batches = 9", kv_heads=4, eps=1e-2
+    ),
+    "int8": job_file('wire = "int8"\nreduction_groups = 2'),
+    "int8 without feedback, bfloat16": job_file('wire = "int8"\nwire_feedback = false\ndtype = "bfloat16"'),
+    "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
+}
+SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
+"""A job that has the bits of another one. No others have."""
+CODED_CUTS = ("block.1", "head")
+"""Where a job's codec rounds, if it has one."""
+
+
+def drawn_job(number: int) -> str:
+    """A job whose fields are drawn, each by itself."""
+    draw = Random(number)
+    heads = draw.choice([1, 2, 4])
+    m = draw.randint(1, 6)
+    group = [MUON, COARSE_MUON, ADAMW, LION, SGD, PLAIN_SGD, HEAVY_BALL]
+    train = f"""
+schedule = "{draw.choice(["2bw", "2bw", "1f1b", "gpipe"])}"
+dtype = "{draw.choice(["float32", "float32", "bfloat16"])}"
+microbatches = {m}
+sequence_length = {draw.choice([1, 5, 16, 65])}
+reduction_groups = {draw.randint(1, m)}
+clip_norm = {draw.choice([0.0, 0.1, 1.0, 100.0])}
+wire = "{draw.choice(["none", "none", "bf16", "int8"])}"
+wire_feedback = {draw.choice(["true", "false"])}
+recompute = "{draw.choice(["none", "block"])}"
+attention_backend = "{draw.choice(["auto", "math", "flash"])}"
+"""
+    optim = f"""
+matrices = {draw.choice(group)}
+rest = {draw.choice(group[2:])}
+error_feedback = {draw.choice([0.0, 0.3, 1.0, 1.5])}
+lr_schedule = "{draw.choice(["constant", "cosine", "wsd"])}"
+warmup_batches = {draw.randint(0, 12)}
+"""
+    return job_file(
+        train,
+        optim,
+        batches=draw.randint(1, 12),
+        seed=draw.choice([0, 9, 123456789]),
+        layers=draw.randint(1, 3),
+        hidden=draw.choice([16, 32, 96]),
+        inner=draw.choice([24, 100]),
+        heads=heads,
+        kv_heads=draw.choice([count for count in (1, 2, 4) if count <= heads]),
+    )

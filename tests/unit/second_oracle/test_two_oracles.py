@@ -1,0 +1,59 @@
+"""`headway reference` has the bits of docs/numerics.md: those of an oracle that was written from that page alone."""
+
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir
+from tests.unit.second_oracle.comparison import Bits, by_reference, by_second_oracle, first_difference
+from tests.unit.second_oracle.jobs import CODED_CUTS, JOBS, SAME_BITS, drawn_job
+
+JOB_FILES = Path(__file__).resolve().parents[3] / "docs/jobs"
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Bits]:
+    """What the second oracle makes of each job of JOBS that it has computed so far."""
+    return {}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_reference_has_the_bits_of_the_second_oracle(name: str, data: Path, known: dict[str, Bits]) -> None:
+    """One job file, read and trained twice by code that has nothing in common → equal losses, equal weights."""
+    known[name] = by_second_oracle(JOBS[name], data, coded_cuts=CODED_CUTS)
+    found = by_reference(JOBS[name], data, coded_cuts=CODED_CUTS)
+    assert found == known[name], first_difference(found, known[name])
+
+
+def test_every_setting_makes_a_difference(data: Path, known: dict[str, Bits]) -> None:
+    """No two of the jobs have the same losses, so none of their settings goes unread; recompute changes no bit."""
+    for name in JOBS.keys() - known.keys():  # the whole module in one process: nothing is left
+        known[name] = by_second_oracle(JOBS[name], data, coded_cuts=CODED_CUTS)
+    for name, same in SAME_BITS.items():
+        assert known[name] == known[same]
+    curves = {known[name][0] for name in JOBS.keys() - SAME_BITS.keys()}
+    assert len(curves) == len(JOBS) - len(SAME_BITS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(60))
+def test_any_job_has_the_bits_of_the_second_oracle(number: int, data: Path) -> None:
+    """A job whose fields are drawn."""
+    text = drawn_job(number)
+    expected = by_second_oracle(text, data, coded_cuts=CODED_CUTS[-1:])
+    found = by_reference(text, data, coded_cuts=CODED_CUTS[-1:])
+    assert found == expected, first_difference(found, expected) + text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "batches"), [("small.toml", 40), ("demo.toml", 4), ("reference.toml", 2)], ids=lambda value: str(value)
+)
+def test_documented_jobs_have_the_bits_of_the_second_oracle(file: str, batches: int) -> None:
+    """The first batches of the jobs that the documentation shows, on the built-in data."""
+    lines = (JOB_FILES / file).read_text(encoding="utf-8").splitlines()
+    text = "\n".join(f"batches = {batches}" if line.startswith("batches =") else line for line in lines)
+    shards = data_folder("python-stdlib", default_cache_dir())
+    expected = by_second_oracle(text, shards)
+    found = by_reference(text, shards)
+    assert found == expected, first_difference(found, expected)
