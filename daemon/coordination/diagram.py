@@ -7,11 +7,13 @@ from headway.daemon.records import TERMINAL_PHASES, Phase
 
 HEAD = """# How a job moves from phase to phase
 
-Made from the table in `daemon/coordination/coordinator.py` by `python -m headway.daemon.coordination.diagram`;
-a test keeps it so.
-Rows are tried top down, and the first whose condition holds is written as one transaction that compares all that was
-read: with the phase go its reason, an event and the job's other keys. A condition that needs a plan
-which is still being computed does not hold yet; an action that needs one waits for it, while rows above still go first.
+`python -m headway.daemon.coordination.diagram` generates this page from the table in
+`daemon/coordination/coordinator.py`, and a test compares them.
+
+The coordinator tries the rows of a phase from top to bottom. The first row whose condition holds becomes one
+transaction: it compares every record that was read, and writes the phase, its reason, an event and the job's other
+keys. A condition that needs a plan does not hold while the plan is being computed. An action that needs a plan waits
+for it; rows above it still go first.
 """
 
 SENTENCES = {

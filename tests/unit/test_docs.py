@@ -1,0 +1,79 @@
+"""Rules for the documentation: links lead somewhere, files exist, every page is in the index, no sentence twice."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "systemd/README.md", *(ROOT / "docs").glob("*.md")]
+)
+LOG = ROOT / "docs/decisions.md"
+ROOMS = ("daemon", "stages", "optim", "proto", "tests", "bench")
+MAX_README_LINES = 200
+MIN_SENTENCE_WORDS = 6
+_CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PYTHON_FILE = re.compile(r"[\w/]+\.py\b")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its code blocks."""
+    return _CODE_BLOCK.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = [line.lstrip("#").strip() for line in prose(page).splitlines() if line.startswith("#")]
+    return {_NOT_IN_ANCHORS.sub("", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def sentences(page: Path) -> list[str]:
+    """The sentences of a page's paragraphs and lists; tables, headings and indented code are left out."""
+    lines = [line for line in prose(page).splitlines() if not line.startswith(("|", "#", "    "))]
+    paragraphs = re.split(r"\n\s*\n|\n- ", "\n".join(lines))
+    found = [part.strip() for text in paragraphs for part in re.split(r"(?<=[.:!?])\s+", " ".join(text.split()))]
+    return [sentence for sentence in found if len(sentence.split()) >= MIN_SENTENCE_WORDS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    """A file or picture that a page links to exists, and so does the heading behind #."""
+    for link in _LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - {LOG}), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_file_that_a_page_names_exists(page: Path) -> None:
+    """A page names a file by its path or by the end of it; the log of decisions may name files of the past."""
+    files = [f"/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    named = set(_PYTHON_FILE.findall(page.read_text()))
+    assert not [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)]
+
+
+def test_the_readme_stays_short() -> None:
+    """The README has at most MAX_README_LINES lines; the rest belongs into docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_the_index_names_every_page_and_picture_is_shown() -> None:
+    """docs/README.md links to every page of docs/, and some page links to every picture there."""
+    index = set(_LINK.findall((ROOT / "docs/README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= index
+    everything = "".join(page.read_text() for page in PAGES)
+    assert not [picture.name for picture in (ROOT / "docs").glob("*.png") if picture.name not in everything]
+
+
+def test_no_sentence_stands_twice() -> None:
+    """A sentence stands on one page, in one place; other places link to it."""
+    counted = Counter(sentence for page in PAGES for sentence in sentences(page))
+    assert not [sentence for sentence, number in counted.items() if number > 1]
