@@ -33,7 +33,7 @@ from headway.stages.tls_sentences import sentence_of
 EXIT_INTERRUPTED = 130
 
 _ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""click's base of usage errors, wherever this version of typer keeps its click."""
+"""click's base class of usage errors, wherever this version of typer keeps its click."""
 
 app = typer.Typer(
     name="headway",
@@ -54,15 +54,15 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Train one model as a pipeline across machines that differ, come and go.
 
     \b
-    headway demo                              a cluster on this machine that trains a small model
-    headway run JOB.toml --nodes 3 --out DIR  a cluster for one job
-    headway up --nodes 3                      a cluster that stays, for `submit`, `watch`, …
+    headway demo                              train a small model on a cluster on this machine
+    headway run JOB.toml --nodes 3 --out DIR  start a cluster for one job
+    headway up --nodes 3                      start a cluster that stays, for `submit`, `watch`, …
 
     Exit codes: 2 usage or configuration, 3 unreachable, 4 job failed.
     """
@@ -83,14 +83,15 @@ for module in (
 
 
 def main() -> None:
-    """The program. Errors are one line on stderr; HEADWAY_DEBUG=1 shows where they were raised."""
+    """Run the program. Errors are one line on stderr; HEADWAY_DEBUG=1 shows where they were raised."""
     if not os.environ.get("HEADWAY_DEBUG"):
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC tells its core's errors on stderr beside raising ours
+        # gRPC's core prints its errors on stderr, and we raise them too
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; returns the exit code. No control character in what others wrote reaches a terminal."""
+    """Run one command line; return the exit code. No control character from other people's texts reaches a terminal."""
     with printable_streams():
         return _run(arguments)
 
@@ -116,7 +117,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The code for an error that is not a bug of ours; None for one that is."""
+    """Return the exit code of an expected error; None for a bug of ours."""
     if isinstance(error, (ConfigError, DataError, CompilationError, _ClickError)):
         return EXIT_CONFIG
     if isinstance(error, JobFailedError):
@@ -127,7 +128,7 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _sentence(error: Exception) -> str:
-    """An error on one line."""
+    """Return an error on one line."""
     if isinstance(error, _ClickError):
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
@@ -138,7 +139,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _without_tls_jargon(text: str) -> str:
-    """gRPC's words for a handshake that failed, in ours; who was called stays in front."""
+    """Replace gRPC's words for a failed handshake by ours; the callee's name stays in front."""
     sentence = sentence_of(text)
     if sentence is None:
         return text

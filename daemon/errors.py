@@ -10,7 +10,7 @@ MAX_REASON_CHARACTERS = 300
 
 @dataclass
 class ConfigError(Exception):
-    """The user's: a file, a flag or a name is wrong. One line that says what, where, and what to do."""
+    """A file, a flag or a name is wrong: the user's error. One line says what is wrong, where, and what to do."""
 
     what: str
     where: str = ""
@@ -30,7 +30,7 @@ class InvariantLostError(ConfigError):
 
 @dataclass
 class StoreError(Exception):
-    """etcd said no, or nothing. `target` is its address or a key."""
+    """etcd refused a request, or did not answer. `target` is its address or a key."""
 
     target: str
     reason: str
@@ -44,20 +44,20 @@ class StoreUnreachableError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """The lease is gone: everything registered under it too."""
+    """The lease is gone, with everything registered under it."""
 
 
 class ConflictError(StoreError):
-    """A compared revision had moved on: somebody else decided first."""
+    """A compared revision has moved on: another process wrote first."""
 
 
 class CompactedError(StoreError):
-    """The revision to resume a watch from was compacted away: list again."""
+    """The revision from which to resume a watch was compacted: list again."""
 
 
 @dataclass
 class RecoveryError(Exception):
-    """State that should have been there is not: `item` names it."""
+    """State that should exist is missing: `item` names it."""
 
     item: str
     reason: str
@@ -71,16 +71,18 @@ class NoAccessError(RecoveryError):
 
 
 class StorageAwayError(RecoveryError):
-    """A file system does not answer, or lacks what was read there before: an outage, which nobody is charged with."""
+    """A file system does not answer, or lacks a file that was read there before: an outage, charged to no node."""
 
 
 class DamagedCopyError(RecoveryError):
-    """A copy is not what it was registered as: another attempt would find the same."""
+    """A copy differs from its registration: another attempt would find the same damage."""
 
 
 @dataclass
 class JobFailedError(Exception):
-    """A job ended without finishing: `phase` says how, `last_line` is its traceback's, `where` names the whole text."""
+    """A job ended without finishing. `phase` is its last phase, `last_line` the traceback's last line, `where` the full
+    text.
+    """
 
     job: str
     phase: str
@@ -95,17 +97,17 @@ class JobFailedError(Exception):
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first error of a group; any other error itself."""
+    """Return the first error of a group; return any other error itself."""
     return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error that nobody expected, as `Kind: what it says`; of a group, its first one."""
+    """Return an unexpected error as `Kind: message`; for a group, its first error."""
     first = first_of(error)
     return shortened(f"{type(first).__name__}: {first}".rstrip(": "))
 
 
 def shortened(reason: str) -> str:
-    """A reason on one line of at most MAX_REASON_CHARACTERS."""
+    """Return a reason on one line of at most MAX_REASON_CHARACTERS."""
     line = " ".join(reason.split())
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[: MAX_REASON_CHARACTERS - 1]}…"

@@ -1,11 +1,11 @@
-"""What can go wrong between workers. Errors carry fields; the sentence is made from them."""
+"""Errors between workers. They carry fields; the sentence is made from the fields."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class PeerError(Exception):
-    """Another process is to blame. `peer` names it, for people."""
+    """Another process is to blame. `peer` names it for people."""
 
     peer: str
     reason: str
@@ -19,12 +19,12 @@ class UnavailableError(PeerError):
 
 
 class UnreachedError(UnavailableError):
-    """The peer was dialled and never answered."""
+    """The peer was dialled and has never answered."""
 
 
 @dataclass
 class PortsTakenError(Exception):
-    """Somebody else listens at every port that this process may take."""
+    """Other processes listen at every port that this process may take."""
 
     host: str
     ports: tuple[int, ...]
@@ -37,7 +37,7 @@ class PortsTakenError(Exception):
 
 @dataclass
 class NotListeningError(Exception):
-    """This process cannot listen at its host and port, and that nobody else listens there does not help."""
+    """This process cannot listen at its host and port, although no other process listens there."""
 
     host: str
     port: int
@@ -48,12 +48,12 @@ class NotListeningError(Exception):
 
 
 class ProtocolError(PeerError):
-    """The peer said something that the protocol does not allow."""
+    """The peer sent something that the protocol does not allow."""
 
 
 @dataclass
 class LinkOverflowError(Exception):
-    """More was sent than any schedule can have in flight: a bug of the caller, told before memory grows."""
+    """The caller sent more than any schedule can have in flight: a bug, reported before memory grows."""
 
     peer: str
     unacknowledged_bytes: int
@@ -65,7 +65,7 @@ class LinkOverflowError(Exception):
 
 @dataclass
 class DataError(Exception):
-    """A data folder is missing, damaged or not the one that was asked for. `path` says which file."""
+    """A data folder is missing, damaged, or not the requested one. `path` names the file."""
 
     path: str
     reason: str
@@ -76,7 +76,7 @@ class DataError(Exception):
 
 @dataclass
 class CompilationError(Exception):
-    """Layers cannot be compiled on this machine, as the job wants them."""
+    """This machine cannot compile the layers with the job's settings."""
 
     reason: str
 
@@ -86,7 +86,7 @@ class CompilationError(Exception):
 
 @dataclass
 class DamagedFileError(Exception):
-    """A state file is truncated, altered, or not the one that was asked for."""
+    """A state file is truncated, altered, or not the requested one."""
 
     path: str
     reason: str
@@ -97,7 +97,7 @@ class DamagedFileError(Exception):
 
 @dataclass
 class AbortedError(Exception):
-    """Somebody with the right to do so ended a stage's run before its boundary."""
+    """An authorized caller ended a stage's run before its boundary."""
 
     reason: str
 
@@ -107,7 +107,7 @@ class AbortedError(Exception):
 
 @dataclass
 class NonFiniteLossError(Exception):
-    """A microbatch's loss is infinite or not a number: the run cannot go on from here."""
+    """A microbatch's loss is infinite or NaN: the run cannot continue from here."""
 
     batch: int
     microbatch: int

@@ -1,1 +1,1 @@
-"""What people ask of a cluster, and how the answers look."""
+"""Asks a cluster for people, and shapes its answers."""

@@ -1,7 +1,7 @@
-"""Checkpoints as they lie in a folder or below a URL: what there is, and how a new job begins with one.
+"""Checkpoints in a folder or below a URL: lists them, reads them, and starts a new job from one.
 
-A manifest says which job wrote a checkpoint, with its whole spec, so that a cluster can be set up anew from nothing
-but the checkpoint. All functions that read block.
+A manifest names the job that wrote a checkpoint, with its whole spec. A new cluster can be set up from the checkpoint
+alone. All functions that read block.
 """
 
 import re
@@ -27,23 +27,23 @@ MAX_DEPTH: Final = 3
 _BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
 
 SAME: Final = ("train.dtype", "train.schedule", "train.microbatches", "optim.matrices.name", "optim.rest.name")
-"""Beside all of [model]: what decides which tensors a state file has."""
+"""Settings, besides all of [model], that decide which tensors a state file has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The checkpoint's description of itself."""
 
     job: str
     generation: int
     spec: JobSpec
     checkpoint: CheckpointRecord
-    """`url` is where it was found, wherever it was written."""
+    """The checkpoint's record; its `url` is where the checkpoint was found, not where it was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ManifestFile:
-    """What a manifest's file has beside the checkpoint's record."""
+    """The fields of a manifest's file besides the checkpoint's record."""
 
     job: str
     generation: int
@@ -58,18 +58,18 @@ class FoundCheckpoint:
     timeline: int
     boundary: int
     is_complete: bool
-    """Whether its manifest is there; without it, the checkpoint does not exist."""
+    """True if the manifest exists; without a manifest the checkpoint does not count."""
     written_at: float
-    """Seconds since the epoch; 0: the file system does not say."""
+    """Seconds since the epoch; 0: the file system does not give the time."""
     size_bytes: int
 
 
 def read_checkpoint(url: str) -> Manifest:
-    """The checkpoint of a boundary's folder, or the newest below a job's. Raises ConfigError, naming what is wrong."""
+    """Read the checkpoint of a boundary's folder, or the newest below a job's. Raises ConfigError, naming the fault."""
     url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
     found = [entry for entry in list_checkpoints(url) if entry.is_complete]
     if not found:
-        raise ConfigError("no checkpoint is here: no folder with a manifest.json", url)
+        raise ConfigError("found no checkpoint: no folder has a manifest.json", url)
     manifests = [read_manifest(entry.url) for entry in found]
     if len(jobs := sorted({manifest.job for manifest in manifests})) > 1:
         raise ConfigError(f"holds checkpoints of several jobs: {', '.join(jobs)}; name the folder of one", url)
@@ -78,7 +78,7 @@ def read_checkpoint(url: str) -> Manifest:
 
 
 def read_manifest(url: str) -> Manifest:
-    """The manifest of one boundary's folder. Raises ConfigError."""
+    """Read the manifest of one boundary's folder. Raises ConfigError."""
     from headway.daemon.storage.checkpoint import read_manifest_bytes
     from headway.daemon.storage.file_system import sentence
 
@@ -88,16 +88,16 @@ def read_manifest(url: str) -> Manifest:
     try:
         told = msgspec.json.decode(raw, type=_ManifestFile)
         checkpoint = msgspec.json.decode(raw, type=CheckpointRecord)
-    except Exception as error:  # foreign bytes: RecursionError too
-        raise ConfigError(f"is no manifest of a checkpoint: {sentence(error)}", target) from error
+    except Exception as error:  # the bytes are foreign: RecursionError is possible too
+        raise ConfigError(f"is not a checkpoint's manifest: {sentence(error)}", target) from error
     check_job(told.spec, target)
     if why := why_no_checkpoint(checkpoint, told.spec, job=told.job, generation=told.generation):
-        raise ConfigError(f"is no manifest of a checkpoint: {why}", target)
+        raise ConfigError(f"is not a checkpoint's manifest: {why}", target)
     return Manifest(job=told.job, generation=told.generation, spec=told.spec, checkpoint=replace(checkpoint, url=url))
 
 
 def list_checkpoints(url: str) -> list[FoundCheckpoint]:
-    """Every boundary's folder at or below a URL, oldest first, the unfinished too. Raises ConfigError."""
+    """List every boundary's folder at or below a URL, oldest first, incomplete ones too. Raises ConfigError."""
     from headway.daemon.storage.file_system import open_url, told_as
 
     with _as_config_error():
@@ -105,17 +105,17 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
         with told_as(url, "listed"):
             found = sorted(_walk(file_system, path, url, MAX_DEPTH), key=_age) if file_system.isdir(path) else None
     if found is None:
-        raise ConfigError("there is no such folder", url)
+        raise ConfigError("the folder does not exist", url)
     return found
 
 
 def begin_with(manifest: Manifest) -> CheckpointRecord:
-    """The first `checkpoint` record of a new job, which never deletes it, or older ones: they are not its own."""
+    """Return the first `checkpoint` record of a new job. The job never deletes that checkpoint or older ones."""
     return replace(manifest.checkpoint, origin_job=manifest.job, earlier=(), dropped=())
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:
-    """Raise ConfigError at `source:section.key` for the first key in which a job cannot take over a checkpoint."""
+    """Raise ConfigError at `source:section.key` for the first key that keeps a job from starting at a checkpoint."""
     keys = [f"model.{item.name}" for item in fields(spec.model)] + list(SAME)
     for key in keys:
         ours, theirs = _value(spec, key), _value(manifest.spec, key)
@@ -124,7 +124,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:
     if bool(spec.optim.error_feedback) != bool(manifest.spec.optim.error_feedback):
         raise ConfigError(
             f"is {spec.optim.error_feedback:g}, but the checkpoint of {manifest.job} was made with "
-            f"{manifest.spec.optim.error_feedback:g}; error feedback has a state of its own",
+            f"{manifest.spec.optim.error_feedback:g}; error feedback has its own state",
             f"{source}:optim.error_feedback",
         )
     boundary = manifest.checkpoint.boundary
@@ -136,7 +136,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:
 
 
 def _walk(file_system: Any, path: str, url: str, depth: int) -> Iterator[FoundCheckpoint]:
-    file_system.invalidate_cache(path)  # object stores remember listings
+    file_system.invalidate_cache(path)  # object stores cache listings
     entries = file_system.ls(path, detail=True)
     name = path.rstrip("/").rsplit("/", 1)[-1]
     manifest = next((entry for entry in entries if entry["name"].rsplit("/", 1)[-1] == MANIFEST), None)
@@ -158,7 +158,7 @@ def _walk(file_system: Any, path: str, url: str, depth: int) -> Iterator[FoundCh
 
 
 def _written_at(entry: dict[str, Any] | None) -> float:
-    """When a file was written, by whichever name its file system has for that."""
+    """Return when a file was written, by the field that its file system has for it."""
     if entry is None:
         return 0.0
     told = next((entry[key] for key in ("mtime", "LastModified", "created", "updated") if entry.get(key)), 0.0)
@@ -171,7 +171,7 @@ def _age(found: FoundCheckpoint) -> tuple[float, int, int]:
 
 @contextmanager
 def _as_config_error() -> Iterator[None]:
-    """For people who named the URL."""
+    """Return the error as a ConfigError, for people who named the URL."""
     try:
         yield
     except RecoveryError as error:

@@ -1,7 +1,7 @@
-"""Which cluster a command speaks to, and a session with it: what etcd says now, and every change from then on.
+"""Finds the cluster of a command, and opens a session with it: etcd's present content, and every later change.
 
-Which one, in this order: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwise the local cluster of the
-folder `--cluster` or HEADWAY_CLUSTER or `.headway`, where `headway up` has left `cluster.json`.
+The order is: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwise the local cluster of the folder
+`--cluster` or HEADWAY_CLUSTER or `.headway`, where `headway up` has left `cluster.json`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAddress:
-    """How to reach a cluster."""
+    """Addresses and credentials of a cluster."""
 
     etcd: tuple[str, ...]
     """host:port of each member."""
@@ -42,10 +42,10 @@ class ClusterAddress:
     state_dir: Path | None = None
     """The folder of a local cluster."""
     daemons: tuple[str, ...] = ()
-    """host:port of daemons, to ask while etcd is away."""
+    """host:port of daemons to ask while etcd is away."""
 
     def identity(self) -> TlsIdentity | None:
-        """This client's certificate. Raises ConfigError, naming the file that is missing or that no server takes."""
+        """Return this client's certificate. Raises ConfigError, naming the file that is missing or unusable."""
         if self.certificates is None:
             return None
         from headway.daemon.own_certificate import check_own_certificate, read_certificate
@@ -63,20 +63,20 @@ class ClusterAddress:
 
 
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-"""Of one process: zero and negative numbers mean many."""
+"""Number of one process: zero and negative numbers mean groups of processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """`cluster.json`: where the local cluster of this folder is, while it runs."""
+    """`cluster.json`: the addresses of this folder's local cluster, while it runs."""
 
     pid: Pid
     etcd: tuple[str, ...]
     certificates: str
     daemons: tuple[str, ...] = ()
-    """host:port of each daemon that was up when this was written."""
+    """host:port of each daemon that was up when the file was written."""
     pids: dict[str, Pid] = field(default_factory=dict)
-    """Node name to its daemon's process."""
+    """Node name to the process of its daemon."""
 
 
 def find_cluster(
@@ -86,10 +86,10 @@ def find_cluster(
     cluster: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ClusterAddress:
-    """The address that flags, environment (os.environ if None) and folder give; an explicit flag goes first.
+    """Return the address given by flags, environment (os.environ if None) or folder; an explicit flag goes first.
 
-    Raises StoreUnreachableError when there is no cluster, ConfigError for an address that makes no sense and for a
-    `cluster.json` that cannot be read.
+    Raises StoreUnreachableError when no cluster runs. Raises ConfigError for an invalid address or an unreadable
+    `cluster.json`.
     """
     environment = os.environ if environment is None else environment
     where = "--etcd"
@@ -170,16 +170,16 @@ class ClusterSession:
         await self.client.close()
 
     async def view(self) -> ClusterView:
-        """What etcd says now. Raises StoreUnreachableError."""
+        """Return etcd's present content. Raises StoreUnreachableError."""
         view, _ = await self._listed()
         if self.address.state_dir is None:
             remember(self.address.etcd, view.nodes.values())
         return view
 
     async def follow(self) -> AsyncGenerator[ClusterView, None]:
-        """What etcd says now, then the same view again after every change. Never ends by itself.
+        """Yield the view now, and again after every change. Never ends by itself.
 
-        While etcd is away nothing comes; afterwards nothing has been missed.
+        While etcd is away nothing is yielded; afterwards the view has every change.
         """
         is_first = True
         while True:
@@ -188,7 +188,7 @@ class ClusterSession:
             except StoreUnreachableError:
                 if is_first:
                     raise
-                continue  # it has waited for an answer until its deadline
+                continue  # this call has waited for an answer until its deadline
             is_first = False
             yield view
             try:
@@ -203,12 +203,14 @@ class ClusterSession:
                         )
                     yield view
             except (CompactedError, StoreUnreachableError):
-                await asyncio.sleep(RESUME_PAUSE_S)  # list again
+                await asyncio.sleep(RESUME_PAUSE_S)  # list everything again
 
     async def while_reachable(
         self, work: Coroutine[Any, Any, ResultT], *, patience_s: float = 20.0, probe_every_s: float = 5.0
     ) -> ResultT:
-        """The result of work that would wait for etcd for ever. Raises StoreUnreachableError after so much silence."""
+        """Return the result of work that may wait for etcd without end. Raises StoreUnreachableError after a long
+        silence.
+        """
         task = asyncio.ensure_future(work)
         heard_at = time.monotonic()
         try:

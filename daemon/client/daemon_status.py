@@ -1,4 +1,4 @@
-"""Asks daemons themselves how jobs stand: what is left to ask while etcd is away."""
+"""Asks daemons for the state of jobs, while etcd is away."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from headway.stages.tls_identity import TlsIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonStatus:
-    """What one daemon said."""
+    """One daemon's answer."""
 
     node: str
     etcd_reachable: bool
@@ -26,7 +26,7 @@ class DaemonStatus:
     """Job to its report, as plain values."""
 
     def report(self, job: str) -> JobReport:
-        """The report of one job. Raises ConfigError, with the names that the daemon knows."""
+        """Return the report of one job. Raises ConfigError with the names that the daemon knows."""
         if job not in self.jobs:
             known = ", ".join(self.jobs) or "none"
             raise ConfigError(f"no such job; node {self.node} knows {known}", f"job {job}")
@@ -34,19 +34,19 @@ class DaemonStatus:
 
     @property
     def line(self) -> str:
-        """Whether etcd is there, and what waits for it."""
+        """Return a line that says whether etcd is there, and what waits for etcd."""
         if self.etcd_reachable:
             return f"node {self.node} reaches etcd"
         return (
             f"etcd has been away for {duration(self.etcd_away_s)}, says node {self.node}; training goes on; "
-            f"what waits for it: {self.waits_for}"
+            f"these wait for etcd: {self.waits_for}"
         )
 
 
 async def ask_daemons(
     addresses: Sequence[str | NodeEndpoint], identity: TlsIdentity | None, *, job: str = "", timeout_s: float = 5.0
 ) -> DaemonStatus:
-    """What the first daemon says that answers. Raises UnavailableError, naming all, when none does."""
+    """Return the answer of the first daemon that answers. Raises UnavailableError, naming all, when none does."""
     if identity is None:
         raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
     client = NodeClient(identity)
@@ -64,7 +64,7 @@ async def ask_daemons(
                     jobs=msgspec.json.decode(reply.jobs),
                 )
             except (ValueError, RecursionError) as error:
-                raise ProtocolError(f"node at {address}", f"sent what is no status: {error}") from error
+                raise ProtocolError(f"node at {address}", f"sent an unreadable status: {error}") from error
             except PeerError as error:
                 reasons.append(str(error))
     finally:

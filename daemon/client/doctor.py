@@ -1,4 +1,4 @@
-"""What `headway doctor` looks at: each thing with what was found and, where it is wrong, what to do."""
+"""The checks of `headway doctor`: each gives what was found and, if something is wrong, what to do."""
 
 import asyncio
 import importlib.metadata
@@ -24,7 +24,7 @@ LEAST_SHARED_BYTES = 256 << 20
 
 
 def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Every finding about this machine, and about the cluster that the flags, environment or folder name."""
+    """Return every finding about this machine, and about the cluster of the flags, environment or folder."""
     is_elsewhere = etcd or (cluster is None and os.environ.get("HEADWAY_ETCD"))
     is_local = not is_elsewhere and (cluster or os.environ.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR.exists())
     findings = [
@@ -43,7 +43,7 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
 
 
 def _said_once(findings: list[Finding]) -> list[Finding]:
-    """Each remark beside the last thing that it is about: of one release of etcd, beside the cluster."""
+    """Keep each remark only at its last finding, so that the cluster has the remark on its etcd release."""
     last = {finding.advice: finding for finding in findings}
     return [
         finding if not finding.is_fine or last[finding.advice] is finding else replace(finding, advice="")
@@ -75,7 +75,7 @@ def _torch() -> Finding:
 
 
 def _etcd_binary(chosen: Path | None, *, is_needed: bool) -> Finding:
-    """Needed where `headway up` has a cluster. Elsewhere its absence is a remark, unless one was named."""
+    """Find the etcd binary. It is needed for `headway up`; elsewhere its absence is a remark, unless it was named."""
     try:
         binary = find_etcd_binary(chosen)
         release = binary_release(binary)
@@ -145,7 +145,7 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
 
 
 def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Whether every record in etcd can be read; nothing where no cluster answers."""
+    """Report whether every record in etcd can be read; report nothing if no cluster answers."""
 
     async def ask() -> list[str]:
         async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
@@ -160,7 +160,7 @@ def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list
 
 
 def _ways(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Nothing where the cluster is out of reach: its own line says why."""
+    """Report the ways between nodes; report nothing if the cluster is out of reach, which has its own line."""
 
     async def ask() -> list[Finding]:
         async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:

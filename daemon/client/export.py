@@ -33,15 +33,15 @@ class Boundary:
     timeline: int
     number: int
     checksum: dict[str, str]
-    """Of each layer's file."""
+    """Part to the checksum of its file."""
     job: str = ""
-    """Who wrote it, if it was another job."""
+    """The job that wrote the boundary, if it is another job."""
 
 
 def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
-    """The newest boundary of the job's own past whose every layer is held or checkpointed.
+    """Return the newest boundary of the job's own past of which every layer is held or checkpointed.
 
-    Raises ConfigError when there is none yet.
+    Raises ConfigError when no boundary was written.
     """
     assert job.spec is not None
     found: list[Boundary] = []
@@ -75,11 +75,11 @@ async def export(
     force: bool = False,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> Boundary:
-    """Write a job's model into the folder `out`; returns the boundary it is of.
+    """Write a job's model into the folder `out`; return the model's boundary.
 
-    What is in the folder stays until the model is whole. force: a model that was not exported may be replaced.
-    on_layer(done, total) is told of progress. Raises ConfigError, RecoveryError (a file that cannot be had, or is not
-    what was registered), UnavailableError (no node).
+    The folder's old content stays until the model is complete. force: replace a model that was not exported.
+    on_layer(done, total) reports progress. Raises ConfigError, RecoveryError (a file is missing or differs from its
+    registration), UnavailableError (no node).
     """
     from headway.daemon.client.job_requests import job_of
 
@@ -113,7 +113,7 @@ async def export(
 
 
 async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, *, checksum: str) -> None:
-    """One file, verified, from a holder or through the first node that can get it."""
+    """Fetch and verify one file, from a holder or through the first node that can read it."""
     job = view.jobs[key.job]
     holders = job.holders(key.timeline, key.boundary, key.layer)
     nodes = sorted(view.nodes.values(), key=lambda node: node.name not in holders)
@@ -139,7 +139,7 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
 
 
 def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:
-    """W_b in fp32, by parameter name, of a layer's file."""
+    """Return W_b in fp32 by parameter name, from a layer's file."""
     try:
         header, tensors = read_state(path)
         check_header(path, header, job=key.job, layer=key.layer, boundary=key.boundary)
@@ -150,11 +150,11 @@ def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:
 
 
 def _tokenizer(spec: JobSpec) -> DataTokenizer | None:
-    """The data's tokenizer, where this machine has the data."""
+    """Return the data's tokenizer, if this machine has the data."""
     if spec.data.source == BUILT_IN_SOURCE:
         return DataTokenizer(text=tokenizer_json())
     folder = Path(spec.data.source)
     try:
         return tokenizer_of(folder, read_index(folder))
     except (DataError, OSError):
-        return None  # the folder without its tokenizer is still a model
+        return None  # without its tokenizer, the folder is still a model

@@ -1,14 +1,14 @@
-"""One thing that `headway doctor` has looked at."""
+"""A finding of `headway doctor`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found, and where it is wrong, what to do."""
+    """The result of one check and, if something is wrong, the remedy."""
 
     what: str
     is_fine: bool
     found: str
     advice: str = ""
-    """What to do; beside what is fine, a remark."""
+    """The remedy; in a good finding, a remark."""

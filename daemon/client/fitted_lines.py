@@ -1,4 +1,4 @@
-"""Parts of a line that belong together, on as few lines as a screen's width allows. Pure."""
+"""Fits the parts of a line on as few lines as a screen's width allows. Pure."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ INDENT = "    "
 
 
 def fitted(parts: Sequence[str], width: int | None) -> list[str]:
-    """The parts on one line, or, where that is too narrow, on several; no part is cut or left out.
+    """Return the parts on one line or, if that is too long, on several; no part is cut or left out.
 
-    width: columns of the screen; None: no screen, one line. A part that is longer than a line is broken at spaces.
+    width: columns of the screen; None: no screen, one line. A part that is longer than a line breaks at spaces.
     """
     told = [part for part in parts if part]
     if width is None or len(GAP.join(told)) <= width:

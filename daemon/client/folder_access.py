@@ -1,4 +1,4 @@
-"""Which nodes can write to a job's checkpoint folder: asked of them before the job is submitted."""
+"""Asks nodes whether they can write to a job's checkpoint folder, before the job is submitted."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from headway.proto.control_pb2 import TryFolderReply
 from headway.stages.errors import PeerError
 
 MOST_NODES: Final = 16
-"""Of more nodes those that are first by name are asked; a job's own nodes try its folder anyway."""
+"""Maximum number of nodes asked, the first by name; a job's own nodes try the folder anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderAccess:
-    """What the nodes that were asked said of one folder. All mappings are from node to reason."""
+    """The nodes' answers about one folder. All mappings are from node to reason."""
 
     checkpoint_dir: str
     num_able: int = 0
     lacking: Mapping[str, str] = field(default_factory=dict)
-    """Nodes without credentials for it, or without the package that it takes."""
+    """Nodes without credentials for the folder, or without the package that it needs."""
     away: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that cannot write to it now: another attempt may succeed."""
+    """Nodes that cannot write to the folder now: another attempt may succeed."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Nodes that did not answer the question."""
 
@@ -42,7 +42,7 @@ class FolderAccess:
 
     @property
     def warnings(self) -> list[str]:
-        """What a job on these nodes has to expect, a sentence each."""
+        """Return one sentence for each problem that a job on these nodes has to expect."""
         folder = self.checkpoint_dir
         lines = [f"{node} has no access to {folder}: {reason}" for node, reason in sorted(self.lacking.items())]
         if self.away:
@@ -55,7 +55,7 @@ class FolderAccess:
 
 
 async def folder_access(session: ClusterSession, view: ClusterView, checkpoint_dir: str) -> FolderAccess:
-    """What the nodes of a cluster say; nothing of a folder that is in no store, or where nobody can be asked."""
+    """Return the answers of a cluster's nodes; empty if the folder is in no store, or no node can be asked."""
     names = sorted(view.nodes)[:MOST_NODES]
     if session.identity is None or not is_store(checkpoint_dir):
         return FolderAccess(checkpoint_dir=checkpoint_dir)
@@ -68,7 +68,7 @@ async def folder_access(session: ClusterSession, view: ClusterView, checkpoint_d
 
 
 def sorted_out(checkpoint_dir: str, answers: Mapping[str, TryFolderReply | str]) -> FolderAccess:
-    """The answers by what they say. answers: from node to its reply, or to why there is none."""
+    """Sort the answers by their result. answers: from node to its reply, or to the reason why it has none."""
     replies = {node: reply for node, reply in answers.items() if not isinstance(reply, str)}
     unable = {node: reply for node, reply in replies.items() if reply.reason}
     return FolderAccess(

@@ -1,4 +1,4 @@
-"""What a job's workers spend their time on, and the one sentence that says why it is slow. Pure."""
+"""Shows how a job's workers spend their time, and one sentence that says why the job is slow. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,16 +13,16 @@ from headway.daemon.records import PlanRecord
 USEFUL: Final = "useful"
 WAITING: Final = "waiting:"
 LEAST_SHARE: Final = 0.05
-"""A smaller share of the recent time is nothing to speak of."""
+"""A smaller share of the recent time is not reported."""
 
 _PEER: Final = re.compile(r"stage (\d+)(?: worker (\d+))?")
 
 _SENTENCES: Final[Mapping[str, str]] = {
-    "replay": "computed batches again {share} of the time, after a rollback",
-    "bubble": "had nothing to compute {share} of the time, because the schedule lets the pipeline run empty",
+    "replay": "spent {share} of the time on recomputing batches after a rollback",
+    "bubble": "was idle {share} of the time, because the schedule has a bubble",
     "snapshot": "waited {share} of the time for its snapshot to be written",
-    "recovery": "loaded state {share} of the time, after a failure",
-    "replan": "loaded state {share} of the time, for a new plan",
+    "recovery": "loaded state {share} of the time after a failure",
+    "replan": "loaded state {share} of the time for a new plan",
     "idle": "had no plan {share} of the time",
 }
 
@@ -32,10 +32,10 @@ class StageGoodput:
     """One worker of the plan in force, over the last minute."""
 
     stage: int
-    """Of its pipeline."""
+    """Index of its pipeline stage."""
     node: str
     shares: dict[str, float]
-    """By class, of that time: 0 to 1."""
+    """Class to its share of the minute: 0 to 1."""
     typical_s: float
     """Median seconds of an operation."""
     name: str = ""
@@ -44,22 +44,22 @@ class StageGoodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputReport:
-    """Over all workers that are alive or died beside a living daemon."""
+    """The goodput over all workers that are alive, or that died while their daemon lived."""
 
     useful_share: float | None
-    """Of all their seconds: 0 to 1; None while no worker has told anything."""
+    """Useful share of all worker seconds: 0 to 1; None while no worker has reported."""
     seconds: dict[str, float]
-    """By class, the largest first; waiting for a peer is one class, whichever peer."""
+    """Seconds by class, the largest first; waiting for a peer is one class, for all peers."""
     stages: tuple[StageGoodput, ...] = ()
     why_slow: str = ""
     num_replayed: int = 0
-    """Batches computed again, by the stage that repeated most."""
+    """Batches that were recomputed, by the stage that repeated most."""
     num_resumed: int = 0
-    """Links that broke and went on."""
+    """Links that broke and resumed."""
 
 
 def report_goodput(job: JobView) -> GoodputReport:
-    """The report of a job; each worker counts once, with its newest record."""
+    """Return the report of a job; each worker counts once, with its newest record."""
     newest: dict[str, GoodputRecord] = {}
     for _, record in sorted(job.goodput.items()):
         newest[record.incarnation] = record
@@ -109,7 +109,7 @@ def _stages(job: JobView) -> Iterable[StageGoodput]:
 
 
 def _why_slow(job: JobView, stages: tuple[StageGoodput, ...]) -> str:
-    """What takes the largest share of one worker's last minute, beside useful work; who is waited for has a name."""
+    """Return the largest loss of one worker's last minute, apart from useful work; a wait names the peer."""
     losses = [
         (share, entry, kind) for entry in stages for kind, share in entry.shares.items() if kind != USEFUL and share
     ]
@@ -117,7 +117,7 @@ def _why_slow(job: JobView, stages: tuple[StageGoodput, ...]) -> str:
         return ""
     share, entry, kind = max(losses, key=lambda loss: (loss[0], -loss[1].stage))
     if share < LEAST_SHARE:
-        return f"nothing slows it: no stage lost more than {_percent(share)} of the last minute to anything"
+        return f"nothing slows the job: no stage lost more than {_percent(share)} of the last minute to anything"
     if kind.startswith(WAITING):
         peer = _peer(kind.removeprefix(WAITING), job.plan)
         return f"{entry.name} waited {_percent(share)} of the time for {peer}"
@@ -126,7 +126,9 @@ def _why_slow(job: JobView, stages: tuple[StageGoodput, ...]) -> str:
 
 
 def _peer(told: str, plan: PlanRecord) -> str:
-    """A neighbour with its node; its address alone, `stage 1 worker 2 at 10.0.0.7:4242`, tells nobody anything."""
+    """Return a neighbour with its node, because an address alone (`stage 1 worker 2 at 10.0.0.7:4242`) tells a user
+    little.
+    """
     found = _PEER.match(told)
     if found is None or int(found[1]) >= plan.num_stages:
         return told

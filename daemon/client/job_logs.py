@@ -1,4 +1,4 @@
-"""A job's worker output, through the first daemon that answers."""
+"""Reads a job's worker output, through the first daemon that answers."""
 
 from collections.abc import AsyncIterator
 
@@ -13,7 +13,7 @@ from headway.stages.errors import PeerError, UnavailableError
 async def read_logs(
     session: ClusterSession, job: str, *, node: str = "", follow: bool = False, last_lines: int = 0
 ) -> AsyncIterator[control_pb2.LogLine]:
-    """Lines of every node, or of one. Raises ConfigError for a name that is not there, UnavailableError."""
+    """Yield the lines of every node, or of one. Raises ConfigError for an unknown name, UnavailableError."""
     view = await session.view()
     job_of(view, job)
     if node:

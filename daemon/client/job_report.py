@@ -1,4 +1,4 @@
-"""A job as people see it: one value from its records. Pure; `--json` prints it as it is."""
+"""The report of a job: one value made from its records. Pure; `--json` prints it unchanged."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from headway.daemon.planning.link_choice import PlannedLink, planned_links
 from headway.daemon.records import NodeRecord, Phase, PlanRecord
 
 SCHEMA_VERSION = 1
-NO_FASTER_PLAN = "no plan is predicted to be clearly faster"
+NO_FASTER_PLAN = "no other plan is predicted to be clearly faster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +21,18 @@ class StageReport:
     """One worker of the plan in force, or of the next."""
 
     index: int
-    """Of its stage."""
+    """Index of its stage."""
     node: str
     device: int
     layers: tuple[str, ...]
     depth: int
     worker: str
-    """The worker's state: `ready`, `running`, `stopped`, `failed`; empty while it has said nothing."""
+    """The worker's state: `ready`, `running`, `stopped`, `failed`; empty while it has reported nothing."""
     replica: int = 1
-    """Of its stage, from 1."""
+    """Number of the replica within its stage, from 1."""
     num_replicas: int = 1
     groups: tuple[int, ...] = ()
-    """The reduction groups whose microbatches it computes; empty: all."""
+    """Reduction groups whose microbatches the worker computes; empty: all."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """Where a job stands. Absent numbers are None."""
+    """The state of a job. Absent numbers are None."""
 
     schema: int = SCHEMA_VERSION
     name: str
@@ -57,13 +57,13 @@ class JobReport:
     """Last batch whose loss is known."""
     batches: int
     loss: float | None
-    """Of `batch`."""
+    """Loss of `batch`."""
     tokens_per_second: float | None
     seconds_left: float | None
     exact: bool | None
     exact_reason: str
     plan_reason: str
-    """Why the plan was made."""
+    """Reason of the plan in force."""
     layers: tuple[str, ...]
     stages: tuple[StageReport, ...]
     next_stages: tuple[StageReport, ...]
@@ -72,35 +72,35 @@ class JobReport:
     submitted_at: float
     since: float
     planning_since: float = 0.0
-    """Seconds since the epoch; 0: no plan is being computed for which the job waits."""
+    """Seconds since the epoch; 0: the job waits for no plan to be computed."""
     codecs: tuple[str, ...] = ()
-    """As in PlanRecord, of the plan in force or the next."""
+    """Codecs of the plan in force or the next, as in PlanRecord."""
     coded_cuts: tuple[str, ...] = ()
-    """What `headway reference --coded-cuts` takes to have the bits of a run under this plan alone."""
+    """Value for `headway reference --coded-cuts` that gives the bits of a run under this plan alone."""
     no_better_plan: str = ""
-    """Why no other plan is taken while the job runs."""
+    """Reason why no other plan is taken while the job runs."""
     parent: str = ""
-    """As in SpecRecord."""
+    """Parent of the job, as in SpecRecord."""
     provisional_from: int | None = None
-    """Batches from here on would be computed again if a node were lost now."""
+    """First batch that would be recomputed if a node were lost now."""
     safety: SafetyReport = field(default_factory=SafetyReport)
     links: tuple[PlannedLink, ...] = ()
-    """Of the plan in force, or of the next: which kind each is, and why."""
+    """Links of the plan in force or the next, each with its kind and the reason for it."""
     goodput: GoodputReport = field(default_factory=lambda: GoodputReport(useful_share=None, seconds={}))
     ailments: tuple[str, ...] = ()
-    """What does not work on the nodes of its plan, and what keeps the leader from deciding about it."""
+    """Faults on the nodes of its plan, and whatever keeps the leader from deciding about the job."""
     waits: tuple[str, ...] = ()
-    """Which neighbours wait for each other, and which of them cannot talk."""
+    """Sentences that name the neighbours that wait for each other, and the pairs that cannot talk."""
     user: str = ""
-    """Whose share of the cluster it is counted against."""
+    """User to whose share of the cluster the job counts."""
     priority: int = 0
     queue_position: int | None = None
-    """From 1, among the jobs that wait for devices; None: it does not wait."""
+    """Position among the jobs that wait for devices, from 1; None: the job does not wait."""
     queue_length: int = 0
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
-    """The report of a job whose spec is known, on the nodes that are up."""
+    """Return the report of a job whose spec is known, with the nodes that are up."""
     spec = job.spec
     assert spec is not None, "a job without its spec is not shown"
     phase, progress, plan = job.phase, job.progress, job.plan
@@ -153,12 +153,12 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
 
 
 def report_in(view: ClusterView, job: JobView) -> JobReport:
-    """The report of a job of a view, with its place in the queue and what keeps it from being decided about."""
+    """Return the report of a job in a view, with its place in the queue and what blocks a decision about it."""
     return reports_in(view, [job])[0]
 
 
 def reports_in(view: ClusterView, jobs: Iterable[JobView]) -> list[JobReport]:
-    """The reports of several jobs of a view."""
+    """Return the reports of several jobs in a view."""
     waiting = queue(view, now=view.usage.at or 0.0)
     places = {job.name: place for place, job in enumerate(waiting, start=1)}
     return [_report_in(view, job, places) for job in jobs]
@@ -169,11 +169,15 @@ def _report_in(view: ClusterView, job: JobView, places: Mapping[str, int]) -> Jo
     report = replace(report, waits=tuple(link_waits(view, job)))
     if job.name in places:
         report = replace(report, queue_position=places[job.name], queue_length=len(places))
-    return replace(report, ailments=(f"nothing is decided about it: {why}", *report.ailments)) if why else report
+    return (
+        replace(report, ailments=(f"the coordinator cannot decide about this job: {why}", *report.ailments))
+        if why
+        else report
+    )
 
 
 def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
-    """Of the job itself first, then of its plan's nodes."""
+    """Return faults of the job first, then of its plan's nodes."""
     mine = job_ailment(job.name)
     names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
     of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
@@ -188,7 +192,7 @@ def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
 
 
 def _exactness(job: JobView) -> tuple[bool | None, str]:
-    """Whether the job has the bits of the plain loop, and why: by its plan, else by its checkpoint; None: not known."""
+    """Return whether the job's bits equal the plain loop's, and why, from its plan or its checkpoint; None: unknown."""
     told = job.plan or job.next
     if told is not None:
         return told.is_exact, told.exact_reason
@@ -198,8 +202,8 @@ def _exactness(job: JobView) -> tuple[bool | None, str]:
     if checkpoint.was_rounded:
         return False, "wire compression has rounded what some of its links carried"
     if len(classes) == 1:
-        return True, f"all its workers were of one arithmetic class ({classes[0]})"
-    return False, f"it has run on several arithmetic classes: {'; '.join(classes)}"
+        return True, f"all its workers had one arithmetic class ({classes[0]})"
+    return False, f"it ran on several arithmetic classes: {'; '.join(classes)}"
 
 
 def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
@@ -224,7 +228,7 @@ def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
 
 
 def layer_range(layers: Sequence[str]) -> str:
-    """Consecutive layers in few characters: `embed, block.0-3`."""
+    """Return consecutive layers in few characters: `embed, block.0-3`."""
     blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
     parts = ["embed"] if "embed" in layers else []
     if blocks:
@@ -235,7 +239,7 @@ def layer_range(layers: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3:05` or `2:03:05`."""
+    """Return a duration as `42 s`, `3:05` or `2:03:05`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -245,20 +249,20 @@ def duration(seconds: float) -> str:
 
 
 def planning_note(report: JobReport, now: float) -> str:
-    """`planning since 3 s`, or nothing. now: seconds since the epoch."""
+    """Return `planning since 3 s`, or an empty text. now: seconds since the epoch."""
     since = report.planning_since
     return f"planning since {duration(max(now - since, 0.0))}" if since else ""
 
 
 def queue_note(report: JobReport) -> str:
-    """`2 of 3 in the queue`, or nothing."""
+    """Return `2 of 3 in the queue`, or an empty text."""
     if report.queue_position is None:
         return ""
     return f"{report.queue_position} of {report.queue_length} in the queue"
 
 
 def report_line(report: JobReport, *, now: float) -> str:
-    """The job on one line, for logs and pipes. now: seconds since the epoch."""
+    """Return the job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
     if report.batch is not None:
         parts.append(f"batch {report.batch + 1}/{report.batches}")

@@ -1,4 +1,7 @@
-"""What people ask of jobs, as transactions: submit, pause, resume, cancel, remove. Answers in one sentence."""
+"""The requests that people make of jobs, as transactions: submit, pause, resume, cancel, remove.
+
+Each request answers with one sentence.
+"""
 
 import getpass
 import os
@@ -33,7 +36,7 @@ async def submit(
 ) -> None:
     """Put a resolved job in the queue. Raises ConfigError when its name is in use.
 
-    checkpoint: what it begins with; generation: the highest that was handed out before that was written.
+    checkpoint: the start of the job. generation: the highest generation handed out before the checkpoint was written.
     """
     from headway.daemon.etcd.transaction import Compare, Put
 
@@ -67,7 +70,7 @@ async def submit(
 
 
 def submitter() -> str:
-    """`user@host`; in a container whose user has no name, the user's number."""
+    """Return `user@host`; in a container whose user has no name, the user's number."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -76,12 +79,12 @@ def submitter() -> str:
 
 
 async def find_job(session: ClusterSession, name: str) -> JobView:
-    """A job by name. Raises ConfigError, with the names that exist."""
+    """Return a job by name. Raises ConfigError with the names that exist."""
     return job_of(await session.view(), name)
 
 
 def job_of(view: ClusterView, name: str) -> JobView:
-    """A job of a view. Raises ConfigError, with the names that exist."""
+    """Return a job of a view. Raises ConfigError with the names that exist."""
     job = view.jobs.get(name)
     if job is None or job.submission is None:
         if why := view.why_set_aside(name):
@@ -93,27 +96,29 @@ def job_of(view: ClusterView, name: str) -> JobView:
 
 
 async def pause(session: ClusterSession, name: str) -> str:
-    """Ask a job to stop in a checkpoint."""
+    """Ask a job to stop and write a checkpoint."""
     job = await _request(session, name, Desired.PAUSED, refuse=TERMINAL_PHASES)
-    return f"{name}: is paused" if job.phase.phase is Phase.PAUSED else f"{name}: pause asked for"
+    return f"{name}: is already paused" if job.phase.phase is Phase.PAUSED else f"{name}: pause requested"
 
 
 async def resume(session: ClusterSession, name: str) -> str:
-    """Ask a paused or failed job to go on from the newest state that is left: what nodes kept, or its checkpoint."""
+    """Ask a paused or failed job to continue from the newest state: state that nodes hold, or its checkpoint."""
     if why := (await find_job(session, name)).refusal:
-        raise ConfigError(f"{why}; it cannot go on: cancel it, and submit a job that keeps the rule", f"job {name}")
+        raise ConfigError(
+            f"{why}; the job cannot continue: cancel it, and submit a job that keeps the rule", f"job {name}"
+        )
     job = await _request(session, name, Desired.RUNNING, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
     if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
-        return f"{name}: goes on; it is {job.phase.phase} now"
+        return f"{name}: continues; it is {job.phase.phase} now"
     start = f"batch {job.checkpoint.boundary}" if job.checkpoint else "the beginning"
     newer = ", or from a newer boundary that nodes hold" if job.phase.lineage is not None else ""
-    return f"{name}: goes on from {start}{newer}"
+    return f"{name}: continues from {start}{newer}"
 
 
 async def cancel(session: ClusterSession, name: str) -> str:
-    """Ask a job to end now; what it has checkpointed stays."""
+    """Ask a job to end now; its checkpoints stay."""
     await _request(session, name, Desired.CANCELLED, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
-    return f"{name}: cancel asked for"
+    return f"{name}: cancel requested"
 
 
 async def remove(session: ClusterSession, name: str) -> str:
@@ -145,7 +150,7 @@ def _kept(session: ClusterSession, job: JobView) -> str:
 
 
 async def _request(session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase]) -> JobView:
-    """Write what is wanted, with a new request number. Returns the job as it was."""
+    """Write the requested phase with a new request number. Return the job before the request."""
     from headway.daemon.etcd.transaction import Compare, Put
 
     for _ in range(MAX_ATTEMPTS):
@@ -167,9 +172,9 @@ async def _request(session: ClusterSession, name: str, wanted: Desired, *, refus
 
 
 def node_of(view: ClusterView, name: str) -> NodeRecord:
-    """A node of a view. Raises ConfigError, with the names that exist."""
+    """Return a node of a view. Raises ConfigError with the names that exist."""
     node = view.nodes.get(name)
     if node is None:
         known = ", ".join(sorted(view.nodes)) or "no node is up"
-        raise ConfigError(f"no such node; there are: {known}", f"node {name}")
+        raise ConfigError(f"no such node; these nodes are up: {known}", f"node {name}")
     return node

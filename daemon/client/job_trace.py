@@ -1,4 +1,4 @@
-"""The measured timeline of a job's last batches, collected through one daemon, and the predicted one beside it."""
+"""The measured timeline of a job's last batches, collected through one daemon, next to the predicted one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from headway.stages.schedule import Backward, Forward, Op, Update
 from headway.stages.simulator import TimedOp
 
 MAX_ATTEMPTS: Final = 3
-"""While the plan changes between our look at it and the daemons'."""
+"""Maximum number of attempts, because the plan may change between our look at it and the daemons'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How one node's times were brought to the clock of the daemon that was asked."""
+    """The alignment of one node's times to the clock of the daemon that was asked."""
 
     ahead_s: float
     error_s: float
-    """0: it is the same clock."""
+    """Bound of the alignment's error; 0: both use one clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +37,32 @@ class WorkerTimes:
     """One worker, measured and predicted."""
 
     name: str
-    """Its stage and its place."""
+    """The worker's stage and node."""
     measured: WorkerFigures | None
-    """None: see the troubles."""
+    """The measured operations; None: the troubles say why."""
     predicted: WorkerFigures | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTrace:
-    """What `headway trace` found."""
+    """The result of `headway trace`."""
 
     job: str
     generation: int
     names: tuple[str, ...]
-    """Of the rows, one per worker of the plan."""
+    """Names of the rows, one per worker of the plan."""
     pipeline: MeasuredPipeline
     prediction: Forecast | None
-    """None: a node of the plan is gone."""
+    """The simulated schedule; None: a node of the plan is gone."""
     clocks: Mapping[str, Clock]
-    """By node."""
+    """Node to the alignment of its clock."""
     are_launches: bool
-    """Times on CUDA devices are those of launches."""
+    """True if times on CUDA devices are those of launches."""
     troubles: tuple[str, ...]
 
     @property
     def workers(self) -> tuple[WorkerTimes, ...]:
-        """All of the plan, in its order."""
+        """Return all workers of the plan, in its order."""
         have = {done.stage for done in self.pipeline.timeline}
         run = self.prediction
         return tuple(
@@ -76,7 +76,7 @@ class JobTrace:
 
     @property
     def head(self) -> str:
-        """One line."""
+        """Return the headline."""
         found, run = self.pipeline, self.prediction
         over = f", {run.step_seconds:.3g} predicted ({found.step_seconds / run.step_seconds - 1:+.0%})" if run else ""
         return (
@@ -86,7 +86,7 @@ class JobTrace:
 
     @property
     def clock_line(self) -> str:
-        """How times of several nodes were aligned; empty where they need not be."""
+        """Return how the times of several nodes were aligned; empty if only one clock was used."""
         moved = [
             f"{node} {-clock.ahead_s:+.6f} s ± {clock.error_s * 1e3:.2g} ms"
             for node, clock in sorted(self.clocks.items())
@@ -96,14 +96,14 @@ class JobTrace:
 
     @property
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the trace as lines for people."""
         rows = [
             (*worker.name.split(maxsplit=1), *_cells(worker.measured), *_cells(worker.predicted))
             for worker in self.workers
         ]
         lines = [self.head, "", *table(_TITLES, rows), ""]
         if self.are_launches:
-            lines.append("Times on CUDA devices are those of launches; the device works later.")
+            lines.append("Times on CUDA devices are those of launches; the device computes later.")
         return [*lines, *([self.clock_line] if self.clock_line else []), *self.troubles]
 
 
@@ -122,9 +122,9 @@ def _cells(found: WorkerFigures | None) -> tuple[str, ...]:
 
 
 async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> JobTrace:
-    """The newest batches that all workers remember.
+    """Return the newest batches that all workers remember.
 
-    Raises ConfigError for a job that is not there or does not run, RecoveryError when there is nothing to show,
+    Raises ConfigError for a job that does not exist or does not run, RecoveryError when there is nothing to show,
     UnavailableError when no daemon answers.
     """
     if session.identity is None:
@@ -141,11 +141,11 @@ async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> 
                 return _put_together(view, job, job.plan, traces, num_batches=num_batches)
     finally:
         await client.close()
-    raise RecoveryError(f"job {name}", "its plan is just changing; ask again")
+    raise RecoveryError(f"job {name}", "its plan is changing; ask again")
 
 
 async def _collect(client: NodeClient, view: ClusterView, plan: PlanRecord, job: str) -> list[WorkerTrace]:
-    """Through the first daemon that answers, those of the plan first."""
+    """Collect the operations through the first daemon that answers; the plan's daemons are asked first."""
     own = {worker.node for worker in plan.stages}
     reasons: list[str] = []
     for node in sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name)):
@@ -183,7 +183,7 @@ def _put_together(
 
 
 def _timeline(trace: WorkerTrace) -> list[TimedOp]:
-    """A worker's operations in the clock of the daemon that was asked."""
+    """Return a worker's operations in the clock of the daemon that was asked."""
     told, ahead_s = trace.operations, trace.clock_ahead_s
     return [
         TimedOp(trace.worker, op, version, started_s - ahead_s, ended_s - ahead_s)
@@ -205,7 +205,7 @@ def _operations(told: RecentOperations) -> Iterator[Op]:
 
 
 def _predicted(view: ClusterView, job: JobView, plan: PlanRecord, *, num_batches: int) -> Forecast | None:
-    """The simulator on the plan, with what has been measured so far."""
+    """Simulate the plan with the present measurements."""
     nodes = as_fast_as_their_like(view.nodes.values())
     if job.spec is None or any(worker.node not in nodes for worker in plan.stages):
         return None

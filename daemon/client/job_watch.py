@@ -1,4 +1,4 @@
-"""Follows a job to its end: shows it, and says how it ended."""
+"""Follows a job to its end: shows its progress, and reports its end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,10 +21,10 @@ async def follow_job(
     until: frozenset[Phase] = TERMINAL_PHASES,
     on_view: OnView | None = None,
 ) -> JobView:
-    """Show a job until its phase is one of `until`; returns it as it is then.
+    """Show a job until its phase is one of `until`; return the job in that phase.
 
-    on_view is awaited with every state of the cluster, the last one included, before it is shown. Raises ConfigError
-    when there is no such job, or when it is removed meanwhile.
+    on_view is awaited with every state of the cluster, including the last, before it is shown. Raises ConfigError
+    when the job does not exist, or when it is removed meanwhile.
     """
     history = LossHistory()
     views = session.follow()
@@ -61,13 +61,13 @@ async def wait_for_phase(session: ClusterSession, name: str, phases: frozenset[P
 
 
 def is_resumed(job: JobView) -> bool:
-    """Whether a failed job was asked to go on, and the leader has not answered yet: its failure is the past."""
+    """Return whether a failed job was asked to continue and the leader has not answered yet."""
     wanted = job.desired
     return job.phase.phase is Phase.FAILED and wanted.state is Desired.RUNNING and wanted.request > job.phase.request
 
 
 def check_finished(job: JobView, *, where: str) -> None:
-    """Raise JobFailedError unless the job has finished. where: in which file or by which command to read more."""
+    """Raise JobFailedError unless the job has finished. where: the file or command that shows more."""
     if job.phase.phase is Phase.FINISHED:
         return
     lines = job.phase.error.strip().splitlines()
@@ -77,9 +77,9 @@ def check_finished(job: JobView, *, where: str) -> None:
 
 
 def traceback_line(lines: list[str]) -> str:
-    """The line of a failed worker's text that names the exception: the one after the last traceback's frames.
+    """Return the line of a failed worker's text that names the exception: the line after the last traceback's frames.
 
-    Without a traceback it is the first line, which says how the worker ended; its log comes after that.
+    Without a traceback it is the first line, which says how the worker ended; its log follows.
     """
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     for line in lines[starts[-1] + 1 :] if starts else []:

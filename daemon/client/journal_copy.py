@@ -19,7 +19,7 @@ WHOLE_INTERVAL_S: Final = 0.1
 
 
 class JournalCopy:
-    """The metrics file of one job and the way to its journal. A file that is there already is gone on with."""
+    """The metrics file of one job, and the source of its journal. An existing file is continued."""
 
     def __init__(self, session: ClusterSession, job: str, path: Path) -> None:
         if session.identity is None:
@@ -36,7 +36,7 @@ class JournalCopy:
         await self._client.close()
 
     async def on_view(self, view: ClusterView, job: JobView) -> None:
-        """Copy what is new if a journal was written since the last call. A node that does not answer is asked later."""
+        """Copy new lines if a journal was written since the last call. A node that does not answer is asked later."""
         written = set(restorable(job, view.nodes)) if job.spec is not None else set()
         if lineage_of(job) is None:
             written |= {place for place in job.state if job.holders(*place, JOURNAL)}
@@ -50,11 +50,11 @@ class JournalCopy:
             self._written |= written
 
     async def copy_whole(self, num_batches: int, *, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
-        """Copy until so many batches are there: a daemon may not know yet of the end of a job.
+        """Copy until `num_batches` batches are there, because a daemon may not yet know that the job has ended.
 
-        Raises TimeoutError, naming what was missing and why.
+        Raises TimeoutError, naming what is missing and why.
         """
-        reason = "no node knows of more"
+        reason = "no node has more batches"
         try:
             async with asyncio.timeout(timeout_s):
                 while self.file.last_batch < num_batches - 1:
@@ -73,7 +73,7 @@ class JournalCopy:
             ) from error
 
     async def copy(self, view: ClusterView) -> int:
-        """Append the batches that the file lacks; returns how many. Raises UnavailableError or RecoveryError."""
+        """Append the batches that the file lacks; return their number. Raises UnavailableError or RecoveryError."""
         if not view.nodes:
             raise UnavailableError("the cluster", "no node is up that could send the journal")
         failure: PeerError | RecoveryError | None = None

@@ -1,7 +1,7 @@
-"""Which daemons a cluster had when this user last asked its etcd: whom to ask while etcd is away.
+"""The daemons of a cluster when this user last read its etcd: they can be asked while etcd is away.
 
-A local cluster's folder names its daemons. Of any other cluster, each command that reads etcd leaves the addresses in
-this user's cache folder. They are only dialled with TLS, by the name that the node's certificate bears.
+A local cluster's folder names its daemons. For any other cluster, each command that reads etcd leaves the addresses in
+this user's cache folder. They are dialled only with TLS, by the name in the node's certificate.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from headway.daemon.names import is_node_name
 from headway.daemon.records import NodeRecord
 
 MAX_KNOWN: Final = 64
-"""So many are kept of a large cluster: one that answers is enough."""
+"""Maximum number of addresses kept of a large cluster: one that answers is enough."""
 
 
 def remember(etcd: Sequence[str], nodes: Iterable[NodeRecord]) -> None:
-    """Keep the addresses of a cluster's nodes. Best effort: a folder that cannot be written loses nothing but this."""
+    """Keep the addresses of a cluster's nodes. If the folder cannot be written, only this memory is lost."""
     endpoints = [NodeEndpoint(node.name, node.address) for node in nodes][:MAX_KNOWN]
     path, content = _path(etcd), msgspec.json.encode(endpoints)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -36,7 +36,7 @@ def remember(etcd: Sequence[str], nodes: Iterable[NodeRecord]) -> None:
 
 
 def known(etcd: Sequence[str]) -> tuple[NodeEndpoint, ...]:
-    """The daemons of a cluster as they were last seen; empty: none was."""
+    """Return the daemons of a cluster when they were last seen; empty: none was seen."""
     try:
         found = msgspec.json.decode(_path(etcd).read_bytes(), type=list[NodeEndpoint])
     except (OSError, msgspec.DecodeError, RecursionError):

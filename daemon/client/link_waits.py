@@ -1,4 +1,4 @@
-"""Which pair of workers a job waits for: before a plan is in force, and while one stands still. Pure."""
+"""Names the pair of workers for which a job waits: before a plan is in force, and while a plan stands still. Pure."""
 
 from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.standstill import awaited_pair
@@ -10,23 +10,23 @@ AT_WORK = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING)
 
 
 def link_waits(view: ClusterView, job: JobView) -> list[str]:
-    """Sentences, the most telling first; none while nothing is waited for."""
+    """Return sentences, the most telling first; empty while the job waits for no link."""
     found = _unreached(job, job.next) if job.next is not None else []
     plan = job.plan
     if plan is not None and job.phase.phase in AT_WORK:
         ways = view.blocked.between(linked_pairs(plan.stages))
-        found += [f"a link of the plan could not be opened again: {way}" for way in ways.ways]
+        found += [f"a link of the plan could not be reopened: {way}" for way in ways.ways]
         if pair := awaited_pair(job, plan):
             waiting, awaited = (worker_name(plan.stages, position) for position in pair)
-            found.append(f"stands still: {waiting} waits for {awaited}")
+            found.append(f"no progress: {waiting} waits for {awaited}")
     return found
 
 
 def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
-    """Neighbours of a plan that is prepared which are both ready, and one of which has not reached the other yet."""
+    """Return the neighbours of a prepared plan that are both ready and have not reached each other yet."""
     workers = job.workers_of(plan)
     return [
-        f"waits until {worker_name(plan.stages, position)} reaches {worker_name(plan.stages, other)} "
+        f"waiting for {worker_name(plan.stages, position)} to reach {worker_name(plan.stages, other)} "
         f"at {workers[other].address}"
         for position, worker in sorted(workers.items())
         if worker.state is WorkerState.READY and worker.proven is not None

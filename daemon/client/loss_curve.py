@@ -8,7 +8,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def draw_curve(points: Sequence[tuple[int, float]], *, width: int, height: int, last: int = 0) -> list[str]:
-    """Lines of text with the curve of (batch, loss) points and its scale at the left; empty without finite points.
+    """Return lines with the curve of (batch, loss) points and its scale at the left; empty without finite points.
 
     width and height are characters; last: the batch at the right edge (0: the newest point).
     """
@@ -29,7 +29,7 @@ def draw_curve(points: Sequence[tuple[int, float]], *, width: int, height: int, 
 
 
 def _means(points: Sequence[tuple[int, float]], *, right: int, num_columns: int) -> list[tuple[int, float]]:
-    """The mean loss of each column of dots that has points."""
+    """Return the mean loss of each column of dots that has points."""
     sums: dict[int, tuple[float, int]] = {}
     for batch, loss in points:
         x = min(num_columns - 1, batch * (num_columns - 1) // right)

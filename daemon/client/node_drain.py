@@ -1,4 +1,4 @@
-"""What people ask of nodes: drain one (the coordinator plans without it), take that back, or trust it again."""
+"""The requests that people make of nodes: drain a node (plans leave it out), undo the drain, or trust it again."""
 
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ MAX_ATTEMPTS = 5
 
 
 async def drain(session: ClusterSession, name: str) -> str:
-    """Mark a node as draining, under its own lease, so that the mark goes with it. Raises ConfigError."""
+    """Mark a node as draining, under the node's lease, so that the mark ends with the lease. Raises ConfigError."""
     if not await _mark(session, name, is_draining=True):
-        return f"{name}: is draining already"
-    return f"{name}: its layers are being moved; `headway events JOB` tells how"
+        return f"{name}: is already draining"
+    return f"{name}: its layers are being moved; `headway events JOB` shows the moves"
 
 
 async def release(session: ClusterSession, name: str) -> str:
@@ -25,23 +25,23 @@ async def release(session: ClusterSession, name: str) -> str:
     view = await session.view()
     failures = view.failures.get(name, {})
     if name not in view.nodes and not failures:
-        node_of(view, name)  # raises, with the names that exist
+        node_of(view, name)  # raises ConfigError with the names that exist
     if failures:
         await session.client.transaction([], [Delete(f"{Keys.FAILURES}{name}/", is_prefix=True)])
     was_draining = name in view.nodes and await _mark(session, name, is_draining=False)
     if not failures and not was_draining:
-        return f"{name}: is not held back"
+        return f"{name}: is neither draining nor in quarantine"
     what = [f"{len(failures)} failure{'s' * (len(failures) != 1)} forgotten"] if failures else []
-    what += ["drains no more"] if was_draining else []
+    what += ["no longer draining"] if was_draining else []
     return f"{name}: {', '.join(what)}; plans may use it again"
 
 
 async def _mark(session: ClusterSession, name: str, *, is_draining: bool) -> bool:
-    """Set or take the drain mark; returns whether it was another. Raises ConfigError."""
+    """Set or remove the drain mark; return whether it changed. Raises ConfigError."""
     for _ in range(MAX_ATTEMPTS):
         entry = await session.client.get(Keys.node(name))
         if entry is None:
-            node_of(await session.view(), name)  # raises, with the names that exist
+            node_of(await session.view(), name)  # raises ConfigError with the names that exist
             continue
         try:
             record = decode(entry.value, NodeRecord)

@@ -1,4 +1,4 @@
-"""Nodes as people see them: those that are up, and those that failed so often that plans leave them out. Pure."""
+"""The list of nodes: those that are up, and those that plans leave out after repeated failures. Pure."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from headway.daemon.records import NodeRecord
 
 
 def report_nodes(view: ClusterView) -> list[dict[str, Any]]:
-    """Each node's record with its `failures` of the last minutes; one that failed and is gone has only these."""
+    """Return each node's record with its recent `failures`; a node that failed and is gone has only failures."""
     return [
         (to_builtins(view.nodes[name]) if name in view.nodes else {"name": name})
         | {"reach": reach_builtins(view, name)}
@@ -27,7 +27,7 @@ def _site(node: NodeRecord) -> str:
 
 
 def plain_sites(view: ClusterView) -> str:
-    """The sites inside which machines may have plain links, in words."""
+    """Return the sites inside which machines may have plain links, in words."""
     private = sorted({node.site for node in view.nodes.values() if node.site_is_private})
     return (
         f"plain links between machines of site {', '.join(private)}" if private else "no plain links between machines"
@@ -35,7 +35,7 @@ def plain_sites(view: ClusterView) -> str:
 
 
 def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
-    """A line for each node, and below it each of its failures. width: of the screen, if it goes to one."""
+    """Return a line for each node, and below it each of its failures. width: columns of the screen, if there is one."""
     lines = []
     leader = view.leader.node if view.leader else ""
     for name in sorted({*view.nodes, *view.failures}):

@@ -1,4 +1,4 @@
-"""Who reaches whom, as people see it: a word for each node, and a line for each way that is blocked. Pure."""
+"""Reports which node reaches which: a word for each node, and a line for each blocked way. Pure."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from headway.daemon.record_format import to_builtins
 
 
 def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:
-    """What a node's present process found about the present processes of others."""
+    """Return what a node's present process found about the present processes of other nodes."""
     node, record = view.nodes.get(name), view.reach.get(name)
     if node is None or record is None or record.incarnation != node.incarnation:
         return ()
@@ -21,7 +21,7 @@ def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:
 
 
 def reach_word(view: ClusterView, name: str) -> str:
-    """`reaches 3 of 4`: the other nodes all of whose ports answer, of those that were dialled; empty: none was."""
+    """Return `reaches 3 of 4`: the nodes all of whose ports answer, out of those dialled; empty: none was dialled."""
     facts = [fact for fact in facts_of(view, name) if fact.to != name]
     peers = {fact.to for fact in facts}
     blocked = {fact.to for fact in facts if fact.reason}
@@ -31,7 +31,7 @@ def reach_word(view: ClusterView, name: str) -> str:
 
 
 def reach_lines(view: ClusterView, name: str) -> list[str]:
-    """Which ports a node does not reach, why, and when that was found."""
+    """Return which ports a node does not reach, why, and since when."""
     return [
         f"cannot reach the {fact.port} port of {fact.to} at {fact.address}: {fact.reason} "
         f"(since {time_of_day(fact.measured_at)})"
@@ -41,5 +41,5 @@ def reach_lines(view: ClusterView, name: str) -> list[str]:
 
 
 def reach_builtins(view: ClusterView, name: str) -> list[dict[str, Any]]:
-    """The facts for `--json`, dated."""
+    """Return the facts for `--json`, with dates."""
     return [to_builtins(fact) for fact in facts_of(view, name)]

@@ -1,4 +1,4 @@
-"""What a job would lose if something broke now, and what it has lost so far. Pure."""
+"""Reports what a job would lose if something broke now, and what it has lost so far. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,32 +12,32 @@ from headway.daemon.records import TERMINAL_PHASES, NodeRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyReport:
-    """Absent numbers are None."""
+    """The safety of a job's state. Absent numbers are None."""
 
     restorable: tuple[int, ...] = ()
     """Boundaries that survive the loss of copies - 1 nodes, newest first."""
     copies: int = 0
-    """Nodes that hold the part of the newest restorable boundary that fewest hold."""
+    """Number of nodes that hold the rarest part of the newest restorable boundary."""
     lag: int | None = None
-    """Batches since the newest restorable boundary or checkpoint: what a failure now would compute again."""
+    """Batches since the newest restorable boundary or checkpoint: a failure now would recompute them."""
     unprotected: str = ""
-    """Why the loss of one node would lose more than that; empty: it would not."""
+    """Reason why the loss of one node would lose more than `lag`; empty: it would not."""
     readings: tuple[str, ...] = ()
-    """Which nodes read the job's data just now, and how far they are."""
+    """Nodes that are reading the job's data, with their progress."""
     troubles: tuple[str, ...] = ()
-    """What keeps snapshots and checkpoints from being written."""
+    """Reasons why snapshots or checkpoints are not written."""
     checkpoint_lag: int | None = None
     """Batches since the newest checkpoint."""
     num_rollbacks: int = 0
     recovered_to: int | None = None
-    """The boundary that the last rollback went to."""
+    """Boundary to which the last rollback went."""
     recovery_cause: str = ""
     num_again: int = 0
-    """Batches that the last rollback made the job compute again."""
+    """Number of batches that the last rollback made the job recompute."""
 
 
 def report_safety(job: JobView, nodes: Mapping[str, NodeRecord], *, batch: int | None) -> SafetyReport:
-    """The report of a job whose spec is known. batch: the last whose loss is known."""
+    """Return the report of a job whose spec is known. batch: the last whose loss is known."""
     spec = job.spec
     assert spec is not None, "a job without its spec is not shown"
     done = 0 if batch is None else batch + 1
@@ -63,18 +63,18 @@ def report_safety(job: JobView, nodes: Mapping[str, NodeRecord], *, batch: int |
 
 
 def why_unprotected(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> str:
-    """Why the loss of a node would lose all boundaries that nodes hold; empty: it would not."""
+    """Return why the loss of a node would lose all boundaries that nodes hold; empty: it would not."""
     if spec.fault.copies == 1:
-        return "copies = 1: what a lost node holds is held by nobody else"
+        return "copies = 1: no other node holds the layers of a lost node"
     if not spec.fault.snapshot_every:
         return "snapshot_every = 0: nodes hold no boundaries"
     if num_copies(spec, nodes) < 2:
-        return "one node: nobody else could hold a copy" if nodes else "no node is up"
+        return "one node: no other node could hold a copy" if nodes else "no node is up"
     return ""
 
 
 def safety_lines(report: SafetyReport) -> list[str]:
-    """The report for people; nothing that goes without saying."""
+    """Return the report for people; it leaves out everything that is as expected."""
     lines = []
     if report.restorable:
         number = ", ".join(map(str, report.restorable[:2]))
@@ -86,7 +86,7 @@ def safety_lines(report: SafetyReport) -> list[str]:
     if report.unprotected:
         lines.append(f"unprotected: {report.unprotected}")
     if report.num_rollbacks:
-        again = f", {_batches(report.num_again)} computed again" if report.num_again else ""
+        again = f", {_batches(report.num_again)} recomputed" if report.num_again else ""
         cause = f" ({report.recovery_cause})" if report.recovery_cause else ""
         lines.append(f"rollbacks: {report.num_rollbacks}; the last to boundary {report.recovered_to}{again}{cause}")
     return lines + list(report.readings) + [f"warning: {trouble}" for trouble in report.troubles]

@@ -1,4 +1,4 @@
-"""Records in etcd that cannot be read, as people see them. Pure."""
+"""Lists records in etcd that cannot be read. Pure."""
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.record_keys import Keys
@@ -8,7 +8,7 @@ MAX_LINES = 20
 
 
 def set_aside_lines(view: ClusterView, *, job: str = "") -> list[str]:
-    """A line for each record that is set aside. job: of this job alone."""
+    """Return a line for each record that is set aside. job: only the records of this job."""
     prefix = Keys.job(job) if job else ""
     keys = sorted(key for key in view.unreadable if key.startswith(prefix))
     lines = [

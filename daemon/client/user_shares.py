@@ -1,4 +1,4 @@
-"""The shares of users: what an administrator has set, and what each has used of late."""
+"""The shares of users: the weights that an administrator has set, and each user's recent use."""
 
 import time
 from collections.abc import Callable
@@ -26,23 +26,23 @@ MAX_USERS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserShare:
-    """One user's line."""
+    """One line of `headway shares`."""
 
     user: str
     weight: float
     share: float
-    """Of the cluster, among the users who have jobs now; 0 for others."""
+    """Share of the cluster among the users who have jobs now; 0 for others."""
     used: float
-    """Device-seconds of late; older ones have decayed."""
+    """Recent device-seconds; older use has decayed."""
     used_per_weight: float
-    """The user with least of it is served next."""
+    """Use per weight: the user with the least is served next."""
     num_jobs: int
-    """That are not over."""
+    """Number of jobs that are not over."""
     num_devices: int
 
 
 def report_shares(view: ClusterView, *, now: float | None = None) -> tuple[UserShare, ...]:
-    """Every user who has a weight, a job that is not over, or used anything of late; who is owed most comes first."""
+    """Return every user who has a weight, an active job or recent use; the user served next comes first."""
     shares, used = view.shares, view.usage.read_out(time.monotonic() if now is None else now)
     active = [job for job in view.jobs.values() if job.submission is not None]
     active = [job for job in active if job.phase.phase not in TERMINAL_PHASES]
@@ -66,7 +66,7 @@ def report_shares(view: ClusterView, *, now: float | None = None) -> tuple[UserS
 
 
 async def set_share(session: ClusterSession, user: str, told: float) -> str:
-    """Give a user a weight; 1 is what everybody has. Raises ConfigError."""
+    """Set the weight of a user; the default is 1. Raises ConfigError."""
     if not user or len(user) > 128 or not user.isprintable():
         raise ConfigError("a user's name has 1 to 128 printable characters", "shares")
     if not LEAST_WEIGHT <= told <= MOST_WEIGHT:
@@ -77,7 +77,7 @@ async def set_share(session: ClusterSession, user: str, told: float) -> str:
         if told != 1.0:
             weights[user] = told
         if len(weights) > MAX_USERS:
-            raise ConfigError(f"at most {MAX_USERS} users have a weight of their own", f"user {user}")
+            raise ConfigError(f"at most {MAX_USERS} users can have their own weight", f"user {user}")
         return replace(record, weights=dict(sorted(weights.items())))
 
     await _change(session, changed)
@@ -85,7 +85,7 @@ async def set_share(session: ClusterSession, user: str, told: float) -> str:
 
 
 async def set_times(session: ClusterSession, *, slice_s: float | None, half_life_s: float | None) -> str:
-    """Change how long a job is left alone, or how fast use is forgotten. Raises ConfigError."""
+    """Change the time slice of a started job, or the half-life of past use. Raises ConfigError."""
     for told, least, name in ((slice_s, LEAST_SLICE_S, "--slice"), (half_life_s, LEAST_HALF_LIFE_S, "--half-life")):
         if told is not None and not least <= told <= LONGEST_S:
             raise ConfigError(f"is between {least:g} and {LONGEST_S:g} seconds, not {told:g}", name)
@@ -101,10 +101,8 @@ async def set_times(session: ClusterSession, *, slice_s: float | None, half_life
 
 
 def describe(record: SharesRecord) -> str:
-    """The cluster's times on one line."""
-    return (
-        f"a job that was started is left alone for {record.slice_s:g} s; use counts half after {record.half_life_s:g} s"
-    )
+    """Return the cluster's times on one line."""
+    return f"a started job keeps its devices for {record.slice_s:g} s; past use halves every {record.half_life_s:g} s"
 
 
 async def _change(session: ClusterSession, changed: Callable[[SharesRecord], SharesRecord]) -> SharesRecord:

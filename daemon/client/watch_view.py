@@ -1,6 +1,6 @@
-"""What `watch`, `run` and `demo` show: a live picture in a terminal, a line a second in a pipe, or JSON lines.
+"""The views of `watch`, `run` and `demo`: a live picture in a terminal, a line a second in a pipe, or JSON lines.
 
-A display is handed the same snapshots whatever it does with them, so that who watches need not know which it is.
+Every display receives the same snapshots, so that the caller need not know which display it uses.
 """
 
 import sys
@@ -58,10 +58,10 @@ LAYOUTS = (
     (4, False, False, 0),
     (0, False, False, 0),
 )
-"""Rows of the curve, whether nodes and details are listed, number of events: from all to what a low terminal holds."""
+"""Rows of the curve, whether nodes and details are listed, number of events: from a full picture to a low terminal."""
 PLAIN_INTERVAL_S = 1.0
 ROWS_ABOVE = 2
-"""Left free over the live picture, so that what is said there (`stopping`) is seen."""
+"""Rows left free above the live picture, so that messages there (`stopping`) are seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +71,21 @@ class Snapshot:
     report: JobReport
     nodes: tuple[NodeRecord, ...] = ()
     failures: Mapping[str, tuple[NodeFailureRecord, ...]] = field(default_factory=dict)
-    """Of the last minutes, by node."""
+    """Recent failures by node."""
     leader: str = ""
     losses: tuple[tuple[int, float], ...] = ()
-    """(batch, loss), oldest first; as many as are known here."""
+    """Known (batch, loss) pairs, oldest first."""
     events: tuple[EventRecord, ...] = ()
 
 
 @dataclass(slots=True)
 class LossHistory:
-    """The losses of a job as far as its progress was followed. A batch that comes again replaces what was there."""
+    """The losses of a job as far as its progress was followed. A recomputed batch replaces its old loss."""
 
     losses: dict[int, float] = field(default_factory=dict)
 
     def add(self, recent: Sequence[tuple[int, float]]) -> None:
-        """Take over (batch, loss) pairs, which end with the newest: later batches, from before a rollback, go."""
+        """Add (batch, loss) pairs that end with the newest batch: later batches, from before a rollback, go."""
         self.losses.update(recent)
         newest = recent[-1][0] if recent else None
         if newest is not None and newest < max(self.losses):
@@ -93,12 +93,12 @@ class LossHistory:
 
     @property
     def points(self) -> tuple[tuple[int, float], ...]:
-        """All pairs in order of their batch."""
+        """Return all pairs in the order of their batches."""
         return tuple(sorted(self.losses.items()))
 
 
 def snapshot(view: ClusterView, job: str, history: LossHistory) -> Snapshot | None:
-    """The snapshot of a job, or None while its spec is not known. Adds the job's progress to the history."""
+    """Return the snapshot of a job, or None while its spec is unknown. Adds the job's progress to the history."""
     found = view.jobs.get(job)
     if found is None or found.submission is None:
         return None
@@ -115,7 +115,7 @@ def snapshot(view: ClusterView, job: str, history: LossHistory) -> Snapshot | No
 
 
 class Display(Protocol):
-    """Shows snapshots until it is left."""
+    """Shows snapshots until its context ends."""
 
     def __enter__(self) -> Self: ...
 
@@ -124,12 +124,14 @@ class Display(Protocol):
     ) -> None: ...
 
     def show(self, snapshot: Snapshot) -> None:
-        """Take notice of a snapshot; not every one need be seen."""
+        """Receive a snapshot; a display may skip some."""
         ...
 
 
 def open_display(*, as_json: bool = False, stream: IO[str] | None = None) -> Display:
-    """The display that fits: JSON lines, a live picture if `stream` (stdout) is a terminal, otherwise plain lines."""
+    """Return the display that fits: JSON lines, a live picture if `stream` (stdout) is a terminal, otherwise plain
+    lines.
+    """
     stream = stream or sys.stdout
     if as_json:
         return JsonDisplay(stream)
@@ -162,11 +164,11 @@ class LiveDisplay:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw this one from now on, within a fifth of a second."""
+        """Draw this snapshot from now on, within a fifth of a second."""
         self._snapshot = snapshot
 
     def _picture(self) -> RenderableType:
-        """What is drawn now. A terminal that was resized has broken the lines of the last picture: it begins empty."""
+        """Return the present picture. A resize has broken the lines of the last picture, so a new one starts."""
         size = self._console.size
         if size != self._size:
             self._size = size
@@ -177,7 +179,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """One line a second at most; a change of phase or generation at once."""
+    """At most one line a second; a change of phase or generation is shown at once."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -195,7 +197,7 @@ class PlainDisplay:
         self._write(self._pending)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print the job's line, if it says something new and its time has come."""
+        """Print the job's line, if it has changed and its time has come."""
         line, now = report_line(snapshot.report, now=time.time()), time.monotonic()
         key = (snapshot.report.phase, snapshot.report.generation)
         if key == self._last_key and now - self._shown_at < PLAIN_INTERVAL_S:
@@ -227,7 +229,7 @@ class JsonDisplay:
         return
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print the report, if it is another than the last."""
+        """Print the report, if it differs from the last."""
         if snapshot.report != self._last:
             self._last = snapshot.report
             self._stream.write(msgspec.json.encode(snapshot.report).decode() + "\n")
@@ -235,7 +237,7 @@ class JsonDisplay:
 
 
 def render(snapshot: Snapshot, *, width: int, height: int | None = None) -> RenderableType:
-    """The picture of a snapshot, for a console of so many columns and rows; None: as many rows as it takes."""
+    """Return the picture of a snapshot for a console of these columns and rows; rows None: as many as it takes."""
     screen = console(width=width)
     for layout in LAYOUTS:
         picture = _picture(snapshot, width, *layout)
@@ -263,7 +265,7 @@ def _picture(
         priority = f", priority {report.priority}" if report.priority else ""
         parts.append(Text(f"submitted by {report.user}{priority}", style="dim"))
     if report.parent:
-        parts.append(Text(f"began with a checkpoint of {report.parent}", style="dim"))
+        parts.append(Text(f"started from a checkpoint of {report.parent}", style="dim"))
     parts += [_safety(line) for line in safety_lines(report.safety) if has_details or not line.startswith("check")]
     if has_details:
         parts += [Text(sentence, style="dim") for sentence in link_sentences(report.links)]
@@ -305,7 +307,7 @@ def _progress(report: JobReport, width: int) -> RenderableType:
 
 
 def _pipeline(report: JobReport, width: int) -> list[RenderableType]:
-    """A bar of layers, coloured by stage, and a line for each worker."""
+    """Return a bar of layers, coloured by stage, and a line for each worker."""
     lines: list[RenderableType] = []
     for title, stages in (("", report.stages), ("next: ", report.next_stages)):
         if not stages or (title and stages == report.stages):
@@ -346,13 +348,13 @@ def _nodes(snapshot: Snapshot) -> Table:
 
 
 def alike(devices: Sequence[str]) -> str:
-    """A node's devices, those of one kind counted: `8 × H200`."""
+    """Return a node's devices, counted by kind: `8 × H200`."""
     counts = Counter(devices)
     return ", ".join(f"{number} × {device}" if number > 1 else device for device, number in counts.items())
 
 
 def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0, reach: str = "") -> str:
-    """What is special about a node: `leads`, `draining`, `cpu:0 down`, `failed twice …`, `reaches 2 of 3`."""
+    """Return the notes on a node: `leads`, `draining`, `cpu:0 down`, `failed twice …`, `reaches 2 of 3`."""
     notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
     notes += [f"device {index} down" for index in node.down_devices]
     if num_failures:

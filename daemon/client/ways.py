@@ -1,4 +1,4 @@
-"""What `headway doctor` finds out about the ways between nodes: each daemon dials the others, as their peers would."""
+"""The findings of `headway doctor` about the ways between nodes: each daemon dials the others, as their peers would."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ from headway.proto.control_pb2 import DialledPort
 from headway.stages.errors import PeerError
 
 MOST_NODES: Final = 16
-"""Of more nodes those that are first by name are asked, and dial each other."""
+"""Maximum number of nodes asked, the first by name; these nodes dial each other."""
 MOST_LISTED: Final = 20
-"""Ways: of more, those that answer are counted."""
+"""Maximum number of ways listed; if there are more, the good ones are only counted."""
 
 
 async def examine_ways(session: ClusterSession, view: ClusterView) -> list[Finding]:
-    """One finding for each way, from each node to each other one, and one for all."""
+    """Return one finding for each way from a node to another, and one for all."""
     names = sorted(view.nodes)[:MOST_NODES]
     if session.identity is None or len(names) < 2:
         return []
@@ -50,11 +50,11 @@ async def _ask(client: NodeClient, view: ClusterView, source: str, names: Sequen
 
 
 def way_of(source: str, target: str, ports: Iterable[DialledPort]) -> Finding:
-    """One way: which ports of the target answered the source."""
+    """Return the finding of one way: which ports of the target answered the source."""
     told = list(ports)
     silent = [f"its {port.port} at {port.address}: {port.reason}" for port in told if port.reason]
     if not told:
-        return Finding(what=f"{source} → {target}", is_fine=True, found="the node is not registered any more")
+        return Finding(what=f"{source} → {target}", is_fine=True, found="the node is no longer registered")
     found = "; ".join(silent) or ", ".join(f"{port.port} at {port.address} answers" for port in told)
     advice = REMEDY if silent else ""
     return Finding(what=f"{source} → {target}", is_fine=not silent, found=found, advice=advice)

@@ -36,14 +36,12 @@ def chaos(
     faults: Annotated[
         str, typer.Option(help="Kinds, separated by commas; docs/robustness.md has the catalogue.")
     ] = ",".join(DEFAULT_KINDS),
-    rate: Annotated[str, typer.Option(help="How many on average, for instance 6/min.")] = "6/min",
-    for_: Annotated[str, typer.Option("--for", help="How long, for instance 90s or 2m.")] = "2m",
-    seed: Annotated[int, typer.Option(help="The same seed and options strike at the same times.")] = 0,
+    rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min",
+    for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m",
+    seed: Annotated[int, typer.Option(help="Seed of the schedule: equal seed and options give equal strikes.")] = 0,
     nodes: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
-    longest: Annotated[str, typer.Option(help="The longest that a pause or a slow phase lasts.")] = "8s",
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask before striking at another machine's cluster.")
-    ] = False,
+    longest: Annotated[str, typer.Option(help="Maximum duration of a pause or a slow phase.")] = "8s",
+    yes: Annotated[bool, typer.Option("--yes", help="Strike at a cluster on other machines without asking.")] = False,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -51,8 +49,8 @@ def chaos(
 ) -> int:
     """Strike at a running job, reproducibly, and say whether it recovers: exit code 0, or 4.
 
-    A cluster of `headway up` can be struck at in every way. Of any other, only what etcd's records allow is possible:
-    lease-loss, leader-loss, drain. Ctrl-C lets everything that was stopped go on.
+    Every fault works on a cluster of `headway up`. On any other cluster, only faults that need nothing but etcd work:
+    lease-loss, leader-loss, drain. Ctrl-C resumes every process that was stopped.
 
     \b
     headway chaos --faults kill,pause,corrupt --rate 6/min --for 2m --seed 1
@@ -111,18 +109,18 @@ def chaos(
             say("\n".join(f"  {reason}" for reason in verdict.reasons))
         return 0 if verdict.is_passed else EXIT_NOT_HELD
 
-    return run_interruptible(main, on_first=lambda: _note("healing what was stopped\n"))
+    return run_interruptible(main, on_first=lambda: _note("resuming what was stopped\n"))
 
 
 def _targets(address: "ClusterAddress") -> "LocalTargets | None":
-    """The processes of a cluster of this machine; None: of another."""
+    """Return the processes of a local cluster; None for a cluster on other machines."""
     from headway.daemon.chaos.targets import LocalTargets
 
     return LocalTargets.of(address.state_dir) if address.state_dir is not None else None
 
 
 def _breaches(targets: "LocalTargets", job: str, view: "ClusterView") -> tuple[str, ...] | None:
-    """What the history of the job breaks; None when nobody recorded one."""
+    """Return the rules that the job's history breaks; None if no history was recorded."""
     from headway.daemon.history.checker import check
     from headway.daemon.history.read import read_history
 
@@ -137,7 +135,7 @@ def _tell(what: str, blow: "Blow") -> None:
     if what == "struck":
         say(f"{at}: {blow.target}")
         return
-    how = "the generation went on" if blow.new_generation is None else f"generation {blow.new_generation}"
+    how = "the generation continued" if blow.new_generation is None else f"generation {blow.new_generation}"
     say(f"{at}: progress again after {blow.recovery_s:.2f} s, {how}, {blow.recomputed} batches recomputed")
 
 
@@ -146,7 +144,7 @@ def _silent(_what: str, _blow: "Blow") -> None:
 
 
 async def _draw(injector: "Injector", duration_s: float, *, is_shown: bool) -> None:
-    """A bar on stderr, if that is a terminal, until cancelled."""
+    """Draw a progress bar on stderr until cancelled, if stderr is a terminal."""
     import asyncio
 
     if not is_shown or not sys.stderr.isatty():

@@ -45,10 +45,12 @@ def daemon(
     accept_faulty_etcd: Annotated[
         bool | None, typer.Option(help="Work with etcd 3.5.0 to 3.5.2, which may lose commits, on other machines.")
     ] = None,
-    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0: a free one.")] = None,
-    advertise_host: Annotated[str | None, typer.Option(help="This machine's name or address that others dial.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0 takes a free port.")] = None,
+    advertise_host: Annotated[
+        str | None, typer.Option(help="Name or address at which other machines dial this one.")
+    ] = None,
     worker_ports: Annotated[
-        str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ones when not given.")
+        str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ports when not given.")
     ] = None,
     site: Annotated[
         str | None,
@@ -61,25 +63,35 @@ def daemon(
             'unless the job says link = "grpc".'
         ),
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="What must survive a restart.")] = None,
-    store_dir: Annotated[Path | None, typer.Option(help="Layer files; in memory when not given.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder of the state that survives a restart.")] = None,
+    store_dir: Annotated[Path | None, typer.Option(help="Folder of layer files; in memory when not given.")] = None,
     store_quota_bytes: Annotated[
-        int | None, typer.Option(help="Most that the store may hold; 0: what the file system has.")
+        int | None, typer.Option(help="Maximum size of the store; 0: the size of the file system.")
     ] = None,
     transfer_mbit_s: Annotated[
-        float | None, typer.Option(help="Most that copies, checkpoints and exports take of the line; 0: no limit.")
+        float | None, typer.Option(help="Maximum network rate of copies, checkpoints and exports; 0: no limit.")
     ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Token shards.")] = None,
-    history_dir: Annotated[Path | None, typer.Option(help="Record what happens there, for `headway chaos`.")] = None,
-    checkpoint_root: Annotated[Path | None, typer.Option(help="What a relative checkpoint_dir is relative to.")] = None,
-    devices: Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option(help="What workers compute on.")] = None,
-    num_devices: Annotated[int | None, typer.Option(help="Workers on this node; 0: one per device.")] = None,
-    num_spares: Annotated[int | None, typer.Option(help="Worker processes that wait to take over.")] = None,
-    lease_ttl_s: Annotated[int | None, typer.Option(help="Silence after which the node counts as dead.")] = None,
-    quarantine_after: Annotated[int | None, typer.Option(help="Failures that leave a node out; 0: never.")] = None,
-    stop_timeout_s: Annotated[float | None, typer.Option(help="Longest wait for the stop boundary.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Folder of token shards.")] = None,
+    history_dir: Annotated[
+        Path | None, typer.Option(help="Folder in which to record the history, for `headway chaos`.")
+    ] = None,
+    checkpoint_root: Annotated[Path | None, typer.Option(help="Root of a relative checkpoint_dir.")] = None,
+    devices: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Device type on which workers compute.")
+    ] = None,
+    num_devices: Annotated[int | None, typer.Option(help="Number of workers on this node; 0: one per device.")] = None,
+    num_spares: Annotated[int | None, typer.Option(help="Number of spare worker processes.")] = None,
+    lease_ttl_s: Annotated[
+        int | None, typer.Option(help="Seconds of silence after which the node counts as dead.")
+    ] = None,
+    quarantine_after: Annotated[
+        int | None, typer.Option(help="Number of failures after which plans leave a node out; 0: never.")
+    ] = None,
+    stop_timeout_s: Annotated[float | None, typer.Option(help="Maximum wait for the stop boundary.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus; off when not given.")] = None,
-    log_level: Annotated[Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Least level.")] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Minimum level.")
+    ] = None,
     log_format: Annotated[Literal["auto", "json", "console"] | None, typer.Option(help="auto: JSON in a pipe.")] = None,
 ) -> int:
     """Run one node, until SIGTERM; what systemd starts.
@@ -103,7 +115,7 @@ def daemon(
 def nodes(
     context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
 ) -> None:
-    """List the nodes that are up, and those that plans leave out because they failed; `nodes release NODE` ends that.
+    """List the nodes that are up, and the nodes in quarantine; `nodes release NODE` ends a quarantine.
 
     \b
     headway nodes --json
@@ -127,7 +139,7 @@ def nodes(
 
 
 def release(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
-    """Forget a node's failures, and that it was drained: plans may use it again.
+    """Forget a node's failures and its drain mark: plans may use the node again.
 
     \b
     headway nodes release node-2
@@ -163,7 +175,7 @@ def doctor(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check this machine, and the cluster if one is named: what is missing, and what to do.
+    """Check this machine, and the cluster if one is named: show what is missing, and the remedy.
 
     Each daemon dials the others as their peers would, so that a closed port shows before a job meets it.
 
@@ -191,7 +203,9 @@ def certs(
     ] = None,
     days: Annotated[
         int | None,
-        typer.Option(min=1, max=36500, help="How long a new authority and its certificates last; 3650 if not given."),
+        typer.Option(
+            min=1, max=36500, help="Days for which a new authority and its certificates are valid; 3650 if not given."
+        ),
     ] = None,
 ) -> None:
     """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
@@ -210,22 +224,22 @@ def certs(
     if (directory / CA_KEY_FILE).exists():
         authority = CertificateAuthority.open(directory)
         if days is not None:
-            what = "has an authority already, whose certificates last as long as it does"
+            what = "already has an authority, and its certificates are valid as long as the authority"
             raise ConfigError(f"{what}: leave --days out, or name a new folder", str(directory))
     else:
         authority = CertificateAuthority.create(directory, validity=timedelta(days=days or DEFAULT_DAYS))
-        say(f"{directory}: a new authority; whoever has {CA_KEY_FILE} can join the cluster")
+        say(f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster")
     for told in names or []:
         name, _, hosts = told.partition("=")
         say(f"{authority.issue(name, hosts=tuple(host for host in hosts.split(',') if host))}: for {name}")
 
 
 def _config() -> None:
-    """A node's settings."""
+    """Return a node's settings."""
 
 
 def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:
-    """The settings that `headway daemon` would run with here, from file and environment.
+    """Show the settings that `headway daemon` would use here, from file and environment.
 
     \b
     headway config show --config /etc/headway/daemon.toml

@@ -36,10 +36,10 @@ def prepare(
     end_of_text: Annotated[
         str,
         typer.Option(
-            metavar="TOKEN", help="What follows each document, instead of the tokenizer's own.", show_default=False
+            metavar="TOKEN", help="Token after each document, instead of the tokenizer's own.", show_default=False
         ),
     ] = "",
-    max_tokens: Annotated[int, typer.Option(min=0, help="End after so many; 0: take everything.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens; 0: all.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make a folder of token shards, for [data] source.

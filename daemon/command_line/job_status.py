@@ -1,4 +1,4 @@
-"""How `headway status` finds its answer: in etcd, or, while that is away, from a daemon."""
+"""Finds the answer of `headway status`: in etcd, or from a daemon while etcd is away."""
 
 import time
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def show_status(
     job: str, *, daemon: str, etcd: str | None, certs: Path | None, cluster: Path | None, as_json: bool
 ) -> None:
-    """Print where a job stands, or a line for every job. daemon: ask this one, not etcd."""
+    """Print the state of a job, or one line for every job. daemon: ask this daemon instead of etcd."""
     from headway.daemon.client import cluster_access
     from headway.daemon.client.known_daemons import known
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
 
 WAIT_TIMEOUT_S = 1200.0
-"""Workers may have to compile first."""
+"""A job may wait so long because workers first compile."""
 
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it has happened.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has reached its new phase.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 def jobs(
     context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
 ) -> None:
-    """List jobs in the order of their submission; `jobs rm JOB` forgets one that is over.
+    """List jobs in the order of their submission; `jobs rm JOB` forgets a job that is over.
 
     \b
     headway jobs --json
@@ -90,7 +90,7 @@ def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
 
 
 def status(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; not given: every job.")] = "",
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; every job when not given.")] = "",
     daemon: Annotated[
         str, typer.Option("--daemon", metavar="HOST:PORT", help="Ask this daemon, not etcd.", show_default=False)
     ] = "",
@@ -99,16 +99,16 @@ def status(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where a job stands: phase, who holds which layers, loss, what a failure would cost, and why it is slow.
+    """Show a job's phase, its layers by node, its loss, what a failure would cost, and why it is slow.
 
-    While etcd is away, daemons are asked instead: those of a local cluster, or those that this user's commands last saw
-    in the cluster; --daemon names another.
+    While etcd is away, the command asks daemons: those of a local cluster, or those that this user's commands last saw
+    in the cluster. --daemon names another daemon.
 
     \b
-    boundary    the state after so many batches; the number of batches that it contains
+    boundary    the state after a number of batches; its number is that number of batches
     generation  number of the plan in force; every change of plan takes the next
     timeline    the generation that began with the last rollback; state of two timelines is never mixed
-    depth       how many microbatches a stage may have begun and not ended
+    depth       maximum number of microbatches that a stage has begun and not ended
     restorable  every layer of the boundary lies on as many nodes as the job wants copies
 
     \b
@@ -124,8 +124,8 @@ def watch(
 ) -> None:
     """Show a job until it is over.
 
-    Batches since the newest restorable boundary are provisional: after a failure they are computed again, to the same
-    bits, and replace what was shown.
+    Batches since the newest restorable boundary are provisional: after a failure they are computed again. The new
+    results have equal bits and replace the ones shown.
 
     \b
     headway watch my-job
@@ -144,7 +144,7 @@ def watch(
 def events(
     job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
 ) -> None:
-    """Why each plan changed, in sentences.
+    """Show why each plan changed, in sentences.
 
     \b
     headway events my-job
@@ -167,14 +167,16 @@ def events(
 def logs(
     job: JobName,
     node: Annotated[str, typer.Option(help="Only this node's workers.", show_default=False)] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many of each worker; 0: all.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each worker; 0: all.")
+    ] = 0,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a job's workers wrote, through any daemon.
+    """Show the output of a job's workers, through any daemon.
 
     \b
     headway logs my-job --follow
@@ -194,7 +196,7 @@ def logs(
 
 
 def pause(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
-    """Stop a job after the batches it has begun, in a checkpoint.
+    """Stop a job after the batches that it has begun, and write a checkpoint.
 
     \b
     headway pause my-job --wait
@@ -206,7 +208,7 @@ def pause(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = No
 
 
 def resume(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
-    """Let a paused or failed job go on from the newest state that is left: what nodes kept, or its checkpoint.
+    """Let a paused or failed job continue from the newest state that is left: state that nodes hold, or its checkpoint.
 
     \b
     headway resume my-job
@@ -232,7 +234,9 @@ def cancel(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = N
 def export(
     job: JobName,
     out: OutDir,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that was not exported by this.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model that `headway export` did not write.")
+    ] = False,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -240,7 +244,7 @@ def export(
 ) -> None:
     """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
 
-    An earlier export in the folder stays until the new one is whole. Files that are no model's are left alone.
+    An earlier export in the folder stays until the new one is complete. Files that belong to no model stay.
 
     \b
     headway export my-job --out exported

@@ -11,9 +11,9 @@ from headway.daemon.command_line.options import AsJson, EtcdBinary, JobFile, Lin
 if TYPE_CHECKING:
     import asyncio
 
-NumNodes = Annotated[int, typer.Option("--nodes", min=1, help="Daemons to start.")]
+NumNodes = Annotated[int, typer.Option("--nodes", min=1, help="Number of daemons to start.")]
 StateDir = Annotated[
-    Path | None, typer.Option(help="Where etcd's data and checkpoints stay (DIR/state).", show_default=False)
+    Path | None, typer.Option(help="Folder of etcd's data and the checkpoints (DIR/state).", show_default=False)
 ]
 
 
@@ -27,10 +27,12 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     out: OutDir = Path("demo-run"),
-    job: Annotated[Path | None, typer.Option(help="Another job file.", show_default=False)] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="Job file to use instead of the demo's own.", show_default=False)
+    ] = None,
     etcd_binary: EtcdBinary = None,
 ) -> int:
-    """See it work: three nodes train a small model, a fourth joins half way; two to three minutes.
+    """Watch three nodes train a small model while a fourth joins half way; takes two to three minutes.
 
     \b
     headway demo --out demo-run
@@ -54,7 +56,7 @@ def run(
 ) -> int:
     """Train one job in a cluster of its own: DIR/metrics.jsonl and DIR/model.
 
-    Started again with the same folder after Ctrl-C, it goes on where it stopped.
+    After Ctrl-C, the command continues where it stopped if it is given its old folder.
 
     \b
     headway run docs/jobs/demo.toml --nodes 2 --out runs/first
@@ -84,16 +86,16 @@ def run(
 
 def up(
     nodes: NumNodes = 3,
-    state_dir: Annotated[Path, typer.Option(help="Where etcd's data and checkpoints stay.")] = Path(".headway"),
+    state_dir: Annotated[Path, typer.Option(help="Folder of etcd's data and the checkpoints.")] = Path(".headway"),
     etcd_binary: EtcdBinary = None,
-    etcd_port: Annotated[int, typer.Option(help="etcd's port for clients; 0: a free one.", min=0, max=65535)] = 0,
+    etcd_port: Annotated[int, typer.Option(help="etcd's port for clients; 0 takes a free port.", min=0, max=65535)] = 0,
 ) -> int:
     """Start etcd and daemons on this machine, until Ctrl-C.
 
-    Ctrl-C saves every job in a checkpoint first; the next `up` on the same state folder goes on with it. A second
-    Ctrl-C does not wait for that. Exit code 0 when all was saved, 130 otherwise.
+    Ctrl-C first saves every job in a checkpoint; the next `up` on this state folder continues the jobs. A second
+    Ctrl-C does not wait for the checkpoints. The exit code is 0 if every job was saved, otherwise 130.
 
-    With HEADWAY_METRICS_LISTEN=HOST:PORT each daemon serves metrics at a port of its own, from PORT on.
+    With HEADWAY_METRICS_LISTEN=HOST:PORT each daemon serves metrics at its own port, from PORT upwards.
 
     \b
     headway up --nodes 3
@@ -137,11 +139,11 @@ def up(
 def reference(
     job: JobFile,
     out: OutDir,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA where there is some.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if the machine has it.")] = "auto",
     coded_cuts: Annotated[
         str,
         typer.Option(
-            metavar="LAYERS", help="With wire compression: layers that coded links end at, as status --json has them."
+            metavar="LAYERS", help="With wire compression: the layers at which coded links end, as in status --json."
         ),
     ] = "",
 ) -> None:
@@ -165,4 +167,4 @@ def _say_starting(nodes: int) -> None:
 
 
 def _say_stopping() -> None:
-    sys.stderr.write("stopping; jobs are saved first (again Ctrl-C: at once)\n")
+    sys.stderr.write("stopping; saving jobs first (Ctrl-C again stops at once)\n")

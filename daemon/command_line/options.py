@@ -1,4 +1,4 @@
-"""Options that many commands share, and how a command that talks to a cluster runs."""
+"""Options that many commands share, and the common frame of a command that talks to a cluster."""
 
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,12 +33,12 @@ JobFile = Annotated[
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 LinkKind = Annotated[
     Literal["auto", "grpc", "collective"] | None,
-    typer.Option("--link", help="How its workers talk, whatever the job file says.", show_default=False),
+    typer.Option("--link", help="Kind of link between workers; overrides the job file.", show_default=False),
 ]
 OutDir = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")]
 EtcdBinary = Annotated[
     Path | None,
-    typer.Option(help="The etcd to run (HEADWAY_ETCD_BINARY; the one that pip brought; PATH).", show_default=False),
+    typer.Option(help="The etcd binary (default: HEADWAY_ETCD_BINARY, then pip's, then PATH).", show_default=False),
 ]
 
 
@@ -63,20 +63,20 @@ def with_cluster(
 
 
 def say(text: str) -> None:
-    """A line for people or programs on stdout."""
+    """Print a line on stdout, for people or programs."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def say_json(value: object) -> None:
-    """A value as one JSON document on stdout."""
+    """Print a value on stdout as one JSON document."""
     import msgspec
 
     say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def say_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns on stdout, each as wide as its longest cell."""
+    """Print columns on stdout, each as wide as its longest cell."""
     widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
     for row in [titles, *rows]:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,4 +1,4 @@
-"""`headway plan`: who would hold which layers, before anything is submitted or rented."""
+"""`headway plan`: shows which node would hold which layers, before anything is submitted or rented."""
 
 import sys
 from collections.abc import Sequence
@@ -25,27 +25,35 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     job: JobFile,
-    nodes: Annotated[int, typer.Option(min=0, help="So many equal CPU nodes instead of the cluster's.")] = 0,
-    memory: Annotated[float, typer.Option(min=0, help="GiB of each of those --nodes; 0: enough.")] = 0.0,
+    nodes: Annotated[
+        int, typer.Option(min=0, help="Number of equal CPU nodes to plan for, instead of the cluster's.")
+    ] = 0,
+    memory: Annotated[float, typer.Option(min=0, help="Memory of each of the --nodes in GiB; 0: enough.")] = 0.0,
     nodes_file: Annotated[
         Path | None,
         typer.Option(
             "--nodes-file",
             metavar="N.toml",
-            help="Nodes, devices and links of this file instead of the cluster's; docs/examples/nodes.toml is one.",
+            help="File with nodes, devices and links instead of the cluster's; see docs/examples/nodes.toml.",
             show_default=False,
         ),
     ] = None,
     picture: Annotated[
         Path | None,
         typer.Option(
-            "--simulate", metavar="OUT.png", help="Simulate it, and draw the pipeline's timeline.", show_default=False
+            "--simulate",
+            metavar="OUT.png",
+            help="Simulate the plan, and draw the pipeline's timeline.",
+            show_default=False,
         ),
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="OUT.json", help="Simulate it, for chrome://tracing or Perfetto.", show_default=False
+            "--trace",
+            metavar="OUT.json",
+            help="Simulate the plan, and write a trace for chrome://tracing or Perfetto.",
+            show_default=False,
         ),
     ] = None,
     etcd: Etcd = None,
@@ -53,15 +61,15 @@ def plan(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who would hold which layers, and why: a dry run that changes nothing and needs no GPU.
+    """Show which node would hold which layers, and why: a dry run that changes nothing and needs no GPU.
 
-    With --nodes or --nodes-file it needs no cluster either: to size one before it is rented. Where no cluster is named
+    With --nodes or --nodes-file the command needs no cluster: size one before you rent it. If no cluster is named
     and none runs here, the plan is for this machine. A job that does not fit is refused with the arithmetic.
 
     \b
-    depth   how many microbatches a worker may have begun and not ended
+    depth   maximum number of microbatches that a worker has begun and not ended
     share   of each batch's microbatches, where several workers share a stage
-    bubble  the share of a batch's time in which a worker has nothing to do, by the simulator of the schedule
+    bubble  the share of a batch's time in which a worker is idle, by the simulator of the schedule
 
     \b
     headway plan my-job.toml --nodes 4
@@ -73,9 +81,9 @@ def plan(
     from headway.daemon.results.pipeline_picture import check_drawing
 
     if nodes and nodes_file is not None:
-        raise ConfigError("says the same as --nodes; give one of the two", "--nodes-file")
+        raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
     if memory and not nodes:
-        raise ConfigError("is that of --nodes; give their number", "--memory")
+        raise ConfigError("needs --nodes; give the number of nodes", "--memory")
     spec = read_job(job)
     if picture is not None:
         check_drawing()
@@ -94,7 +102,7 @@ def plan(
     else:
         records = (_this_machine(),)
         sys.stderr.write(
-            "headway: no cluster runs here, so this is a plan for this machine alone; --nodes N plans for more\n"
+            "headway: no cluster runs here, so the plan is for this machine alone; --nodes N plans for more\n"
         )
     told, run = preview(spec, records, links=links, is_simulated=picture is not None or trace is not None)
     if run is not None:
@@ -110,7 +118,7 @@ def plan(
 
 
 def _is_any_cluster(etcd: str | None, cluster: Path | None) -> bool:
-    """Whether a cluster is named, or a local one runs. A named one that does not answer is an error, not nothing."""
+    """Return True if a cluster is named or a local one runs. A named cluster that does not answer is an error."""
     import os
 
     from headway.daemon.client.cluster_access import find_cluster
@@ -126,7 +134,7 @@ def _is_any_cluster(etcd: str | None, cluster: Path | None) -> bool:
 
 
 def _this_machine() -> "NodeRecord":
-    """One node with the devices that a daemon here would have."""
+    """Return one node with the devices that a daemon on this machine would have."""
     from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
     from headway.daemon.records import NodeRecord
 
@@ -152,7 +160,7 @@ def _from_file(path: Path, spec: "JobSpec") -> "tuple[Sequence[NodeRecord], Link
 
 
 def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:
-    """The simulation's files. Raises ConfigError for a path that cannot be written."""
+    """Write the simulation's files. Raises ConfigError for a path that cannot be written."""
     import json
 
     from headway.daemon.errors import ConfigError

@@ -22,9 +22,9 @@ def register(app: typer.Typer) -> None:
 def shares(
     context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
 ) -> None:
-    """List users with their weight and what they have used of late; the first line is served next.
+    """List users with their weight and their recent use; the user on the first line is served next.
 
-    The leader writes use down once a minute.
+    The leader records the use once a minute.
 
     \b
     headway shares --json
@@ -51,7 +51,7 @@ def shares(
             for line in lines
         ]
         if rows:
-            say_table(("user", "weight", "share", "device-hours of late", "devices", "jobs"), rows)
+            say_table(("user", "weight", "share", "recent device-hours", "devices", "jobs"), rows)
         else:
             say("no user has a job, a weight or recent use; every weight is 1 until `headway shares set` changes it")
         say(describe(view.shares))
@@ -60,8 +60,8 @@ def shares(
 
 
 def set_share(
-    user: Annotated[str, typer.Argument(metavar="USER", help="As `headway jobs` names the user.")],
-    weight: Annotated[float, typer.Argument(metavar="WEIGHT", help="1 is what everybody has; 2 is twice the share.")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="The user's name, as in `headway jobs`.")],
+    weight: Annotated[float, typer.Argument(metavar="WEIGHT", help="The default is 1; weight 2 is twice the share.")],
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -81,16 +81,18 @@ def set_share(
 
 def times(
     time_slice: Annotated[
-        float | None, typer.Option("--slice", help="Seconds that a started job is left alone.", show_default=False)
+        float | None,
+        typer.Option("--slice", help="Seconds for which a started job is not stopped for another.", show_default=False),
     ] = None,
     half_life: Annotated[
-        float | None, typer.Option("--half-life", help="Seconds after which use counts half.", show_default=False)
+        float | None,
+        typer.Option("--half-life", help="Seconds after which the weight of past use has halved.", show_default=False),
     ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
 ) -> None:
-    """Change how long a started job is left alone, and how fast use is forgotten. Without options: show both.
+    """Change the time slice of a started job and the half-life of past use. Without options, show both.
 
     \b
     headway shares times --slice 1200

@@ -1,4 +1,4 @@
-"""Commands that begin a job, and that list what it could begin with."""
+"""Commands that start a job, and that list the checkpoints from which it could start."""
 
 import sys
 from pathlib import Path
@@ -39,25 +39,25 @@ def submit(
         typer.Option(
             "--from",
             metavar="CHECKPOINT",
-            help="Begin with this checkpoint, or with the newest of a job's folder. Without JOB.toml: the same job.",
+            help="Start from this checkpoint, or from the newest of a job's folder. Without JOB.toml: its own job.",
             show_default=False,
         ),
     ] = None,
     link: LinkKind = None,
     priority: Annotated[
         int | None,
-        typer.Option(min=-10, max=10, help="Place in the queue, whatever the job file says.", show_default=False),
+        typer.Option(min=-10, max=10, help="Priority in the queue; overrides the job file.", show_default=False),
     ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a job in the queue: a new one, one that goes on from a checkpoint, or both.
+    """Put a job in the queue: a new job, a job that continues from a checkpoint, or both.
 
     \b
     headway submit my-job.toml
-    headway submit --from /mnt/checkpoints/my-job          the same job, in a cluster that has lost everything else
+    headway submit --from /mnt/checkpoints/my-job          that job, in a cluster that has lost everything else
     headway submit next.toml --from /mnt/checkpoints/my-job
     """
     from headway.daemon.client import checkpoint_folder
@@ -116,14 +116,16 @@ def checkpoints(
     job: JobName,
     folder: Annotated[
         str | None,
-        typer.Option("--in", metavar="CHECKPOINT_DIR", help="Look here, and ask no cluster.", show_default=False),
+        typer.Option(
+            "--in", metavar="CHECKPOINT_DIR", help="Look in this folder, and ask no cluster.", show_default=False
+        ),
     ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """List a job's checkpoints, oldest first. One without its manifest is not complete and serves nothing.
+    """List a job's checkpoints, oldest first. A checkpoint without its manifest is incomplete and cannot be used.
 
     \b
     headway checkpoints my-job
@@ -152,5 +154,5 @@ def _line(entry: "FoundCheckpoint") -> str:
 
     moment = date_and_time(entry.written_at) if entry.written_at else "?"
     size = f"{entry.size_bytes / 1e6:,.1f} MB"
-    state = "complete" if entry.is_complete else "not complete"
+    state = "complete" if entry.is_complete else "incomplete"
     return f"boundary {entry.boundary}  timeline {entry.timeline}  {moment}  {size}  {state}  {entry.url}"

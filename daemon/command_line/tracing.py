@@ -1,4 +1,4 @@
-"""`headway trace`: what a job's workers did in the last batches, and what the plan says that they would."""
+"""`headway trace`: shows what a job's workers did in the last batches, next to the simulation of the plan."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,23 +19,28 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     job: JobName,
-    batches: Annotated[int, typer.Option(min=1, help="The last so many, as far as workers remember them.")] = 20,
+    batches: Annotated[int, typer.Option(min=1, help="Number of last batches, as far as workers remember them.")] = 20,
     picture: Annotated[
         Path | None, typer.Option("--png", metavar="OUT.png", help="Draw both timelines.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="OUT.json", help="For chrome://tracing or ui.perfetto.dev.", show_default=False),
+        typer.Option(
+            "--out",
+            metavar="OUT.json",
+            help="Write a trace for chrome://tracing or ui.perfetto.dev.",
+            show_default=False,
+        ),
     ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """What each worker of a running job did in the last batches, and beside it what the simulator says of the plan.
+    """Show what each worker of a running job did in the last batches, next to the simulator's prediction.
 
-    Workers always remember their last 8192 operations, whether anybody asks or not. Machines' clocks differ: the
-    times are aligned by measured offsets, which are told.
+    Workers always remember their last 8192 operations. The clocks of machines differ: the command aligns the times
+    by measured offsets, and shows the offsets.
 
     \b
     idle       the share of the time in which a worker computes nothing
@@ -83,7 +88,7 @@ def _facts(found: "JobTrace") -> dict[str, object]:
 
 
 def _write(found: "JobTrace", picture: Path | None, out: Path | None) -> None:
-    """The files that were asked for. Raises ConfigError for a path that cannot be written."""
+    """Write the files that the user asked for. Raises ConfigError for a path that cannot be written."""
     import json
 
     import msgspec

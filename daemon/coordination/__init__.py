@@ -1,1 +1,1 @@
-"""Who decides, and what: the view of the cluster, the coordinator's one table, the leader that runs it."""
+"""Decides for the whole cluster: the view of the cluster, the coordinator's one table, the leader that runs it."""

@@ -1,4 +1,4 @@
-"""The leader writes down, once a minute, what users have used. Pure."""
+"""Records, once a minute, what users have used: the leader's work. Pure."""
 
 from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Transaction
@@ -7,13 +7,13 @@ from headway.daemon.record_keys import Keys
 
 
 def usage_due_at(view: ClusterView) -> float | None:
-    """When the count has to be written down; None: never, as nobody uses anything or a newer release counts."""
+    """Return when the count is due to be written; None: nobody uses anything, or a newer release counts."""
     garbage = view.unreadable.get(Keys.USAGE)
     return view.usage.due_at() if garbage is None or not garbage.is_newer else None
 
 
 def write_usage(view: ClusterView, *, now: float, written_at: float) -> Transaction | None:
-    """`usage`, if it is time, also in the place of what nobody can read. It concerns no job."""
+    """Write `usage` if the count is due, also over an unreadable record. The command belongs to no job."""
     due_at = usage_due_at(view)
     if due_at is None or now < due_at:
         return None

@@ -35,7 +35,7 @@ def requeue(case: Case, to: Phase) -> Command:
     """nothing more"""
     origin = case.origin
     start = f"batch {origin.boundary}" if origin.source != "initial" else "the beginning"
-    return move(case, to, f"wanted again: will go on from {start}", failures=FailureCount())
+    return move(case, to, f"resume requested: continues from {start}", failures=FailureCount())
 
 
 def explain_wait(case: Case, to: Phase) -> Command:
@@ -124,9 +124,9 @@ def enforce_first(case: Case, to: Phase) -> Command:
     again = case.job.phase.phase is Phase.RECOVERING
     on = shape_and_nodes(plan.stages)
     text = (
-        f"Trains again from batch {plan.boundary} on: {on}"
+        f"Training resumes at batch {plan.boundary}: {on}"
         if again
-        else (f"Trains from batch {plan.boundary} on: {plan.reason}")
+        else (f"Training starts at batch {plan.boundary}: {plan.reason}")
     )
     return move(case, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
@@ -139,7 +139,7 @@ def enforce_change(case: Case, to: Phase) -> Command:
     assert stop.boundary is not None
     plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, case.furthest))
     num_moved = len(case.moving()) - 1
-    text = f"{successor.reason}; from batch {stop.boundary} on, {num_moved} layer{'s' * (num_moved != 1)} moved"
+    text = f"{successor.reason}; in force from batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
     return move(case, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
 
@@ -157,7 +157,7 @@ def stop_for_moves(case: Case, to: Phase) -> Command:
     """`stop` {moves}"""
     assert case.job.plan is not None
     stop = StopRecord(generation=case.job.plan.generation, save=Save.MOVES)
-    text = "All workers of the new plan are ready: the old plan's stop at a boundary"
+    text = "All workers of the new plan are ready: the old plan's workers stop at a boundary"
     return move(case, to, text, puts={"stop": encode(stop)}, is_event=False)
 
 

@@ -1,8 +1,8 @@
-"""Which boundaries of a job there are, which of them a run could go on from, and which must be kept. Pure.
+"""The boundaries of a job: which exist, from which a run could continue, and which must be kept. Pure.
 
 A boundary's place is (timeline, boundary). It is *complete* when living nodes hold every layer and the journal, and
-*restorable* when each of these has as many holders as the job wants copies. Coordinator and agents share these rules:
-what one side counts on, the other side keeps.
+*restorable* when each of these has as many holders as the job wants copies. Coordinator and agents share these rules,
+so nodes keep every boundary that the coordinator relies on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,31 +15,34 @@ from headway.daemon.records import TERMINAL_PHASES, NodeRecord, Phase, PlanRecor
 from headway.daemon.storage.state_key import JOURNAL
 
 NUM_KEPT: Final = 2
-"""Restorable boundaries that are kept."""
+"""Number of restorable boundaries that are kept."""
 NUM_OLDEST: Final = 2
 NUM_NEWEST: Final = 4
-"""Of boundaries that are not restorable yet: the oldest, because copies are made in that order and because what was
-safe looks unsafe while its holders register again after an outage; the newest, because they are on their way."""
+"""Limits on boundaries that are not restorable yet. The oldest are kept because copies are made in that order, and
+because
+a safe boundary looks unsafe while its holders register again after an outage. The newest are kept because they are
+being copied.
+"""
 
 
 def age(place: Place) -> tuple[int, int]:
-    """Sorts by boundary, then by timeline."""
+    """Sort key: the boundary, then the timeline."""
     return place[1], place[0]
 
 
 def lineage_of(job: JobView) -> Lineage | None:
-    """The job's own past: its plan's, or that of the plan that was dissolved; None: the checkpoint has everything."""
+    """Return the job's own past: its plan's, or the dissolved plan's; None: the checkpoint has everything."""
     return job.plan.lineage if job.plan is not None else job.phase.lineage
 
 
 def parts_of(job: JobView) -> tuple[str, ...]:
-    """Every file that a boundary consists of."""
+    """Return every file of a boundary."""
     assert job.spec is not None
     return (*job.spec.layers, JOURNAL)
 
 
 def holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> dict[str, set[str]]:
-    """Part to the living nodes that hold it, for all parts of a boundary."""
+    """Return, for each part of a boundary, the living nodes that hold it."""
     found: dict[str, set[str]] = {part: set() for part in parts_of(job)}
     for name, record in job.state.get(place, {}).items():
         node = nodes.get(name)
@@ -51,35 +54,36 @@ def holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> dict
 
 
 def fewest_holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> int:
-    """How many nodes hold the part that fewest hold; 0: the boundary is not complete."""
+    """Return the number of nodes that hold the rarest part; 0: the boundary is not complete."""
     return min(len(names) for names in holders(job, place, nodes).values())
 
 
 def own_places(job: JobView) -> tuple[Place, ...]:
-    """Every boundary of the job's own past that somebody holds something of, newest first."""
+    """Return every boundary of the job's own past of which somebody holds a part, newest first."""
     lineage = lineage_of(job)
     own = [place for place in job.state if lineage is not None and lineage.has(*place)]
     return tuple(sorted(own, key=age, reverse=True))
 
 
 def restorable(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[Place, ...]:
-    """The boundaries that survive the loss of copies - 1 nodes, newest first."""
+    """Return the boundaries that survive the loss of copies - 1 nodes, newest first."""
     assert job.spec is not None
     wanted = num_copies(job.spec, nodes)
     return tuple(place for place in own_places(job) if fewest_holders(job, place, nodes) >= wanted)
 
 
 def newest_complete(job: JobView, nodes: Mapping[str, NodeRecord]) -> Place | None:
-    """The newest boundary of which living nodes hold every part, if there is one: where a rollback goes to."""
+    """Return the newest boundary of which living nodes hold every part: the target of a rollback."""
     return next((place for place in own_places(job) if fewest_holders(job, place, nodes) >= 1), None)
 
 
 def due_checkpoint(job: JobView) -> Place | None:
-    """The boundary that is to be copied to durable storage while training goes on, if there is one.
+    """Return the boundary that is due for durable storage while training continues, if there is one.
 
-    The oldest that is newer than the newest checkpoint, so that each is finished before the next is begun, be it of a
-    timeline that the run grew out of; one that could not be written gives way to a newer one, and so does one that a
-    stage missed when a newer one is whole.
+    It is the oldest that is newer than the newest checkpoint, so that each checkpoint ends before the next begins. It
+    may
+    be of a timeline from which the run grew. A boundary that could not be written gives way to a newer one. So does a
+    boundary that a stage missed, when a newer one is complete.
     """
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or not spec.fault.checkpoint_every:
@@ -93,9 +97,9 @@ def due_checkpoint(job: JobView) -> Place | None:
 
 
 def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord]) -> str | None:
-    """The node that copies a part to durable storage: of the worker that leads the layer's stage, if it holds it.
+    """Return the node that copies a part to durable storage: the lead of the layer's stage, if it holds the part.
 
-    Where some holder has access to the checkpoint folder, not one without.
+    A holder without access to the checkpoint folder copies only if no holder has access.
     """
     names = holders(job, place, nodes).get(part, set())
     names = names - those_without_access(job) or names
@@ -106,22 +110,23 @@ def copier(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord
 
 
 def those_without_access(job: JobView) -> set[str]:
-    """Nodes that said of anything they hold that they have no access to the job's checkpoint folder."""
+    """Return nodes that have reported, for any part, that they have no access to the job's checkpoint folder."""
     told = (item for records in job.state.values() for item in records.items())
     return {name for name, record in told if record.lacks_access}
 
 
 def lead_of(plan: PlanRecord, part: str) -> StagePlan:
-    """The worker that leads the stage of a layer; that of the last stage has the journal too."""
+    """Return the worker that leads the stage of a layer; the lead of the last stage also has the journal."""
     return plan.stages[plan.replicas[-1][0]] if part == JOURNAL else plan.holder(part)
 
 
 def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
-    """The boundaries of which nodes must keep what they hold.
+    """Return the boundaries whose parts nodes must keep.
 
-    What a plan loads from, until all its workers run; what is being written for a stop; the boundary that is being
-    copied to durable storage; the newest NUM_KEPT restorable boundaries, or complete ones in their stead; and a bounded
-    number of newer ones, even if a stage misses its snapshots or etcd is away for long.
+    These are: the source of a plan until all its workers run; the boundary of a stop; the boundary that is being copied
+    to
+    durable storage; the newest NUM_KEPT restorable boundaries, or complete ones instead; and a limited number of newer
+    ones, even if a stage misses its snapshots or etcd is away for long.
     """
     if job.spec is None or job.phase.phase in TERMINAL_PHASES - {Phase.FAILED}:
         return frozenset()
@@ -140,9 +145,9 @@ def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
 
 
 def depends_on(job: JobView, nodes: Mapping[str, NodeRecord], name: str) -> bool:
-    """Whether a job that trains would go back further if a node were gone now, with all that drain.
+    """Return whether a training job would go back further if a node, and all draining nodes, were gone now.
 
-    Its next snapshot ends that, so a job that takes none waits for nothing.
+    Its next snapshot ends that. A job that takes no snapshots does not wait.
     """
     if job.plan is None or job.spec is None or not job.spec.fault.snapshot_every:
         return False
@@ -155,7 +160,7 @@ def depends_on(job: JobView, nodes: Mapping[str, NodeRecord], name: str) -> bool
 
 
 def pinned(job: JobView) -> Iterable[Place]:
-    """What plans load from, while a worker may still have to; and the boundary of a stop."""
+    """Return the boundaries that plans load, while a worker may still have to; and the boundary of a stop."""
     for plan in (job.plan, job.next):
         if plan is not None and plan.source == "nodes" and not _all_run(job, plan.generation, len(plan.stages)):
             yield plan.source_timeline, plan.boundary
@@ -164,17 +169,17 @@ def pinned(job: JobView) -> Iterable[Place]:
 
 
 def _is_troubled(record: StateRecord) -> bool:
-    """Whether the folder did not take a file; where a node has no access to it, another copies in its stead."""
+    """Return whether the folder refused a file. If a node has no access to the folder, another node copies instead."""
     return bool(record.trouble) and not record.lacks_access
 
 
 def _ends(places: Sequence[Place]) -> set[Place]:
-    """The newest and the oldest of places that are sorted, newest first."""
+    """Return the newest and the oldest places of a list that is sorted newest first."""
     return {*places[:NUM_NEWEST], *places[-NUM_OLDEST:]}
 
 
 def _is_whole(job: JobView, place: Place) -> bool:
-    """Whether somebody has told of every part."""
+    """Return whether every part has been reported."""
     told = {part for record in job.state[place].values() for part in record.files}
     return told.issuperset(parts_of(job))
 

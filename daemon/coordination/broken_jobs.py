@@ -1,4 +1,4 @@
-"""What becomes of a job about which the coordinator raises an error: it fails alone, with the traceback. Pure."""
+"""Handles a job about which the coordinator raises an error: that job alone fails, with the traceback. Pure."""
 
 import traceback
 
@@ -10,15 +10,15 @@ from headway.daemon.records import TERMINAL_PHASES, Phase
 
 
 def broken(job: str, error: Exception) -> BrokenJob:
-    """What is said of it."""
+    """Return the report of the error."""
     return BrokenJob(job=job, reason=in_one_line(error), traceback="".join(traceback.format_exception(error)))
 
 
 def give_up(case: Case, found: BrokenJob, error: Exception) -> Transaction | None:
-    """The command that fails the job; nodes keep its state.
+    """Return the command that fails the job; nodes keep its state.
 
-    None sets the job aside: it has ended already, its records allow no such command, or the memory that was missing
-    says nothing about the job.
+    None sets the job aside. Its end may be reached already, its records may allow no such command, or memory may be
+    missing, which says nothing about the job.
     """
     if isinstance(error, MemoryError) or case.job.phase.phase in TERMINAL_PHASES:
         return None
@@ -32,5 +32,5 @@ def give_up(case: Case, found: BrokenJob, error: Exception) -> Transaction | Non
             deletes=("plan", "next", "stop"),
             event=f"Failed: {reason}",
         )
-    except Exception:  # whatever broke the decision breaks its end too
+    except Exception:  # the cause that broke the decision breaks the job's end too
         return None

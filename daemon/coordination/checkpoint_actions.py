@@ -25,7 +25,7 @@ def write_checkpoint(case: Case, to: Phase) -> Command:
     texts = {
         Phase.FINISHED: f"Finished: {stop.boundary} batches, the last checkpoint is written",
         Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
-        Phase.QUEUED: f"Saved before batch {stop.boundary}: goes on when nodes allow",
+        Phase.QUEUED: f"Saved before batch {stop.boundary}: continues when nodes allow",
     }
     then = move(
         case,
@@ -48,7 +48,7 @@ def write_periodic_checkpoint(case: Case, to: Phase) -> Command:
         case,
         to,
         case.job.phase.reason,
-        event=f"A checkpoint before batch {due[1]} is written",
+        event=f"The checkpoint before batch {due[1]} is written",
         puts={"checkpoint": encode(checkpoint)},
     )
     return _manifest(case, plan, checkpoint, then)
@@ -98,7 +98,7 @@ def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
 
 
 def _manifest(case: Case, plan: PlanRecord, checkpoint: CheckpointRecord, then: Transaction) -> WriteManifest:
-    """The checkpoint's own description; which other checkpoints there are does not belong to it."""
+    """Return the checkpoint's own description; it leaves out the other checkpoints."""
     manifest = {
         "format": MANIFEST_FORMAT,
         "job": case.job.name,
@@ -110,7 +110,7 @@ def _manifest(case: Case, plan: PlanRecord, checkpoint: CheckpointRecord, then: 
 
 
 def _durable(case: Case, plan: PlanRecord, place: Place, part: str) -> StateFile:
-    """The durable file of a part: of the node that leads its stage, if it has one."""
+    """Return the durable file of a part: from the node that leads its stage, if it has one."""
     owner = lead_of(plan, part).node
     durable = {node: file for node, file in case.job.holders(*place, part).items() if file.is_durable}
     return durable.get(owner) or durable[min(durable)]

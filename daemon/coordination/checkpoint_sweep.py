@@ -1,7 +1,7 @@
-"""Deletes, now and then, the folders of checkpoints that never came to be: the leader's work.
+"""Deletes the folders of checkpoints that were never completed: the leader's work.
 
-A write that was given up may end later, and leave a file where the leader does not look any more. The daemon that made
-it looks there itself, whether it leads or not: what is left stays left, so whoever deletes it deletes the same.
+A write that was given up may end later, and leave a file where the leader no longer looks. The daemon that made the
+write looks there itself, as leader or not. A stale folder stays stale, so two daemons may both delete it.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from headway.daemon.storage.file_threads import FileThreads
 SWEEP_PERIOD_S: Final = 120.0
 TIMEOUT_S: Final = 60.0
 NUM_LOOKS: Final = 2
-"""At a job that has no plan: a copy that was on its way may end after the first."""
+"""Number of looks at a job without a plan: a copy that was on its way may end after the first look."""
 
 log = structlog.get_logger()
 
 
 class CheckpointSweep:
-    """Every daemon runs one; it acts while the daemon leads."""
+    """The sweep of one daemon; it acts while the daemon leads."""
 
     def __init__(self, view: ClusterView, *, is_leading: Callable[[], bool], checkpoint_root: Path | None) -> None:
         self._view = view
@@ -37,19 +37,19 @@ class CheckpointSweep:
         self._checkpoint_root = checkpoint_root
         self._threads = FileThreads("checkpoint sweep", num_at_once=1, silence_s=TIMEOUT_S, most_hung=1)
         self._looks: dict[str, tuple[int, int]] = {}
-        """Job to (revision of its phase, how often nothing was found since)."""
+        """Job to (revision of its phase, number of looks since then that found nothing)."""
         self._complaints: dict[str, str] = {}
         self._written_late: set[str] = set()
         """Jobs into whose folder a write of this daemon ended after it was given up."""
         self._is_written_late = asyncio.Event()
 
     def wrote_late(self, job: str) -> None:
-        """A write into a job's folder ended after it was given up: what it left there may be nobody's."""
+        """Note that a write into a job's folder ended after it was given up: its files may be stale."""
         self._written_late.add(job)
         self._is_written_late.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Sweep until cancelled."""
         clock = asyncio.get_running_loop().time
         all_due_at = clock() + SWEEP_PERIOD_S
         while True:
@@ -58,13 +58,13 @@ class CheckpointSweep:
                 async with asyncio.timeout_at(all_due_at):
                     await self._is_written_late.wait()
                     names = set(self._written_late)
-            if clock() >= all_due_at:  # however often late writes wake this up
+            if clock() >= all_due_at:  # late writes may wake this loop often
                 names, all_due_at = None, clock() + SWEEP_PERIOD_S
             self._is_written_late.clear()
             await self.sweep(names)
 
     async def sweep(self, names: Iterable[str] | None = None) -> None:
-        """Once through these jobs, or all."""
+        """Sweep these jobs, or all, once."""
         self._looks = {name: looks for name, looks in self._looks.items() if name in self._view.jobs}
         self._complaints = {name: reason for name, reason in self._complaints.items() if name in self._view.jobs}
         self._written_late &= self._view.jobs.keys()
@@ -87,7 +87,7 @@ class CheckpointSweep:
             self._looks[name] = (revision, 0 if num_left or looks[0] != revision else looks[1] + 1)
 
     async def _sweep_job(self, job: JobView, *, is_late: bool) -> int:
-        """Returns how many folders were deleted."""
+        """Sweep one job; return the number of folders deleted."""
         submission = job.submission
         if submission is None or not submission.uid:
             return 0

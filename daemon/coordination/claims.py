@@ -1,8 +1,9 @@
-"""Which devices each job claims, and so which running jobs give way: what fair_share deals out, checked by plans. Pure.
+"""Computes which devices each job claims, and so which running jobs give way: fair_share's result, checked by plans.
+Pure.
 
-A claim is a set of devices that nobody else may take, and that those who have them give up. A job claims no more than
-what a plan of its own uses. Who gives way shrinks by a planned change; who cannot run on what is left is stopped by a
-checkpoint and queued again, but only after it has run for a time slice.
+A claim is a set of devices that no other job may take, and that jobs which have them give up. A job claims no more
+than a plan of its own uses. A job that gives way shrinks by a planned change. A job that cannot run on the rest is
+stopped by a checkpoint and queued again, but only after it has run for a time slice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,22 +25,22 @@ from headway.daemon.planning.rebalance import judge
 from headway.daemon.records import Desired, DeviceKey, Phase, Save
 
 STARTS_WORTH: Final = 5.0
-"""A job that took long to start is left alone for so many times as long, if that is more than a time slice."""
+"""A job that took long to start keeps its devices for this multiple of its start, if that exceeds a time slice."""
 NOTHING: Final = frozenset[DeviceKey]()
 
 
 @dataclass(slots=True)
 class Claims:
-    """What all jobs claim at one moment."""
+    """The claims of all jobs at one moment."""
 
     claimants: dict[str, Claimant] = field(default_factory=dict)
     of: dict[str, frozenset[DeviceKey]] = field(default_factory=dict)
-    """Job to devices."""
+    """Job to its claimed devices."""
     errors: dict[str, Exception] = field(default_factory=dict)
-    """What was raised about a job: it claims nothing, and fails by it when it is decided about."""
+    """Errors raised about a job: the job claims nothing, and fails by the error when it is decided about."""
 
     def standing(self, case: Case, *, ahead: Sequence[str] = ()) -> Standing:
-        """What a job is told. ahead: waiting jobs that go before it, the first first."""
+        """Return what a job is told. ahead: waiting jobs that are served before it, the first one first."""
         name, own = case.job.name, self.claimants.get(case.job.name)
         usable = own.usable if own is not None else NOTHING
         rivals = (other for other in ahead if other in self.claimants and self.claimants[other].usable & usable)
@@ -51,18 +52,18 @@ class Claims:
         )
 
     def against(self, job: str) -> frozenset[DeviceKey]:
-        """What the others claim."""
+        """Return the claims of all other jobs."""
         return NOTHING.union(*(claimed for other, claimed in self.of.items() if other != job))
 
     def claimed_from(self, job: str) -> tuple[str, ...]:
-        """Jobs that claim something which a job has."""
+        """Return the jobs that claim a device which this job has."""
         claimant = self.claimants.get(job)
         if claimant is None or claimant.is_waiting:
             return ()
         return tuple(sorted(other for other, claimed in self.of.items() if other != job and claimed & claimant.holds))
 
     def in_the_way(self, job: str) -> tuple[str, ...]:
-        """Jobs that have something which a waiting job claims; without a claim, which it could use."""
+        """Return the jobs that have devices which a waiting job claims or, if it has no claim, could use."""
         own = self.claimants.get(job)
         if own is None:
             return ()
@@ -72,7 +73,7 @@ class Claims:
 
 
 def is_contended(cases: Sequence[Case]) -> bool:
-    """Whether anything has to be divided: a job waits, or jobs of several users or priorities run."""
+    """Return whether devices must be divided: a job waits, or jobs of several users or priorities run."""
     active = [case for case in cases if _is_active(case)]
     if len(active) < 2:
         return False
@@ -82,19 +83,19 @@ def is_contended(cases: Sequence[Case]) -> bool:
 
 
 def settle_claims(cases: Mapping[str, Case], view: ClusterView, *, now: float) -> Claims:
-    """What every job claims now."""
+    """Return what every job claims now."""
     if not is_contended(list(cases.values())):
         return Claims()
     return _Settling(cases, view, now).settle()
 
 
 def left_alone_until(case: Case) -> float:
-    """Before then a job that trains is not stopped for another one."""
+    """Return until when a training job is not stopped for another one."""
     return case.job.started_at + max(case.view.shares.slice_s, STARTS_WORTH * case.job.starting_s)
 
 
 class _Settling:
-    """One moment. Two rounds: who turns out to need more than the least that its job file says, asks for that."""
+    """One settlement in two rounds: a job that turns out to need more than its job file's minimum asks for that."""
 
     def __init__(self, cases: Mapping[str, Case], view: ClusterView, now: float) -> None:
         self._view, self._now = view, now
@@ -124,7 +125,7 @@ class _Settling:
         return claims
 
     def _of_each(self, claimants: Mapping[str, Claimant], settle: Callable[[str, Claimant], bool]) -> bool:
-        """Whether it is so of each job. One that raises claims nothing, and the others are settled."""
+        """Return the answer for each job. A job that raises claims nothing, and the others are settled."""
         is_settled = True
         for name, claimant in claimants.items():
             try:
@@ -134,7 +135,7 @@ class _Settling:
         return is_settled
 
     def _claim(self, claims: Claims, dealt: Dealt, is_again: bool, name: str, claimant: Claimant) -> bool:
-        """What a job would use of what it is owed. False: it needs more."""
+        """Claim the devices that a job would use of those it is owed. False: it needs more."""
         due, case = dealt.due[name], self._cases[name]
         if name in self._unable or not due - claimant.pinned:
             return True
@@ -156,7 +157,7 @@ class _Settling:
         return not claimant.is_waiting or self._needs_no_more(case, due)
 
     def _needs_no_more(self, case: Case, due: frozenset[DeviceKey]) -> bool:
-        """For a waiting job that has no plan on what it is owed."""
+        """Note that a waiting job has no plan on the devices that it is owed."""
         name = case.job.name
         try:
             whole = case.plan_on_everything
@@ -169,7 +170,7 @@ class _Settling:
         return False
 
     def _give(self, claims: Claims, is_again: bool, name: str, claimant: Claimant) -> bool:
-        """False: a job that has to give way cannot do with less, so it is all or nothing."""
+        """Take a job's devices. False: the job cannot run with fewer, so it gives all or none."""
         case, lost = self._cases[name], claimant.holds & claims.against(name)
         if not lost or lost >= claimant.holds or name in self._at_least:
             return True
@@ -186,7 +187,7 @@ class _Settling:
         return True
 
     def _plan(self, case: Case, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
-        """Raises PlanMissingError."""
+        """Return a plan. Raises PlanMissingError."""
         return case.inquiry.plan(
             purpose,
             case.spec,
@@ -200,7 +201,7 @@ class _Settling:
         )
 
     def _is_worth_it(self, case: Case, plan: ClusterPlan) -> bool:
-        """Whether a running job would move to a plan with more devices."""
+        """Return whether a running job would move to a plan with more devices."""
         newcomers = case.view.newcomers(case.job)
         gain = outlook(case.job, case.nodes.values(), plan, case.profiles, now=self._now, newcomers=newcomers)
         return gain is not None and judge(gain).is_worth_it
@@ -218,7 +219,7 @@ class _Settling:
         return found
 
     def _claimant(self, case: Case) -> Claimant | None:
-        """None: it is about to leave what it has."""
+        """Return the job as a claimant; None: it is about to leave its devices."""
         job, placement, train = case.job, case.spec.placement, case.spec.train
         if (held := _held(case)) is None:
             return None
@@ -248,12 +249,12 @@ class _Settling:
         return claimant.with_pinned(self._pinned(case, claimant))
 
     def _pinned(self, case: Case, claimant: Claimant) -> frozenset[DeviceKey]:
-        """What nobody may take from it now."""
+        """Return the devices that no job may take from it now."""
         if claimant.is_recovering or _phase(case) is not Phase.RUNNING:
             return claimant.holds
         slice_s = self._view.shares.slice_s
         if self._nobody_waits and self._now < case.job.devices_changed_at + slice_s:
-            return claimant.holds  # jobs that run change places by time slices
+            return claimant.holds  # running jobs take turns by time slices
         return claimant.least_of_its_own() if self._now < left_alone_until(case) else NOTHING
 
 
@@ -277,7 +278,7 @@ def _is_recovering(case: Case) -> bool:
 
 
 def _held(case: Case) -> frozenset[DeviceKey] | None:
-    """What it will have when the change that is under way is done; None: nothing, and it is not waiting either."""
+    """Return the job's devices when the change under way is done; None: it has none and does not wait."""
     job = case.job
     match _phase(case):
         case Phase.QUEUED:

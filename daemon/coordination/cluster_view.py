@@ -1,7 +1,7 @@
-"""What etcd says, folded into one value: the nodes, the leader, and every job with its records.
+"""Folds etcd's content into one value: the nodes, the leader, and every job with its records.
 
-Pure. Keys may come in any order, twice, or late: a key's older revision never replaces a newer one. Keys that nobody
-knows and values that cannot be read are set aside in `unreadable` with the reason, and change nothing of anybody else.
+Pure. Keys may come in any order, twice, or late: a key's older revision never replaces a newer one. Unknown keys and
+unreadable values are set aside in `unreadable` with the reason; they change nothing else.
 """
 
 from collections.abc import Callable
@@ -64,14 +64,14 @@ Place = tuple[int, int]
 """(timeline, boundary)"""
 
 IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
-"""The phases in which a plan is in force."""
+"""Phases in which a plan is in force."""
 
 MAX_REMEMBERED: Final = 64
-"""Moments of one kind."""
+"""Maximum number of moments remembered of one kind."""
 ABSENT_FOR_S: Final = 86400.0
-"""A node that has been gone for so long is forgotten: it would come back as one that nobody knew."""
+"""A node that has been gone for so long is forgotten: if it returns, it counts as new."""
 MAX_ABSENT: Final = 1000
-"""Nodes that are gone and not forgotten: those that went last."""
+"""Maximum number of absent nodes remembered: those that left last."""
 UNREADABLE: Final = -1
 """A revision that no key ever has."""
 
@@ -82,9 +82,9 @@ class JobView:
 
     name: str
     submission: SpecRecord | None = None
-    """None while only other keys of the job are known: such a job is not decided about."""
+    """None while only other keys of the job are known: the coordinator skips such a job."""
     refusal: str = ""
-    """The rule that the submitted spec breaks. `submission` then has a job of default sizes in its place."""
+    """The rule that the submitted spec breaks. `submission` then holds a job of default sizes."""
     spec_revision: int = 0
     """Create revision of the spec: the job's place in the queue."""
     desired: DesiredRecord = field(default_factory=DesiredRecord)
@@ -96,66 +96,66 @@ class JobView:
     progress: ProgressRecord | None = None
     workers: dict[WorkerKey, WorkerRecord] = field(default_factory=dict)
     state: dict[Place, dict[str, StateRecord]] = field(default_factory=dict)
-    """Who holds what of a boundary of a timeline: node to record."""
+    """Holders of the parts of a boundary of a timeline: node to record."""
     events: dict[int, EventRecord] = field(default_factory=dict)
     goodput: dict[WorkerKey, GoodputRecord] = field(default_factory=dict)
     profiles: dict[DeviceKey, ProfileRecord] = field(default_factory=dict)
     changed_at: tuple[float, ...] = field(default=(), compare=False)
-    """When the plan in force was seen to become another one, the last `MAX_REMEMBERED` times."""
+    """Times at which the plan in force was seen to change, the last `MAX_REMEMBERED`."""
     promises: Promises = field(default_factory=Promises, compare=False)
-    """What planned changes promised, and what came of them."""
+    """Promised gains of planned changes, and their results."""
     left: PlanRecord | None = field(default=None, compare=False)
     """The plan before the one in force, if it was seen."""
     readings: dict[str, ReadingRecord] = field(default_factory=dict)
-    """Nodes that read the job's data just now."""
+    """Nodes that are reading the job's data."""
     readings_so_far: dict[str, ReadingSoFar] = field(default_factory=dict, compare=False)
-    """Of each such node, in the present phase."""
+    """Progress of each such node in the present phase."""
     read_at: float = field(default=0.0, compare=False)
-    """When one of them was last seen to get on, or storage that was away to answer again."""
+    """Time at which a reader was last seen to progress, or storage to answer again."""
     entered_at: float = 0.0
-    """When the job was seen to enter its present phase."""
+    """Time at which the job was seen to enter its present phase."""
     started_at: float = field(default=0.0, compare=False)
-    """When the job was seen to begin to train, after it had waited."""
+    """Time at which the job was seen to start training, after it had waited."""
     devices_changed_at: float = field(default=0.0, compare=False)
-    """When the devices of the plan in force were seen to become others."""
+    """Time at which the devices of the plan in force were seen to change."""
     starting_s: float = field(default=0.0, compare=False)
-    """How long its workers took to be ready then."""
+    """Seconds that its workers took to be ready then."""
     stop_changed_at: float = 0.0
-    """When `stop` was last seen to change; a stop's deadline counts from here."""
+    """Time at which `stop` was last seen to change; a stop's deadline counts from it."""
     workers_changed_at: float = 0.0
-    """When a worker's record was last seen to change."""
+    """Time at which a worker's record was last seen to change."""
     state_changed_at: float = 0.0
-    """When a record of files was last seen to change, while the job stops."""
+    """Time at which a record of files was last seen to change, while the job stops."""
     failed_at: dict[int, float] = field(default_factory=dict, compare=False)
-    """When the first worker of a generation was seen to have failed."""
+    """Time at which the first worker of a generation was seen to have failed."""
 
     @property
     def spec(self) -> JobSpec | None:
-        """What was submitted, or None while the spec is not known."""
+        """Return the submitted spec, or None while it is unknown."""
         return self.submission.spec if self.submission is not None else None
 
     @property
     def user(self) -> str:
-        """Who submitted it."""
+        """Return the user who submitted the job."""
         return self.submission.user if self.submission is not None else ""
 
     @property
     def priority(self) -> int:
-        """Of the job in the queue."""
+        """Return the job's priority in the queue."""
         return self.submission.spec.queue.priority if self.submission is not None else 0
 
     @property
     def uid(self) -> str:
-        """Of the submission; empty while the spec is not known."""
+        """Return the submission's id; empty while the spec is unknown."""
         return self.submission.uid if self.submission is not None else ""
 
     @property
     def devices(self) -> frozenset[DeviceKey]:
-        """Those that its plans name: nobody else may use them."""
+        """Return the devices in its plans: no other job may use them."""
         return devices(self.plan) | devices(self.next)
 
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
-        """The workers that have said something about a plan, by position, if they are on the node that it names."""
+        """Return, by position, the workers that have reported on a plan from the node that the plan names."""
         found = {}
         for position, stage in enumerate(plan.stages):
             worker = self.workers.get((plan.generation, position))
@@ -164,56 +164,57 @@ class JobView:
         return found
 
     def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateFile]:
-        """Node to file of a layer (`journal` is one) at a boundary; empty if nobody has it."""
+        """Return the nodes that hold a layer (or `journal`) at a boundary, with their files."""
         records = self.state.get((timeline, boundary), {})
         return {node: record.files[layer] for node, record in records.items() if layer in record.files}
 
 
 @dataclass(slots=True, kw_only=True)
 class ClusterView:
-    """The fold of all keys under the prefix. One owner applies; everybody else reads."""
+    """The fold of all keys under the prefix. One owner applies changes; everybody else reads."""
 
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     leader: LeaderRecord | None = None
     failures: dict[str, dict[int, NodeFailureRecord]] = field(default_factory=dict)
-    """Of the last minutes, by node and number."""
+    """Recent failures by node and number."""
     jobs: dict[str, JobView] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
-    """Revision of the last change of every key that exists; a key that is absent has none."""
+    """Revision of the last change of every key that exists; an absent key has none."""
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
-    """Keys that are set aside, because their record cannot be used. Their names may hold any bytes: print them with
-    `terminal.printable_name`."""
+    """Keys that are set aside because their record cannot be used. Their names may hold any bytes: print them with
+    `terminal.printable_name`.
+    """
     nodes_changed_at: float = 0.0
-    """When the set of usable nodes last changed: one came, went, was replaced or began to drain."""
+    """Time of the last change of the set of usable nodes: one came, went, was replaced or began to drain."""
     unrest: Unrest = field(default_factory=Unrest)
-    """Which nodes have changed of late."""
+    """Recent changes of nodes."""
     shares: SharesRecord = field(default_factory=SharesRecord)
     usage: UsageMeter = field(default_factory=UsageMeter)
     absent_since: dict[str, float] = field(default_factory=dict)
-    """When a node that was seen before was found gone; it may come back, by the same incarnation, after an outage."""
+    """Time at which a known node was found gone; it may return after an outage in its old incarnation."""
     arrived_at: dict[str, float] = field(default_factory=dict)
-    """Since when a node's present incarnation has been there."""
+    """Time since which a node's present incarnation has been there."""
     arrived_in: dict[str, int] = field(default_factory=dict)
-    """The revision in which a node came (see `newcomers`), as far as it was seen; 0: in another epoch."""
+    """Revision in which a node came (see `newcomers`), as far as it was seen; 0: in another epoch."""
     departures: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """When a node's incarnations were seen to go, the last `MAX_REMEMBERED` times."""
+    """Times at which a node's incarnations were seen to go, the last `MAX_REMEMBERED`."""
     probes: dict[str, ProbeRecord] = field(default_factory=dict)
-    """What nodes have measured of the ways to their peers."""
+    """Measurements that nodes made of the ways to their peers."""
     reach: dict[str, ReachRecord] = field(default_factory=dict)
-    """Which ports of its peers each node reaches."""
+    """Reachability of each node's peers, by port."""
     started_at: float | None = None
-    """When the first key was applied, in this epoch."""
+    """Time at which the first key of this epoch was applied."""
     steady_since: float | None = None
-    """Since when etcd has been in sight without a break; None: it is not, and absences prove nothing."""
+    """Time since which etcd has been in sight without a break; None: it is away, and absences prove nothing."""
     epoch: int = 0
-    """How often etcd's history went back (an older backup, an empty store) so that the view was made anew."""
+    """Number of times that etcd's history went back (an older backup, an empty store), so that the view was rebuilt."""
     _deleted: dict[str, int] = field(default_factory=dict)
     _restored: set[str] = field(default_factory=set)
     """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
-    """Each node's newest, also while it is absent."""
+    """Newest incarnation of each node, also while it is absent."""
     _blocked: tuple[tuple[object, ...], BlockedWays] = field(default=((), NOTHING_BLOCKED), compare=False)
-    """The records that `blocked` was computed from last, and what came out: every decision asks for it."""
+    """Records from which `blocked` was computed last, and the result: every decision asks for it."""
 
     def apply(
         self,
@@ -245,19 +246,19 @@ class ClusterView:
             record = read_record(place, value) if value is not None else None
             if value is None or place.kind is not None:
                 self._fold(place, record, create_revision=create_revision, now=now)
-        except Exception as error:  # anybody may have written it: whatever is wrong with it is wrong with it alone
+        except Exception as error:  # anybody may have written the value: an error in it concerns that key alone
             if value is not None:
                 self._set_aside(key, error, now=now)
 
     def set_in_sight(self, is_in_sight: bool, *, now: float) -> None:
-        """Note that etcd answers, or that it does not any more."""
+        """Note that etcd answers, or that it no longer does."""
         if not is_in_sight:
             self.steady_since = None
         elif self.steady_since is None:
             self.steady_since = now
 
     def start_anew(self, *, now: float) -> None:
-        """Forget every key: etcd's history went back. The nodes that were known count as absent from now on."""
+        """Forget every key, because etcd's history went back. The known nodes count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
         folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs)
         for records in (*folded, self.revisions, self.unreadable, self._deleted):
@@ -274,29 +275,29 @@ class ClusterView:
         self.epoch += 1
 
     def last_revision_of(self, key: str) -> int:
-        """Revision of a key's last change or deletion, as far as it is remembered; 0: never heard of."""
+        """Return the revision of a key's last change or deletion, if remembered; 0: unknown."""
         return max(self.revisions.get(key, 0), self._deleted.get(key, 0))
 
     def revision_of(self, key: str) -> int:
-        """Revision of a key's last change; 0: the key is absent.
+        """Return the revision of a key's last change; 0: the key is absent.
 
-        UNREADABLE: it is there and cannot be read. No transaction that compares it succeeds.
+        UNREADABLE: the key exists and cannot be read. No transaction that compares it succeeds.
         """
         return UNREADABLE if key in self.unreadable else self.revisions.get(key, 0)
 
     def why_set_aside(self, job: str) -> str:
-        """Why nothing is decided about a job: the record that cannot be read; empty when all can."""
+        """Return which unreadable record blocks decisions about a job; empty: none."""
         for leaf in sorted(DECISIVE) if self.unreadable else ():
             if (found := self.unreadable.get(Keys.of(job, leaf))) is not None:
                 return f"its {leaf} cannot be read: {found.reason}"
         return ""
 
     def forget_deleted(self, *, below: int) -> None:
-        """Drop the memory of deletions older than a revision: nothing that old can arrive any more."""
+        """Drop the memory of deletions older than a revision: nothing that old can arrive now."""
         self._deleted = {key: revision for key, revision in self._deleted.items() if revision >= below}
 
     def forget_absent(self, *, now: float) -> None:
-        """Drop the memory of nodes that have long been gone: machines that are rented have a new name each time."""
+        """Drop the memory of nodes that have long been gone: rented machines have a new name each time."""
         since = self.absent_since
         newest_first = sorted(since, key=lambda name: -since[name])
         kept = {name for name in newest_first[:MAX_ABSENT] if now - since[name] <= ABSENT_FOR_S}
@@ -307,16 +308,17 @@ class ClusterView:
             self._restored.discard(name)
 
     def jobs_in_order(self) -> list[JobView]:
-        """Jobs whose spec is known, first in first."""
+        """Return the jobs whose spec is known, first in first."""
         return sorted(
             (job for job in self.jobs.values() if job.submission is not None), key=lambda job: job.spec_revision
         )
 
     def newcomers(self, job: JobView) -> frozenset[str]:
-        """Nodes that came after a job's plan came into force, and that it does not have.
+        """Return nodes that came after a job's plan came into force, and that are not in the plan.
 
-        A node comes when it registers, also again after its lease was lost, and when it is released: from draining,
-        from quarantine, or with the worker of a device that had none.
+        A node comes when it registers, also again after its lease was lost. It comes when it is released from draining
+        or
+        quarantine, and when a device that had no worker gets one.
         """
         planned_in = self.revision_of(Keys.of(job.name, "plan"))
         own = {(stage.node, stage.node_incarnation) for stage in (job.plan.stages if job.plan is not None else ())}
@@ -328,14 +330,14 @@ class ClusterView:
 
     @property
     def blocked(self) -> BlockedWays:
-        """The ways between the present processes of nodes on which one does not reach the other."""
+        """Return the ways between the present processes of nodes that are blocked."""
         rests_on = (*self.nodes.values(), *self.reach.values())
         if len(self._blocked[0]) != len(rests_on) or not all(map(is_, self._blocked[0], rests_on)):
             self._blocked = rests_on, blocked_ways(self.reach, self.nodes)
         return self._blocked[1]
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
-        """record: None where the key is gone."""
+        """Fold one record in. record: None if the key is gone."""
         match place.folder:
             case "leader":
                 self.leader = record
@@ -362,8 +364,9 @@ class ClusterView:
                 self._fold_job(place, record, create_revision=create_revision, now=now)
 
     def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
-        """A record that cannot be used is as good as gone, but for one that decides about a job: the last readable one
-        stays, so that training goes on under it, and nothing is decided.
+        """Treat an unusable record as deleted, unless it decides about a job. In that case the last readable one stays.
+
+        Training continues under that record, and the coordinator decides nothing about the job.
         """
         self.unreadable[key] = unreadable(error)
         try:
@@ -374,7 +377,7 @@ class ClusterView:
             self._fold(place, None, create_revision=0, now=now)
 
     def _is_left_out(self, node: str) -> bool:
-        """Whether a node is in quarantine for all jobs."""
+        """Return whether a node is in quarantine for all jobs."""
         limit = self.leader.quarantine_after if self.leader is not None else QUARANTINE_AFTER
         return bool(left_out({node: self.failures.get(node, {}).values()}, limit=limit))
 
@@ -395,7 +398,7 @@ class ClusterView:
             self._incarnations[name] = after.incarnation
             self.arrived_in[name] = create_revision
         elif after is not None and before is None:
-            if name not in self._restored:  # an older etcd lost what all nodes had written
+            if name not in self._restored:  # an older etcd has lost the writes of all nodes
                 self.arrived_in[name] = create_revision
         elif after is not None and before is not None and _offers_more(before, after):
             self.arrived_in[name] = self.revision_of(Keys.node(name))
@@ -460,7 +463,7 @@ def _admitted(submission: SpecRecord | None, name: str) -> tuple[SpecRecord | No
 
 
 def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
-    """What of a node's record matters for plans: a heartbeat of another field is no change of the cluster."""
+    """Return the fields of a node's record that matter for plans: any other change is only a heartbeat."""
     if node is None:
         return None
     return (
@@ -477,7 +480,7 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
 
 
 def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:
-    """Whether plans may use something of a node that they could not use."""
+    """Return whether plans may now use something of a node that they could not use before."""
     is_released = before.is_draining and not after.is_draining
     return is_released or not set(before.down_devices) <= set(after.down_devices)
 

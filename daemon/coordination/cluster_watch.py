@@ -1,4 +1,4 @@
-"""Keeps a ClusterView current: lists what is in etcd, then follows every change, through outages and compactions."""
+"""Keeps a ClusterView current: lists etcd's content, then follows every change, through outages and compactions."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ LONGEST_PAUSE_S = 1.0
 RETRY_PAUSE_S = 0.5
 AUDIT_PERIOD_S = 60.0
 REFUSED_FOR_S = 60.0
-"""How long etcd may refuse this client before that counts as final: a role that is just being changed comes back."""
+"""Seconds for which etcd may refuse this client before the refusal is final: a role may be changing."""
 
 _log = structlog.get_logger()
 
@@ -39,12 +39,13 @@ class ClusterWatch:
     ) -> None:
         self.view = view if view is not None else ClusterView()
         self.revision = 0
-        """The view holds every change up to this revision; 0: nothing was listed yet. Falls when `view.epoch` rises."""
+        """The view holds every change up to this revision; 0: nothing was listed yet. It falls when `view.epoch` rises.
+        """
         self.version = 0
-        """Rises whenever the view or `is_reachable` changes; for `changed`."""
+        """Number that rises whenever the view or `is_reachable` changes; for `changed`."""
         self.is_reachable = False
         self.reachable_since = clock()
-        """When `is_reachable` took its present value, by the clock."""
+        """Time at which `is_reachable` took its present value."""
         self.unreachable_reason = "not asked yet"
         self._client = client
         self._clock = clock
@@ -55,7 +56,7 @@ class ClusterWatch:
         self._signal = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow etcd until cancelled. An etcd that is away is waited for.
+        """Follow etcd until cancelled, waiting while it is away.
 
         Raises InvariantLostError when etcd has refused this client for REFUSED_FOR_S.
         """
@@ -67,7 +68,7 @@ class ClusterWatch:
                 await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _follow(self) -> None:
-        """List and watch, again and again. Raises StoreError when etcd refuses this client."""
+        """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
         is_audit, pause = False, FIRST_PAUSE_S
         while True:
             seen = self._mark
@@ -75,7 +76,7 @@ class ClusterWatch:
             self._take_listing(listed, seen, is_audit=is_audit)
             is_audit, started_at = False, self._clock()
             try:
-                # etcd's watches have lost events in some releases: now and then, list again and compare.
+                # etcd's watches have lost events in some releases: list again now and then, and compare
                 async with asyncio.timeout(self._audit_period_s * random.uniform(0.9, 1.1)):
                     async for batch in self._client.watch(PREFIX, from_revision=listed.revision + 1):
                         self._take_batch(batch)
@@ -98,7 +99,7 @@ class ClusterWatch:
             raise InvariantLostError(f"etcd refuses this daemon for good: {error.reason}", error.target) from error
 
     async def changed(self, seen: int) -> int:
-        """Return the version when it is no longer `seen`. Many changes may be behind one return; none is missed."""
+        """Return the version when it differs from `seen`. One return may stand for many changes; none is missed."""
         while self.version == seen:
             await self._signal.wait()
         return self.version
@@ -124,7 +125,9 @@ class ClusterWatch:
             await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
 
     def _take_listing(self, listed: Snapshot, seen: HistoryMark, *, is_audit: bool) -> None:
-        """seen: how far etcd had come before the listing was asked for; everything up to there is in the view."""
+        """Apply a listing. seen: etcd's progress before the listing was requested; the view has every change
+        up to it.
+        """
         now, view = self._clock(), self.view
         revisions = {entry.key: entry.mod_revision for entry in listed.entries}
         found = HistoryMark(listed.revision, listed.cluster_id, listed.raft_term)

@@ -1,4 +1,4 @@
-"""What the coordinator wants done: plain values, carried out by the leader's shell."""
+"""The commands of the coordinator: plain values, carried out by the leader's shell."""
 
 from dataclasses import dataclass, field
 
@@ -7,30 +7,32 @@ from headway.daemon.coordination.plan_book import PlanRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """All puts and deletes at once, if every compared key still has the revision that was read; else nothing.
+    """Apply all puts and deletes at once, if every compared key still has the revision that was read; else nothing.
 
-    The shell adds the comparison with the leader's own key. A transaction that fails is dropped: the keys that moved
-    on are on their way to the view, and the decision is taken anew.
+    The shell adds the comparison with the leader's own key. A transaction that fails is dropped: the changed keys are
+    on
+    their way to the view, and the coordinator decides again.
     """
 
     job: str
     reason: str
-    """For the log."""
+    """Reason for the log."""
     compare: dict[str, int] = field(default_factory=dict)
     """Key to the revision of its last change; 0: the key must be absent."""
     puts: dict[str, bytes] = field(default_factory=dict)
     deletes: tuple[str, ...] = ()
     leased: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    """Key to value and seconds that it lives; the shell grants one lease for all that live as long.
+    """Key to its value and lifetime in seconds; the shell grants one lease for all keys of one lifetime.
 
-    They are notes: where there are too many for one transaction, the rest follows it (transaction_parts.py)."""
+    These keys are notes: if they do not fit one transaction, the rest follows it (transaction_parts.py).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteManifest:
-    """Write a checkpoint's manifest to its folder; only when that is durable, run `then`.
+    """Write a checkpoint's manifest to its folder; once the manifest is durable, run `then`.
 
-    `url` is relative where the job's `checkpoint_dir` is: resolve it as the daemons do.
+    `url` may be relative, as the job's `checkpoint_dir`: resolve it as the daemons do.
     """
 
     job: str
@@ -41,9 +43,9 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteCheckpoints:
-    """Delete the folders of old checkpoints, each one's manifest first; only then run `then`.
+    """Delete the folders of old checkpoints, the manifest of each first; then run `then`.
 
-    `urls` are relative where the job's `checkpoint_dir` is.
+    `urls` may be relative, as the job's `checkpoint_dir`.
     """
 
     job: str
@@ -56,7 +58,7 @@ Command = Transaction | WriteManifest | DeleteCheckpoints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenJob:
-    """A job that could not be decided about."""
+    """A job about which no decision was possible."""
 
     job: str
     reason: str
@@ -66,14 +68,14 @@ class BrokenJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do now, and when to look again even if nothing happens."""
+    """The commands to carry out now, and the time of the next decision even if nothing happens."""
 
     commands: tuple[Command, ...] = ()
     wake_at: float | None = None
-    """By the clock of `now`: the next deadline or settle time; None: none runs."""
+    """The next deadline or settle time, by the clock of `now`; None: there is none."""
     missing: tuple[PlanRequest, ...] = ()
-    """Plans without which no more can be decided, the most urgent first."""
+    """Plans that decisions need and do not have, the most urgent first."""
     stale: tuple[PlanRequest, ...] = ()
-    """Plans that were used, though measurements have changed since."""
+    """Plans that were used although measurements have changed since."""
     broken: tuple[BrokenJob, ...] = ()
-    """Jobs that could not be decided about, because of an error that nobody expected."""
+    """Jobs about which no decision was possible, because of an unexpected error."""

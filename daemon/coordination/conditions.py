@@ -32,7 +32,9 @@ def running_is_requested_anew(case: Case) -> bool:
 
 
 def its_records_are_missing(case: Case) -> bool:
-    """Half a transaction (which then fails, as it compares what is missing), or somebody deleted keys by hand."""
+    """Half a transaction is missing (the write then fails, as it compares missing keys), or somebody deleted keys by
+    hand.
+    """
     phase, job = case.job.phase.phase, case.job
     needs_plan = phase in (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
     needs_next = phase in (Phase.PREPARING, Phase.CHANGING) or (
@@ -46,7 +48,7 @@ def its_records_are_missing(case: Case) -> bool:
 
 
 def it_breaks_a_rule(case: Case) -> bool:
-    """What `submit` refuses, whoever wrote it into etcd. The view has no such spec, only the rule's sentence."""
+    """`submit` refuses such a job; another program wrote it into etcd. The view has only the broken rule's sentence."""
     return bool(case.job.refusal)
 
 
@@ -67,7 +69,7 @@ def a_worker_of_next_failed(case: Case) -> bool:
 
 
 def a_worker_of_next_told_an_error(case: Case) -> bool:
-    """It was not ended from outside, so it would do the same again."""
+    """The error did not come from outside, so it would come again."""
     failed = case.failed_worker(case.job.next)
     return failed is not None and not was_killed(failed[1])
 
@@ -81,18 +83,18 @@ def a_node_of_next_is_gone_replaced_or_draining(case: Case) -> bool:
 
 
 def a_device_of_next_has_no_worker(case: Case) -> bool:
-    """None starts there. A worker that died while it prepared is judged by its own record, which comes later."""
+    """No worker can start there. If a worker died while it prepared, its own record decides, which comes later."""
     return case.without_worker(case.job.next) is not None
 
 
 def all_workers_of_next_are_ready(case: Case) -> bool:
-    """And each has reached all its neighbours."""
+    """Each worker has also reached all its neighbours."""
     plan = case.job.next
     return plan is not None and not case.unready(plan, WorkerState.READY) and not unproven(case, plan)
 
 
 def it_stands_still_between_nodes_that_cannot_talk(case: Case) -> bool:
-    """It would never reach the stop boundary."""
+    """The job would never reach the stop boundary."""
     plan = case.job.plan
     if plan is None or not (ways := blocked_links(case, plan)):
         return False
@@ -100,7 +102,7 @@ def it_stands_still_between_nodes_that_cannot_talk(case: Case) -> bool:
 
 
 def two_nodes_of_next_cannot_talk(case: Case) -> bool:
-    """Neighbours or replicas: the plan is dropped, and neither node has failed by that."""
+    """The pair are neighbours or replicas. The plan is dropped; this counts against neither node."""
     return bool(blocked_links(case, case.job.next))
 
 
@@ -108,7 +110,7 @@ def two_nodes_of_next_cannot_talk(case: Case) -> bool:
 
 
 def a_worker_failed(case: Case) -> bool:
-    """And it is known why, or it has been waited for that (`CAUSE_GRACE_S`)."""
+    """The cause of the failure is known, or `CAUSE_GRACE_S` has passed."""
     return case.failed_worker(case.job.plan) is not None and bool(case.losses)
 
 
@@ -117,17 +119,17 @@ def a_node_is_lost(case: Case) -> bool:
 
 
 def its_failure_budget_is_spent(case: Case) -> bool:
-    """See failure_budget.py: going back once more would be of no use."""
+    """Going back once more would not help: see failure_budget.py."""
     return bool(case.broken_rule)
 
 
 def a_node_knows_a_later_plan(case: Case) -> bool:
-    """etcd was restored from an older copy of itself: nodes obey no plan of before."""
+    """etcd was restored from an older copy of itself: nodes do not obey earlier plans."""
     return case.known_generation > case.job.phase.generation
 
 
 def workers_are_late(case: Case) -> bool:
-    """To start, or at the end after others have reached it."""
+    """The workers are late to start, or late to reach the end after others have."""
     return bool(case.late_workers)
 
 
@@ -140,7 +142,7 @@ def all_stopped_at_the_end(case: Case) -> bool:
 
 
 def no_node_would_be_left(case: Case) -> bool:
-    """A node of the plan drains, and without the draining ones there is no plan."""
+    """A node of the plan drains, and no plan exists without the draining nodes."""
     return bool(case.draining(case.job.plan)) and not isinstance(case.best_plan, ClusterPlan)
 
 
@@ -155,7 +157,7 @@ def a_node_drains(case: Case) -> bool:
 
 
 def others_are_owed_some_of_its_devices(case: Case) -> bool:
-    """And it can go on with what is left: see claims.py."""
+    """The job can continue with the remaining devices: see claims.py."""
     return (
         bool(case.standing.gives_way_to)
         and case.now >= case.change_allowed_at
@@ -166,7 +168,7 @@ def others_are_owed_some_of_its_devices(case: Case) -> bool:
 
 
 def others_are_owed_all_that_it_needs(case: Case) -> bool:
-    """It has run for a time slice, and cannot go on with what is left."""
+    """The job has run for a time slice, and cannot continue on the remaining devices."""
     return (
         bool(case.standing.gives_way_to)
         and case.now >= case.standing.left_alone_until
@@ -175,17 +177,19 @@ def others_are_owed_all_that_it_needs(case: Case) -> bool:
 
 
 def a_better_plan_exists(case: Case) -> bool:
-    """It saves more than the change costs (planning/rebalance.py); nodes have settled, nobody else claims them."""
+    """The plan saves more than the change costs (planning/rebalance.py), nodes have settled, and no other job claims
+    them.
+    """
     return _may_change(case) and case.verdict is not None and case.verdict.is_worth_it
 
 
 def why_no_better_plan_is_taken_is_another(case: Case) -> bool:
-    """What is said of a plan that is clearly faster and yet not worth a change: other words, or quite other numbers."""
+    """The text about a faster plan that is not worth a change has other words, or clearly different numbers."""
     return _may_change(case) and is_news(case.job.phase.outlook, outlook_text(case))
 
 
 def outlook_text(case: Case) -> str:
-    """Why a plan that is clearly faster is not taken; empty: there is none, or it is taken."""
+    """Return why a clearly faster plan is not taken; empty: no such plan exists, or it is taken."""
     return case.verdict.reason if case.verdict is not None and case.verdict.is_close else ""
 
 
@@ -200,12 +204,12 @@ def _may_change(case: Case) -> bool:
 
 
 def workers_are_late_to_stop(case: Case) -> bool:
-    """Or to write what moves."""
+    """The workers are late to stop, or late to write the layers that move."""
     return bool(case.late_workers)
 
 
 def the_checkpoint_is_late(case: Case) -> bool:
-    """All have stopped, and durable storage does not take everything in time."""
+    """All workers have stopped, and durable storage does not take every file in time."""
     return _saves(case, Save.CHECKPOINT) and case.now >= case.deadlines.stop and not case.late_workers
 
 
@@ -245,7 +249,7 @@ def a_checkpoint_is_complete_and_pause_is_wanted(case: Case) -> bool:
 
 
 def a_checkpoint_is_complete(case: Case) -> bool:
-    """All stopped, every layer and the journal in durable storage."""
+    """All workers have stopped, and durable storage has every layer and the journal."""
     stop, plan = case.job.stop, case.job.plan
     if stop is None or plan is None or stop.boundary is None or not _saves(case, Save.CHECKPOINT):
         return False
@@ -262,7 +266,7 @@ def old_checkpoints_are_left(case: Case) -> bool:
 
 
 def is_durable(case: Case, place: Place) -> bool:
-    """Whether every part of a boundary is in durable storage."""
+    """Return whether durable storage has every part of a boundary."""
     return all(any(file.is_durable for file in case.job.holders(*place, part).values()) for part in parts_of(case.job))
 
 
@@ -286,7 +290,7 @@ def a_node_of_next_drains_and_others_are_left(case: Case) -> bool:
 
 
 def a_node_of_next_stays_out(case: Case) -> bool:
-    """It does nothing about a plan that it has not written down. If all are ready, the plan comes into force."""
+    """The node does not act on a plan that it has not written down. If all are ready, the plan comes into force."""
     if case.staying_out(case.job.next) is None:
         return False
     return not all_workers_of_next_are_ready(case) or isinstance(case.recovery_plan, ClusterPlan)
@@ -301,7 +305,7 @@ def next_is_missing_and_a_plan_exists(case: Case) -> bool:
 
 
 def recovery_is_possible(case: Case) -> bool:
-    """A plan exists, and nothing newer can be hoped for."""
+    """A plan exists, and no newer state can be expected."""
     return isinstance(case.recovery_plan, ClusterPlan) and case.now >= case.recovery_allowed_at
 
 
@@ -313,12 +317,12 @@ def what_recovery_waits_for_is_another(case: Case) -> bool:
 
 
 def since_when_it_waits_for_a_plan_is_another(case: Case) -> bool:
-    """The rows above want a plan that is being computed, for longer than people would not notice; or no longer."""
+    """The rows above need a plan whose computation takes long enough to be noticed; or they no longer do."""
     return (planning_since(case) > 0) != (case.job.phase.planning_since > 0)
 
 
 def planning_since(case: Case) -> float:
-    """Seconds since the epoch; 0: no plan is waited for, or not for long."""
+    """Return since when the job waits for a plan, in seconds since the epoch; 0: it does not wait, or not for long."""
     since = case.inquiry.waits_since
     is_long = since is not None and case.now >= since + TELL_AFTER_S
     return case.written_at - (case.now - since) if since is not None and is_long else 0.0
@@ -328,5 +332,5 @@ def planning_since(case: Case) -> float:
 
 
 def what_it_waits_for_is_another(case: Case) -> bool:
-    """Only then is the sentence written again: a queued job costs no writes while nothing happens."""
+    """The sentence is written only when it changes, so a queued job costs no writes while nothing happens."""
     return case.job.phase.reason != waits_for(case)

@@ -1,7 +1,7 @@
-"""When a job moves from phase to phase: one table, and the function that reads it. Pure.
+"""Decides when a job moves from phase to phase: one table, and the function that reads it. Pure.
 
-`decide` looks at how things are, never at what has changed, so any daemon can take over at any moment: it reads etcd
-and goes on. Commands that are lost, late or overtaken are simply decided anew.
+`decide` looks at the present state and at no event, so any daemon can take over at any moment: it reads etcd and
+continues. Commands that are lost, late or overtaken are simply decided again.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ PAUSED, FINISHED, FAILED, CANCELLED = Phase.PAUSED, Phase.FINISHED, Phase.FAILED
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """In `phase`, if `condition` is the first that holds: write what `action` says, and be in `next_phase`."""
+    """In `phase`, if `condition` is the first that holds: write the keys of `action`, and go to `next_phase`."""
 
     phase: Phase
     condition: Callable[[Case], bool]
@@ -227,10 +227,10 @@ TABLE: Final = (
     #
     Row(FINISHED, old_checkpoints_are_left, delete_checkpoints, FINISHED),
 )
-"""The whole of it. Conditions are tried top down; nothing leads out of finished and cancelled."""
+"""The whole table. Conditions are tried from the top; no row leads out of finished and cancelled."""
 
 OFFERS: Final = (offer_first_plan, offer_change, recover)
-"""What gives devices away."""
+"""Actions that give devices away."""
 ROWS: Final = {phase: tuple(row for row in TABLE if row.phase is phase) for phase in Phase}
 
 
@@ -242,16 +242,17 @@ def decide(
     quarantine_after: int = QUARANTINE_AFTER,
     plans: Plans | None = None,
 ) -> Decision:
-    """What to do about every job, first in first: at most one command each.
+    """Decide about every job, first in first: at most one command each.
 
     now: seconds of the monotonic clock that `view` was fed with. written_at: seconds since the epoch, for records that
-    people read; nothing is decided by it. quarantine_after: failures of a node after which plans leave it out;
-    0: never. plans: where plans are looked up; None: they are computed at once.
+    people read; no decision depends on it. quarantine_after: failures of a node after which plans leave it out; 0:
+    never.
+    plans: the source of plans; None: they are computed at once.
     """
     if view.steady_since is None:
-        return Decision()  # etcd is away: what it says may be long out of date, and nothing can be written
+        return Decision()  # etcd is away: the view may be long out of date, and no write is possible
     if view.epoch and view.started_at is not None and now < view.started_at + LEASE_TTL_S:
-        # etcd is older than it was: first every node says which generations it has seen.
+        # etcd went back in time: first every node reports the generations that it has seen
         return Decision(wake_at=view.started_at + LEASE_TTL_S)
     commands: list[Command] = []
     deadlines: list[float] = []
@@ -285,7 +286,7 @@ def decide(
             if (raised := claims.errors.get(job.name)) is not None:
                 raise raised
             judged = _judge(case)
-        except Exception as error:  # of one job: the others are decided about as if it were not there
+        except Exception as error:  # an error about one job: the others are decided about without it
             found = broken(job.name, error)
             judged = _Judged(command=give_up(case, found, error))
             broken_jobs.append(found)
@@ -313,11 +314,11 @@ def decide(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """What is decided about one job, and what that means for the jobs after it."""
+    """The decision about one job, and its effect on the jobs after it."""
 
     command: Command | None
     takes: frozenset[DeviceKey] = frozenset()
-    """Devices that the command gives to it."""
+    """Devices that the command gives to the job."""
     deadlines: tuple[float, ...] = ()
     missing: tuple[PlanRequest, ...] = ()
     stale: tuple[PlanRequest, ...] = ()
@@ -347,7 +348,7 @@ def _judge(case: Case) -> _Judged:
 
 
 def first_row(case: Case) -> Row | None:
-    """The row of the table that applies now, if any. A condition that needs a missing plan does not hold yet."""
+    """Return the first row of the table that holds, if any. A condition that needs a missing plan does not hold yet."""
 
     def holds(row: Row) -> bool:
         try:
@@ -359,7 +360,7 @@ def first_row(case: Case) -> Row | None:
 
 
 def _command(case: Case, row: Row) -> Command | None:
-    """None: what the row writes needs a plan which is missing."""
+    """Return the row's command; None: it needs a plan which is missing."""
     try:
         return row.action(case, row.next_phase)
     except PlanMissingError:
@@ -367,7 +368,7 @@ def _command(case: Case, row: Row) -> Command | None:
 
 
 def waits(case: Case) -> tuple[float, ...]:
-    """Every moment at which some condition of the present phase may come true by time alone."""
+    """Return every moment at which time alone may make a condition of the present phase true."""
     phase = case.job.phase.phase
     members = case.job.next if phase is RECOVERING else case.job.plan
     stages = members.stages if members is not None else ()
@@ -394,7 +395,7 @@ def waits(case: Case) -> tuple[float, ...]:
 
 
 def _reconsidered_at(case: Case) -> float:
-    """See Case; without the plan that it is about, never."""
+    """Return the moment of `Case.reconsidered_at`; without the plan that it needs, never."""
     try:
         return case.reconsidered_at
     except PlanMissingError:

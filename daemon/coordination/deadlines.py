@@ -1,7 +1,7 @@
-"""When what a job waits for is late: each wait has as long as the work that is waited for takes. Pure.
+"""The deadlines of a job's waits: each wait has as long as the awaited work takes. Pure.
 
-Every deadline counts from when the leader saw the wait begin, and again from when etcd is back in sight: meanwhile no
-node could say that the work is done.
+Every deadline counts from when the leader saw the wait begin, and again from when etcd is back in sight. While etcd is
+away, no node can report that the work is done.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,22 @@ from headway.daemon.records import Save
 from headway.daemon.storage.pace import LEAST_BYTES_PER_S, transfer_s
 
 LEASE_TTL_S: Final = 5.0
-"""How long a daemon that lives may be gone from etcd after an outage of it: then it has registered again."""
+"""Maximum time for which a living daemon may be gone from etcd after an outage: by then it has registered again."""
 START_DEADLINE_S: Final = 120.0
-"""For every worker of a plan that came into force to load its layers and run, beside the time that loading takes."""
+"""Time for every worker of a plan in force to load its layers and run, in addition to the time of loading."""
 STOP_DEADLINE_S: Final = 60.0
-"""For every worker to reach the stop boundary and write, beside the batches and the bytes that this takes."""
+"""Time for every worker to reach the stop boundary and write, in addition to the time of batches and bytes."""
 FOLDER_PATIENCE_S: Final = 600.0
-"""For a checkpoint folder that takes nothing, at a stop: an outage of storage is no failure of the job."""
+"""Time for which a stop waits for a checkpoint folder that takes no file: an outage of storage is no failure of the
+job.
+"""
 STOP_BATCHES: Final = 4
-"""Batches' worth of time that a stop may take: the rest of one, the next, and as much again for a slow machine."""
+"""Number of batches' time that a stop may take: the rest of one, the next, and two more for a slow machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Those of one job at one moment."""
+    """The deadlines of one job at one moment."""
 
     job: JobView
     view: ClusterView
@@ -37,7 +39,7 @@ class Deadlines:
 
     @property
     def batch_seconds(self) -> float:
-        """The longer of what was predicted and what is measured."""
+        """Return the longer of the predicted and the measured seconds of a batch."""
         predicted = self.job.plan.predicted_batch_seconds if self.job.plan is not None else 0.0
         progress = self.job.progress
         if progress is None or progress.tokens_per_second <= 0:
@@ -46,13 +48,13 @@ class Deadlines:
 
     @property
     def transfer_seconds(self) -> float:
-        """To write or fetch the whole state, at the least that is expected of disks, or as a line was measured."""
+        """Return the time to write or fetch the whole state, at a disk's minimum rate or at a line's measured rate."""
         num_bytes = sum(cost.state_bytes for cost in layer_costs(self.spec))
         return transfer_s(num_bytes, line_bytes_per_s=self._slowest_line)
 
     @property
     def _slowest_line(self) -> float:
-        """Bytes a second between two nodes that are there, as far as it was measured."""
+        """Return the slowest measured line between two present nodes, in bytes a second."""
         nodes = self.view.nodes
         lines = [
             probe.bytes_per_s
@@ -63,39 +65,39 @@ class Deadlines:
         return min(lines, default=LEAST_BYTES_PER_S)
 
     def seen(self, at: float) -> float:
-        """From when nodes were able to say something about what happened at a moment: etcd may have been away."""
+        """Return when nodes were able to report on a moment: etcd may have been away."""
         return max(at, self.view.steady_since or 0.0)
 
     @property
     def heard(self) -> float:
-        """When nodes have had the time to say again what etcd lost with their leases while it was away."""
+        """Return when nodes have had the time to repeat what etcd lost with their leases while it was away."""
         return self.seen(0.0) + LEASE_TTL_S
 
     @property
     def prepare(self) -> float:
-        """When the workers of `next` are late."""
+        """Return when the workers of `next` are late."""
         return self._began + preparation_s(self.spec.train)
 
     @property
     def start(self) -> float:
-        """When the workers of a new plan in force are late."""
+        """Return when the workers of a new plan in force are late."""
         return self._began + START_DEADLINE_S + self.transfer_seconds
 
     @property
     def _began(self) -> float:
-        """From when a start has its time: a node that reads data gets on, or storage that was away answers again."""
+        """Return from when a start's time counts: a node that reads data progresses, or storage answers again."""
         return self.seen(max(self.job.entered_at, self.job.read_at))
 
     @property
     def stop(self) -> float:
-        """When the present step of a stop is late. Each file that a node has written or saved is progress."""
+        """Return when the present step of a stop is late. Each file that a node has written or saved is progress."""
         patience_s = FOLDER_PATIENCE_S if self._waits_for_folder else 0.0
         moved_at = max(self.job.stop_changed_at, self.job.state_changed_at)
         return self.seen(moved_at) + self._stop_seconds + self.transfer_seconds + patience_s
 
     @property
     def _waits_for_folder(self) -> bool:
-        """Whether a stop's checkpoint meets trouble at the folder, or lacks nothing but its manifest."""
+        """Return whether a stop's checkpoint has trouble with the folder, or lacks only its manifest."""
         plan, stop = self.job.plan, self.job.stop
         if plan is None or stop is None or stop.boundary is None or stop.save is not Save.CHECKPOINT:
             return False
@@ -107,7 +109,7 @@ class Deadlines:
 
     @property
     def end(self) -> float:
-        """When the last workers are late at the end of the job, after the first have reached it."""
+        """Return when the last workers are late at the job's end, after the first have reached it."""
         return self.seen(self.job.workers_changed_at) + self._stop_seconds
 
     @property

@@ -1,4 +1,4 @@
-"""The page docs/coordinator.md, made from the coordinator's table: run as a module, it prints the page."""
+"""Makes the page docs/coordinator.md from the coordinator's table: run as a module, it prints the page."""
 
 import sys
 
@@ -21,21 +21,21 @@ SENTENCES = {
     "a_node_of_next_is_gone_replaced_or_draining": "a node of next is gone, replaced or draining",
     "it_moves_all_stopped_and_all_moves_are_held": "it moves, all stopped, and all moves are held",
 }
-"""What a reader sees of a condition whose sentence needs commas, which no name can have."""
+"""Sentences of conditions that need commas, which no name can have."""
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     return "\n".join([HEAD, *_diagram(), "", *_table()]) + "\n"
 
 
 def _diagram() -> list[str]:
-    """A mermaid state diagram: one arrow for each pair of phases, with the conditions that lead along it."""
+    """Return a mermaid state diagram: one arrow for each pair of phases, with the conditions that lead along it."""
     arrows: dict[tuple[Phase, Phase], list[str]] = {}
     for row in TABLE:
         if row.phase is not row.next_phase:
             arrows.setdefault((row.phase, row.next_phase), []).append(_words(row.condition.__name__))
-    # Cancelling and failing lead there from nearly everywhere; the table has them.
+    # arrows to cancelled and failed start at nearly every phase; the table has them
     drawn = {pair: why for pair, why in arrows.items() if pair[1] not in (Phase.CANCELLED, Phase.FAILED)}
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {Phase.QUEUED}"]
     lines += [f"    {before} --> {after}: {' / '.join(why)}" for (before, after), why in drawn.items()]

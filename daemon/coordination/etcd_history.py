@@ -1,6 +1,6 @@
-"""Whether what etcd says now can have come after what it said before. Pure.
+"""Detects that etcd's history went back: its answer cannot follow its earlier answers. Pure.
 
-etcd may have been restored from an older backup, or replaced by an empty one, while nobody watched.
+etcd may have been restored from an older backup, or replaced by an empty one, while no daemon watched.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HistoryMark:
-    """How far a history had come."""
+    """The progress of an etcd history."""
 
     revision: int = 0
-    """0: nothing was seen yet."""
+    """Last revision; 0: nothing was seen yet."""
     cluster_id: int = 0
     raft_term: int = 0
 
@@ -20,10 +20,10 @@ class HistoryMark:
 def went_back(
     seen: HistoryMark, found: HistoryMark, *, known: Mapping[str, int], listed: Mapping[str, int]
 ) -> str | None:
-    """Why `found` is no continuation of `seen`, or None if it is.
+    """Return why `found` cannot follow `seen`, or None if it can.
 
-    seen: what was known before the listing was asked for, and `found` the listing's own. known: for each key, the
-    revision of its last change or deletion that we heard of. listed: the revision that the listing has.
+    seen: the mark before the listing was requested; found: the listing's own mark. known: for each key, the revision of
+    its last known change or deletion. listed: for each key, its revision in the listing.
     """
     if seen.revision == 0:
         return None

@@ -1,6 +1,6 @@
-"""How often a job may fail without getting further before it is given up. Pure.
+"""Limits how often a job may fail without progress before it is given up. Pure.
 
-A job that goes back and fails again at the same place would do so for ever; one that gets further has a new budget.
+A job that goes back and fails again at one place would do so for ever. A job that gets further has a new budget.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from headway.daemon.records import FailureCount, PlanRecord, WorkerRecord
 MAX_SAME_BATCH: Final = 3
 """Failures in a row at one batch."""
 MAX_DEATHS: Final = 10
-"""Incidents without a new boundary to go back to. Workers that fail together are one: a switch may take ten of them."""
+"""Incidents without a new boundary. Workers that fail together count once: a switch may take ten of them."""
 DEATH_SIGNS: Final = ("ended by signal", "it was killed")
-"""What the first lines of a worker's error say when its process was ended from outside."""
+"""Signs, in the first lines of a worker's error, that its process was ended from outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +23,14 @@ class Death:
 
     node: str
     batch: int = -1
-    """-1: not known."""
+    """Batch of the failure; -1: unknown."""
     fault: str = ""
     error: str = ""
     is_hopeless: bool = False
 
 
 def was_killed(worker: WorkerRecord) -> bool:
-    """Whether its process was ended from outside: that says nothing about the job."""
+    """Return whether the process was ended from outside, which says nothing about the job."""
     head = worker.error.split("\n", 2)[:2]
     return not worker.fault and any(sign in line for line in head for sign in DEATH_SIGNS)
 
@@ -38,10 +38,13 @@ def was_killed(worker: WorkerRecord) -> bool:
 def counted(
     before: FailureCount, deaths: Sequence[Death], *, boundary: int, plan: PlanRecord | None = None
 ) -> FailureCount:
-    """The count after one more failure. boundary: the newest that the job can go back to; no deaths: nodes alone.
+    """Return the count after one more failure. boundary: the newest that the job can go back to; no deaths: only nodes
+    went.
 
-    plan: in force. Holders that come and go move that boundary to and fro; only one beyond all that a failure has found
-    on the plan's timeline is progress. A plan that begins further back, after a loss of files, begins there.
+    plan: the plan in force. Holders that come and go move that boundary to and fro. Only a boundary beyond all that
+    earlier
+    failures found on the plan's timeline is progress. A plan that begins further back, after a loss of files, resets
+    it.
     """
     if plan is not None and plan.timeline != before.timeline:
         reached = min(before.boundary, plan.boundary) if before.timeline else before.boundary
@@ -64,13 +67,13 @@ def counted(
 
 
 def broken_rule(count: FailureCount, deaths: Sequence[Death]) -> str:
-    """Which rule a count breaks, as a sentence's end; empty: the job may go on."""
+    """Return which rule a count breaks, as the end of a sentence; empty: the job may continue."""
     if any(death.is_hopeless for death in deaths):
-        return "trying again would end in the same error"
+        return "another attempt would end in the same error"
     for fault in dict.fromkeys(fault for fault, _ in count.faults):
         nodes = sorted({node for other, node in count.faults if other == fault})
         if len(nodes) > 1:
-            return f"the same error came on {' and '.join(nodes)}: {fault}"
+            return f"the same error occurred on {' and '.join(nodes)}: {fault}"
     if count.num_same_batch >= MAX_SAME_BATCH:
         return f"batch {count.batch} failed {count.num_same_batch} times without a new boundary to go back to"
     if count.num_deaths >= MAX_DEATHS:

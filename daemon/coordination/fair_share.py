@@ -1,18 +1,21 @@
-"""Who is owed which devices: jobs that run and jobs that wait, by priority and by their users' shares. Pure.
+"""Divides the devices among running and waiting jobs, by priority and by their users' shares. Pure.
 
-Devices are dealt out in rounds, and each time the user with the fewest so far for the weight of the share is next; of
-users with equally many, the one who has used less of late. A job first gets what it cannot do without, all at once:
+Devices are dealt in rounds. In each round, the next user is the one with the fewest devices so far for the weight of
+the
+share; among equals, the one with less recent use. A job first gets its minimum, all at once:
 
-1. jobs that recover get what they had, of what is free,
-2. priority by priority, the least of each running job, and of the first waiting job of each user who has none running,
-3. priority by priority, the rest: first what a user's running jobs hold, then the user's waiting jobs, first in first
-   out, then what running jobs would like besides.
+1. jobs that recover get the number they had, from free devices,
+2. priority by priority, the minimum of each running job, and of the first waiting job of each user who has none
+running,
+3. priority by priority, the rest: first the devices that a user's running jobs hold, then the user's waiting jobs,
+first
+  in first out, then additional devices for running jobs.
 
 So one user's jobs run first in, first out, and new devices go to a waiting job before a running one grows. Another
-user's job gets a share at once where running jobs can shrink. Where they cannot, the one who has used less goes first:
-that takes turns, and `slice_s` of one device is how much more somebody must have used before it is another's turn.
+user's job gets a share at once if running jobs can shrink. If they cannot, the job of the user with less use goes
+first, so that users take turns. They change when the difference of use exceeds `slice_s` of one device.
 
-A waiting job that cannot have all it needs yet keeps what is free of it, so that a row of small jobs never starves it.
+A waiting job that cannot have all it needs yet keeps its free devices, so that a row of small jobs never starves it.
 """
 
 import math
@@ -24,7 +27,7 @@ from typing import Final
 from headway.daemon.records import DeviceKey
 
 EQUAL_WITHIN: Final = 0.1
-"""Of a time slice: users whose use differs by less count as equal, and jobs then go first in, first out."""
+"""Fraction of a time slice. Users whose use differs by less count as equal; their jobs go first in, first out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +39,14 @@ class Claimant:
     priority: int = 0
     weight: float = 1.0
     used: float = 0.0
-    """Device-seconds of late, of the user, over the weight."""
+    """Recent device-seconds of the user, divided by the weight."""
     rank: int = 0
-    """First in, first out."""
+    """Place in the queue: first in, first out."""
     usable: frozenset[DeviceKey] = frozenset()
     holds: frozenset[DeviceKey] = frozenset()
-    """What it has, and will have when a change that is under way is done."""
+    """Devices that the job has now, and will have when the change under way is done."""
     pinned: frozenset[DeviceKey] = frozenset()
-    """Of that: what nobody may take from it now."""
+    """The subset of `holds` that no job may take now."""
     is_waiting: bool = False
     is_recovering: bool = False
     least_devices: int = 1
@@ -51,14 +54,14 @@ class Claimant:
     least_nodes: int = 1
     most_nodes: int = 10**6
     had: int = 0
-    """How many devices a job that recovers had before."""
+    """Number of devices that a recovering job had before."""
 
     def with_pinned(self, pinned: frozenset[DeviceKey]) -> "Claimant":
-        """The same, of which nobody may take this."""
+        """Return the claimant with pinned devices."""
         return replace(self, pinned=pinned)
 
     def least_of_its_own(self) -> frozenset[DeviceKey]:
-        """Of what it holds, as much as it cannot do without."""
+        """Return as many of its held devices as its minimum needs."""
         first_of_nodes = dict(sorted(self.holds, reverse=True))
         in_order = sorted(self.holds, key=lambda key: (first_of_nodes[key[0]] != key[1], key))
         return frozenset(in_order[: max(self.least_devices, self.least_nodes)])
@@ -66,15 +69,15 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """What each job is owed. No device is owed to two."""
+    """The devices that each job is owed. No device is owed to two jobs."""
 
     due: dict[str, frozenset[DeviceKey]]
     partial: frozenset[str]
-    """Waiting jobs for which something free is kept, though it is not enough yet."""
+    """Waiting jobs for which free devices are kept, although they are not enough yet."""
 
 
 def deal(claimants: Sequence[Claimant], *, slice_s: float) -> Dealt:
-    """Every device that somebody can use to one job at most. Dealt once while nothing has changed."""
+    """Deal every usable device to at most one job. The deal changes only when its input changes."""
     return _dealt(tuple(claimants), slice_s)
 
 
@@ -84,14 +87,14 @@ def _dealt(claimants: tuple[Claimant, ...], slice_s: float) -> Dealt:
 
 
 def coarse(used: float, *, slice_s: float) -> float:
-    """Use in steps that matter, so that a deal stands for a while: a twentieth of a slice, of much a hundredth."""
+    """Round use to steps that matter, so that a deal lasts: a twentieth of a slice, or a hundredth of a large use."""
     step = max(slice_s * EQUAL_WITHIN / 2, 10.0 ** (math.floor(math.log10(max(used, 1.0))) - 2), 1e-9)
     return used // step * step
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A user in one round, with what the user's jobs ask for, in order."""
+    """A user in one round, with the requests of the user's jobs, in order."""
 
     user: str
     weight: float
@@ -101,7 +104,7 @@ class _Seat:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """least: all that a job cannot do without, at once. Otherwise one device at a time: of its own, or any."""
+    """A request. least: the job's minimum, all at once. Otherwise one device at a time: its own, or any."""
 
     claimant: Claimant
     is_least: bool = False
@@ -171,17 +174,18 @@ class _Dealing:
         return [seat for seat in seats if seat.asks]
 
     def _turn(self, seat: _Seat) -> tuple[float, int, int]:
-        """The least is next."""
+        """Return the sort key of a user's turn; the smallest is next."""
         given = sum(len(self._given[claimant.job]) for claimant in self._claimants if claimant.user == seat.user)
         has = sum(len(claimant.holds) for claimant in self._claimants if claimant.user == seat.user)
-        # Who has more than was dealt so far would have to give it up: only if somebody has used clearly less.
+        # A user who has more than was dealt so far would have to give devices up: only if another has used clearly
+        # less.
         used = seat.used - (self._slice_s / seat.weight if has > given else 0.0)
         return given / seat.weight, int(used // (self._slice_s * EQUAL_WITHIN)), seat.asks[0].claimant.rank
 
     # --- What is given ------------------------------------------------------------------------------------------------
 
     def _serve(self, ask: _Ask, *, spares_higher: bool) -> bool:
-        """Give what is asked for. False: there is no more to give to it."""
+        """Give the requested devices. False: no more can be given to the job."""
         claimant, given = ask.claimant, self._given[ask.claimant.job]
         if ask.is_least:
             self._give_least(claimant, spares_higher=spares_higher)
@@ -210,7 +214,7 @@ class _Dealing:
                 self._partial.add(claimant.job)
 
     def _least(self, claimant: Claimant, allowed: Iterable[DeviceKey]) -> list[DeviceKey] | None:
-        """Enough devices on enough nodes, beside those that it has been given; None: there are not so many."""
+        """Return enough devices on enough nodes, in addition to those already given; None: there are too few."""
         given, left = set(self._given[claimant.job]), set(allowed)
         chosen: list[DeviceKey] = []
         while not self._is_enough(claimant, given):
@@ -226,7 +230,7 @@ class _Dealing:
         return chosen
 
     def _keep_free(self, claimant: Claimant, number: int) -> None:
-        """Up to so many, of what nobody has."""
+        """Keep up to this number of free devices."""
         given = self._given[claimant.job]
         while len(given) < number:
             free = {device for device in self._left & claimant.usable if device not in self._holder}
@@ -241,7 +245,7 @@ class _Dealing:
             self._left.discard(device)
 
     def _choice(self, claimant: Claimant, among: set[DeviceKey], given: set[DeviceKey]) -> DeviceKey | None:
-        """The device whose loss hurts others least: its own, a free one, one of a job that has some to spare."""
+        """Return the device whose loss hurts others least: its own, a free one, or one that another job can spare."""
         nodes = {node for node, _ in given}
         if len(nodes) >= claimant.most_nodes:
             among = {device for device in among if device[0] in nodes}
@@ -252,7 +256,7 @@ class _Dealing:
         if holder is None or holder.job == claimant.job:
             return holder is None, False, 0, 0.0, 0, device[0] not in nodes, self._wanted_by[device], device
         spare = len(self._given[holder.job]) + len(self._left & holder.holds) - holder.least_devices
-        # Of those who have nothing to spare: the lowest priority, then who has used most, then who came last.
+        # If no job can spare any: the lowest priority, then the largest use, then the latest arrival.
         return (
             True,
             True,

@@ -1,4 +1,4 @@
-"""What keeps single jobs from being decided about, or their decisions from being written: told, and tried ever less."""
+"""Reports what blocks decisions about single jobs or the writing of those decisions; retries become ever rarer."""
 
 import random
 import time
@@ -21,14 +21,14 @@ class JobTroubles:
         tell: Callable[[str, str], None] = lambda _job, _reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """tell(job, reason): takes each trouble as it comes, and an empty reason when it is over."""
+        """tell(job, reason): receives each trouble when it begins, and an empty reason when it is over."""
         self._tell = tell
         self._clock = clock
         self._broken: dict[str, str] = {}
         self._unwritten: dict[str, Health] = {}
 
     def not_decided(self, broken: Iterable[BrokenJob]) -> None:
-        """Take over which jobs the last decision left out. Each new error is logged with its traceback, once."""
+        """Note the jobs that the last decision left out. Each new error is logged once with its traceback."""
         found = {job.job: job for job in broken}
         for name in self._broken.keys() - found.keys():
             del self._broken[name]
@@ -40,7 +40,7 @@ class JobTroubles:
                 self._say(name)
 
     def not_carried_out(self, job: str, reason: str) -> float:
-        """What was decided about a job cannot be done. Returns for how many seconds to leave it."""
+        """Note that a decision about a job cannot be carried out. Return the seconds until the next attempt."""
         now = self._clock()
         health = self._unwritten.get(job, Health()).failed(reason, began_at=now, now=now, chance=random.random())
         self._unwritten[job] = health
@@ -48,17 +48,17 @@ class JobTroubles:
         return health.resumes_at - now
 
     def carried_out(self, job: str) -> None:
-        """A decision about a job was written."""
+        """Note that a decision about a job was written."""
         if self._unwritten.pop(job, None) is not None:
             self._say(job)
 
     def keep_only(self, jobs: Collection[str]) -> None:
-        """Other jobs are gone: nothing more is tried or told about them."""
+        """Forget jobs that are gone: nothing more is tried or reported about them."""
         for name in self._unwritten.keys() - jobs:
             self.carried_out(name)
 
     def clear(self) -> None:
-        """Somebody else leads."""
+        """Forget everything, because another daemon leads."""
         names = self._broken.keys() | self._unwritten.keys()
         self._broken.clear()
         self._unwritten.clear()
@@ -69,7 +69,7 @@ class JobTroubles:
         unwritten = self._unwritten.get(job)
         reason = self._broken.get(job, "")
         if reason:
-            reason = f"the coordinator cannot decide about it: {reason}"
+            reason = f"the coordinator cannot decide about this job: {reason}"
         elif unwritten is not None:
             number = unwritten.num_in_a_row
             times = "" if number == 1 else f" {number} times in a row"

@@ -1,4 +1,4 @@
-"""Which workers the present phase of a job has waited for in vain. When that is, deadlines.py says. Pure."""
+"""Names the workers that are late in the present phase of a job. deadlines.py has the times. Pure."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ STARTED = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
 
 
 def late_workers(case: "Case") -> tuple[int, ...]:
-    """Their positions in the plan that the phase is about."""
+    """Return the positions of late workers in the plan of the phase."""
     job, now, deadlines = case.job, case.now, case.deadlines
     plan, stop = job.plan, job.stop
     match job.phase.phase:
@@ -31,12 +31,12 @@ def late_workers(case: "Case") -> tuple[int, ...]:
 
 
 def _late_at_the_end(case: "Case", plan: PlanRecord) -> tuple[int, ...]:
-    """Those that train on, though others have reached the end."""
+    """Return workers that still train although others have reached the end."""
     running = case.unready_workers(plan, WorkerState.STOPPED)
     return running if len(running) < len(plan.stages) else ()
 
 
 def _late_to_write(case: "Case", plan: PlanRecord, boundary: int) -> tuple[int, ...]:
-    """The leads of stages whose layers move, and are not held by anybody yet."""
+    """Return the leads of stages whose layers move and are not yet held by any node."""
     missing = [layer for layer in case.moving() if not case.job.holders(plan.timeline, boundary, layer)]
     return tuple(sorted({plan.stages.index(lead_of(plan, layer)) for layer in missing}))

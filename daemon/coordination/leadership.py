@@ -1,7 +1,7 @@
-"""Candidate for leader, and the leader's work: run the pure coordinator, write down what it decides.
+"""Stands for leader, and does the leader's work: runs the pure coordinator and writes its decisions.
 
-Every daemon runs one. At most one leads at a time as far as etcd is concerned: every transaction of a leader compares
-the revision of its own leader key, so a deposed one that does not know it yet writes nothing.
+Every daemon runs one. etcd accepts at most one leader at a time: every transaction of a leader compares the revision of
+its own leader key. So a deposed leader that does not know it yet writes nothing.
 """
 
 import asyncio
@@ -40,27 +40,27 @@ from headway.daemon.storage.file_threads import Beat, FileThreads
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
 STAND_BACK_S = 5.0
-"""A leader without access to a checkpoint folder lets the others stand first for so long…"""
+"""Seconds for which a leader without access to a checkpoint folder lets other daemons stand first…"""
 STOOD_BACK_S = 300.0
-"""…and no more often than this: perhaps nobody has access."""
+"""…and the minimum interval between two such retreats: perhaps no node has access."""
 MANIFEST_TIMEOUT_S = 60.0
 SLOW_DECISION_S = 0.05
-"""A decision holds up everything else that the daemon does; one that takes longer is logged."""
+"""A decision holds up everything else in the daemon; a slower one is logged."""
 
 TaskKey = tuple[str, bool]
-"""(job, whether files are written or deleted first): a slow file system holds up no other decision about the job."""
+"""(job, whether files are written or deleted first): a slow file system delays no other decision about the job."""
 
 _log = structlog.get_logger()
 
 
 class Decide(Protocol):
-    """The coordinator: a pure function of what etcd says and of the time by a monotonic clock."""
+    """The coordinator: a pure function of etcd's content and of the time by a monotonic clock."""
 
     def __call__(self, view: ClusterView, *, now: float) -> Decision: ...
 
 
 class Leadership:
-    """One daemon's candidacy. `run` until cancelled; then it resigns."""
+    """The candidacy of one daemon. `run` until cancelled; then it resigns."""
 
     def __init__(
         self,
@@ -80,9 +80,11 @@ class Leadership:
     ) -> None:
         """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
 
-        clock: the one that `cluster` uses. Without delete_checkpoint, old checkpoints stay. plans: where `decide` looks
-        plans up; what it misses is computed here. troubles: takes what keeps single jobs from being decided about.
-        wrote_late(job): is called when the write of a manifest ends after it was given up.
+        clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the source of `decide`'s
+        plans;
+        missing plans are computed here. troubles: receives what blocks decisions about single jobs. wrote_late(job) is
+        called
+        when the write of a manifest ends after it was given up.
         """
         self._client = client
         self._cluster = cluster
@@ -103,11 +105,11 @@ class Leadership:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this daemon holds the leader key, as far as it knows."""
+        """Return whether this daemon holds the leader key, as far as it knows."""
         return self._leader_revision > 0
 
     async def run(self) -> None:
-        """Stand for leader again and again; lead while elected. Cancelled, it resigns: the key is gone at once."""
+        """Stand for leader again and again; lead while elected. If cancelled, resign: the key is deleted at once."""
         while True:
             try:
                 async with await self._client.grant_lease(self._ttl_s, is_strict=True) as lease:
@@ -118,7 +120,7 @@ class Leadership:
             await asyncio.sleep(STAND_BACK_S if has_just_stood_back else RETRY_PAUSE_S)
 
     async def _hold(self, lease: Lease) -> None:
-        """Stand and lead under a lease. Raises LeaseLostError as soon as that is lost."""
+        """Stand and lead under a lease. Raises LeaseLostError as soon as the lease is lost."""
         standing = asyncio.create_task(self._stand(lease), name="leadership")
         lost = asyncio.create_task(lease.lost.wait(), name="leader's lease")
         try:
@@ -147,9 +149,9 @@ class Leadership:
         await self._lead()
 
     def _vacancy(self) -> Compare | None:
-        """On which condition this daemon may take the leader key; None: somebody leads.
+        """Return the condition on which this daemon may take the leader key; None: a leader exists.
 
-        A key that nobody can read names no leader: it is replaced, unless a newer release wrote it.
+        An unreadable key names no leader: it is replaced, unless a newer release wrote it.
         """
         view = self._cluster.view
         garbage = view.unreadable.get(Keys.LEADER)
@@ -159,6 +161,7 @@ class Leadership:
 
     async def _lead(self) -> None:
         """Decide on every change and at every deadline, until the leader key is no longer ours."""
+        # The view must show our own election first: an older view still has the last leader's unfinished writes.
         await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
         busy: dict[TaskKey, asyncio.Task[None]] = {}
         self._plans.clear()
@@ -167,16 +170,18 @@ class Leadership:
         try:
             while True:
                 seen = self._cluster.version
+                # Only a view that has seen our election can tell that the key changed after it.
                 if self._cluster.revision >= self._leader_revision and self._is_deposed():
-                    raise LeaseLostError(Keys.LEADER, "somebody else took or deleted it")
+                    raise LeaseLostError(Keys.LEADER, "another process took or deleted it")
                 for key in [key for key, task in busy.items() if task.done()]:
-                    busy.pop(key).result()
+                    busy.pop(key).result()  # a lost lease ends the lead here
                 desk.collect()
                 decision = self._decided(desk)
                 self._troubles.not_decided(decision.broken)
                 self._troubles.keep_only({"", *self._cluster.view.jobs})
                 for command in decision.commands:
                     key = (command.job, not isinstance(command, Transaction))
+                    # A decision that is still being written is skipped: the next look decides again, if it must.
                     if key not in busy:
                         name = f"decision about {command.job}"
                         busy[key] = asyncio.create_task(self._execute(command), name=name)
@@ -189,7 +194,7 @@ class Leadership:
             await _end(*busy.values())
 
     def _decided(self, desk: PlanningDesk) -> Decision:
-        """With the plans that are there, or will be in no time; others are begun."""
+        """Decide with the plans that exist or are computed within AT_ONCE_S; start the computation of others."""
         until = self._clock() + AT_ONCE_S
         while True:
             began = time.perf_counter()
@@ -206,7 +211,7 @@ class Leadership:
         return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
 
     async def _pause(self, seen: int, busy: set[asyncio.Future[Any]], *, wake_at: float | None) -> None:
-        """Return at the first of: a change of the view, a command or a plan done, the deadline."""
+        """Return at the first of these: the view changes, a command or a plan is done, the deadline passes."""
         timeout_s = None if wake_at is None else max(wake_at - self._clock(), 0.0)
         changed = asyncio.create_task(self._cluster.changed(seen))
         try:
@@ -215,7 +220,7 @@ class Leadership:
             await _end(changed)
 
     async def _execute(self, command: Command) -> None:
-        """Carry out one command and return when the view shows it, so that the job is not decided about too early."""
+        """Carry out one command; return when the view shows it, so that the next decision about the job sees it."""
         seen = self._cluster.version
         log = self._log.bind(job=command.job)
         try:
@@ -242,16 +247,18 @@ class Leadership:
             log.error("decision_failed", reason=str(error))
             if isinstance(error, NoAccessError) and self._may_stand_back():
                 self._stood_back_at = self._clock()
-                raise LeaseLostError(Keys.LEADER, f"left to a node that may have access: {error}") from error
+                raise LeaseLostError(
+                    Keys.LEADER, f"leaving the lead to a node that may have access: {error}"
+                ) from error
             await asyncio.sleep(RETRY_PAUSE_S)
-        except Exception as error:  # etcd refuses this transaction, or we have a bug: both are this job's alone
+        except Exception as error:  # etcd refuses this transaction, or we have a bug: either concerns this job alone
             is_refused = isinstance(error, StoreError)
-            reason = f"etcd refuses what was decided: {error}" if is_refused else in_one_line(error)
+            reason = f"etcd refuses the decision: {error}" if is_refused else in_one_line(error)
             log.error("decision_failed", reason=reason, **({} if is_refused else {"exc_info": error}))
             await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
 
     def _may_stand_back(self) -> bool:
-        """Whether another node may carry out what this one has no credentials for, and has not been let of late."""
+        """Return whether to let another node carry out what this node has no credentials for."""
         is_alone = len(self._cluster.view.nodes) < 2
         return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
 
@@ -267,20 +274,22 @@ class Leadership:
         await self._deletions.run(url, lambda _: delete(url))
 
     async def _write(self, decided: Transaction) -> int:
-        """The transaction, if this daemon still leads. Deleting a name that ends in a slash deletes all below it."""
+        """Write the transaction, if this daemon still leads. A deleted name that ends in a slash stands for all keys
+        below it.
+        """
         phases = self._phases(decided) if is_armed() else {}
         fault_point("leader.before_write", **phases)
         first, *notes = parts(decided)
         revision = await self._write_part(first, {})
         try:
             revision = await self._write_notes(notes) or revision
-        except StoreError as error:  # what was decided is in force all the same
+        except StoreError as error:  # the decision is in force without its notes
             self._log.warning("notes_not_written", job=decided.job, reason=str(error))
         fault_point("leader.wrote", **phases)
         return revision
 
     async def _write_notes(self, notes: Iterable[Transaction]) -> int:
-        """The revision of the last; 0: there is none."""
+        """Write the notes; return the revision of the last; 0: there is none."""
         revision, leases = 0, dict[int, int]()
         for note in notes:
             for ttl_s in sorted({ttl_s for _, ttl_s in note.leased.values()} - leases.keys()):
@@ -289,7 +298,7 @@ class Leadership:
         return revision
 
     async def _write_part(self, part: Transaction, leases: dict[int, int]) -> int:
-        """One transaction. leases: by seconds, one for all keys of the decision that live as long."""
+        """Write one transaction. leases: seconds to lease; keys of one lifetime share a lease."""
         compare = [Compare.unchanged(key, revision) for key, revision in part.compare.items()]
         compare.append(Compare.unchanged(Keys.LEADER, self._leader_revision))
         puts = [Put(key, value) for key, value in part.puts.items()]
@@ -298,7 +307,7 @@ class Leadership:
         return await self._client.transaction(compare, [*puts, *deletes])
 
     def _phases(self, decided: Transaction) -> dict[str, str]:
-        """For fault points."""
+        """Return the phases for fault points."""
         job = self._cluster.view.jobs.get(decided.job)
         written = decided.puts.get(Keys.of(decided.job, "phase"))
         return {

@@ -1,7 +1,7 @@
-"""Which folders of boundaries in durable storage no run can have a use for any more. Pure.
+"""Finds stale folders of boundaries in durable storage, which no run can use. Pure.
 
-A folder is left half full when its boundary is given up before all of it was copied, or when the copier dies; and it is
-left whole when the manifest was written and the record after it was not, because something had moved.
+A folder stays incomplete when its boundary is given up before all of it was copied, or when the copier dies. A complete
+folder is stale when the manifest was written but its record was not, because a compared key had changed.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from headway.daemon.records import Phase
 from headway.daemon.storage.checkpoint_names import folder_name
 
 OVER: Final = frozenset({Phase.FINISHED, Phase.CANCELLED})
-"""Nothing leads out of these."""
+"""Final phases: no row leads out of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFolder:
-    """One folder of a submission's in durable storage."""
+    """One boundary's folder of a submission in durable storage."""
 
     timeline: int
     boundary: int
@@ -33,13 +33,14 @@ class BoundaryFolder:
 
 
 def left_folders(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder]) -> list[BoundaryFolder]:
-    """Those of a job's folders that may be deleted.
+    """Return a job's folders that may be deleted.
 
-    What is left stays left: pasts only lose boundaries of older timelines, checkpoints only get newer. So a view that
-    lags behind names no folder that a plan of today, or of later, could complete or load from.
+    A stale folder stays stale: pasts only lose boundaries of older timelines, and checkpoints only get newer. So a view
+    that
+    lags behind names no folder that a present or later plan could complete or load from.
     """
     if job.submission is None or not job.submission.uid:
-        return []  # without an id of the submission, the folder may be another job's too
+        return []  # without the submission's id, the folder may also belong to another job
     named = [url for other in view.jobs.values() for url in _named_by(other)]
     own = f"{job.name}/{job.submission.uid}"
     return [
@@ -50,7 +51,7 @@ def left_folders(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder
 
 
 def _named_by(job: JobView) -> tuple[str, ...]:
-    """The checkpoints that a job may begin with; another job's may be among them, at an address of its own."""
+    """Return the checkpoints from which a job may start; some may belong to another job, at their own addresses."""
     checkpoint = job.checkpoint
     return tuple(url.rstrip("/") for url in (checkpoint.url, *checkpoint.earlier)) if checkpoint is not None else ()
 
@@ -61,7 +62,7 @@ def _is_left(job: JobView, folder: BoundaryFolder) -> bool:
     if past is None and checkpoint is not None:
         past = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
     if past is None or folder.timeline > past.timeline:
-        return False  # nothing ran yet, as far as is known here
+        return False  # nothing has run yet, as far as this daemon knows
     if not past.has(*folder.place):
         return True
     newest = age((checkpoint.timeline, checkpoint.boundary)) if checkpoint is not None else (-1, -1)

@@ -1,4 +1,4 @@
-"""Which links of a plan are blocked, and which are not proven yet: from the facts and the workers' records. Pure."""
+"""Finds the links of a plan that are blocked or not proven yet, from facts and the workers' records. Pure."""
 
 from headway.daemon.coordination.case import Case
 from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
@@ -7,14 +7,14 @@ from headway.daemon.records import PlanRecord, WorkerRecord
 
 
 def blocked_links(case: Case, plan: PlanRecord | None) -> BlockedWays:
-    """The ways between neighbours of a plan on which one does not reach the other."""
+    """Return the ways between neighbours of a plan on which one does not reach the other."""
     if plan is None or not case.blocked:
         return NOTHING_BLOCKED
     return case.blocked.between(linked_pairs(plan.stages))
 
 
 def unproven(case: Case, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]:
-    """(position, neighbour) of the workers that have told of themselves and not reached all their neighbours yet."""
+    """Return (position, neighbour) for workers that have reported and have not reached all their neighbours yet."""
     if plan is None:
         return ()
     workers = case.job.workers_of(plan)
@@ -27,7 +27,9 @@ def unproven(case: Case, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]
 
 
 def _has_reached(worker: WorkerRecord, other: int, neighbour: WorkerRecord | None) -> bool:
-    """Whether a worker's node has dialled a neighbour, and the process that is there now: it may have been replaced."""
+    """Return whether a worker's node has dialled a neighbour's present process: the neighbour may have been
+    replaced.
+    """
     if worker.proven is None:
         return True
     if other not in worker.proven:

@@ -1,8 +1,8 @@
-"""Names in a sentence. Pure."""
+"""Lists names in a sentence. Pure."""
 
 from collections.abc import Sequence
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a, b and c`"""
+    """Return `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,4 +1,4 @@
-"""A worker that a plan has lost, and whose fault that is. Pure."""
+"""Describes a worker that a plan has lost, and who is to blame. Pure."""
 
 from dataclasses import dataclass
 
@@ -12,22 +12,24 @@ class Loss:
     """A worker that a plan has lost: it failed or did not answer in time, or its node is gone."""
 
     position: int
-    """Among the plan's workers."""
+    """Position among the plan's workers."""
     plan: PlanRecord
     worker: WorkerRecord | None = None
-    """Its record, if it failed."""
+    """The worker's record, if it failed."""
     is_late: bool = False
     storage_trouble: str = ""
-    """What its node cannot read of the job's data or checkpoint, where it is late for that: nobody is to blame."""
+    """The data or checkpoint that its node cannot read, if the worker is late for that: nobody is to blame."""
 
     @property
     def stage(self) -> StagePlan:
-        """What it computed, and where."""
+        """Return the worker's stage and device."""
         return self.plan.stages[self.position]
 
     @property
     def is_death(self) -> bool:
-        """Whether the worker is to blame, or whoever ended it: not its node's end, not a neighbour's."""
+        """Return whether the worker, or the process that ended it, is to blame: not its node's end, not a
+        neighbour's.
+        """
         worker = self.worker
         if self.is_nobodys:
             return False
@@ -35,31 +37,31 @@ class Loss:
 
     @property
     def is_held_against_node(self) -> bool:
-        """A node that was lost, or whose worker died or did not answer; not one whose neighbour is out of reach."""
+        """Return whether the loss counts against the node: the node was lost, or its worker died or did not answer."""
         return (self.worker is None and not self.is_late) or self.is_death
 
     @property
     def is_jobs_error(self) -> bool:
-        """Whether the worker told of an error of its own, which may be the job's."""
+        """Return whether the worker reported an error of its own, which may be the job's."""
         return self.worker is not None and (bool(self.worker.fault) or self.worker.is_hopeless)
 
     @property
     def was_moved(self) -> bool:
-        """Whether its daemon ended it because the machine's address has changed."""
+        """Return whether its daemon ended it because the machine's address has changed."""
         return self.worker is not None and self.worker.was_moved
 
     @property
     def is_nobodys(self) -> bool:
-        """Whether it counts against no node and no job: its machine was moved, or storage is away."""
+        """Return whether the loss counts against no node and no job: its machine was moved, or storage is away."""
         return self.was_moved or bool(self.storage_trouble)
 
     @property
     def explains_others(self) -> bool:
-        """Whether neighbours that lost their links did so because of this."""
+        """Return whether this loss explains the neighbours' lost links."""
         return self.is_held_against_node or self.is_nobodys
 
     def charge(self, job: str, *, at: float) -> NodeFailureRecord:
-        """What its node is charged with. at: seconds since the epoch."""
+        """Return the charge against its node. at: seconds since the epoch."""
         if self.worker is None and not self.is_late:
             incarnation = self.stage.node_incarnation
             return NodeFailureRecord(at=at, text=f"it was lost in job {job}", job=job, incarnation=incarnation)
@@ -69,7 +71,9 @@ class Loss:
         return NodeFailureRecord(at=at, text=text, job=job, is_jobs_error=self.is_jobs_error)
 
     def is_between(self, blocked: BlockedWays) -> bool:
-        """Whether a pair of nodes is to blame: the link never opened, or one does not reach the other now."""
+        """Return whether a pair of nodes is to blame: the link never opened, or one node does not reach the
+        other now.
+        """
         worker = self.worker
         if worker is None or not 0 <= worker.lost_peer < len(self.plan.stages):
             return False
@@ -78,7 +82,7 @@ class Loss:
 
     @property
     def death(self) -> Death:
-        """For the failure budget."""
+        """Return the loss as a death for the failure budget."""
         worker = self.worker
         if worker is None:
             return Death(node=self.stage.node)

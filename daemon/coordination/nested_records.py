@@ -1,4 +1,4 @@
-"""Keys of a job with more parts than one: where in its view each record goes. Pure."""
+"""Places records whose keys have several parts in a job's view. Pure."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def fold_nested(job: "JobView", place: RecordPlace, record: Any) -> None:
-    """Take over a record, or that it is gone, of a key with more parts."""
+    """Apply a record, or its deletion, for a key with several parts."""
     match place.leaf:
         case "workers":
             generation, position = place.numbers
@@ -29,7 +29,7 @@ def fold_nested(job: "JobView", place: RecordPlace, record: Any) -> None:
 
 
 def set_record(records: dict[Any, Any], key: object, record: Any) -> None:
-    """Take over a record, or that it is gone."""
+    """Apply a record or its deletion."""
     if record is None:
         records.pop(key, None)
     else:
@@ -37,7 +37,7 @@ def set_record(records: dict[Any, Any], key: object, record: Any) -> None:
 
 
 def set_inner_record(records: dict[Any, dict[Any, Any]], outer: object, key: object, record: Any) -> None:
-    """The same one level deeper; what is empty goes."""
+    """Apply a record or its deletion one level deeper; an empty level is removed."""
     if record is not None:
         records.setdefault(outer, {})[key] = record
     elif outer in records:

@@ -1,4 +1,4 @@
-"""Where a plan that starts anew begins: which boundary, whose files, and on which timeline. Pure."""
+"""Finds where a new start of a plan begins: the boundary, the source of its files, and the timeline. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from headway.daemon.records import NodeRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The first boundary of a plan, and where its files are."""
+    """The first boundary of a plan, and the source of its files."""
 
     source: str
-    """As in PlanRecord."""
+    """Source, as in PlanRecord."""
     boundary: int
     source_timeline: int
     lineage: Lineage
-    """Of the plan that begins here."""
+    """Lineage of the plan that begins here."""
 
 
 def find_origin(
     job: JobView, nodes: Mapping[str, NodeRecord], *, generation: int, is_forgetful: bool = False
 ) -> Origin:
-    """The newest boundary of the job's own past that can be had; of two equally new, the one that nodes hold.
+    """Return the newest available boundary of the job's own past; of two equally new, the one that nodes hold.
 
-    What ran beyond it is given up, and so a new timeline begins, named after the generation. Only when nothing ran
-    beyond the checkpoint does its timeline go on. is_forgetful: etcd is older than what nodes know, so something may
-    have run beyond it.
+    Batches beyond it are given up, so a new timeline begins, named after the generation. The timeline continues only if
+    nothing ran beyond the checkpoint. is_forgetful: etcd is older than the nodes' knowledge, so batches may have run
+    beyond the checkpoint.
     """
     lineage, checkpoint = lineage_of(job), job.checkpoint
     place = newest_complete(job, nodes)
@@ -43,7 +43,7 @@ def find_origin(
         return Origin(source="initial", boundary=0, source_timeline=generation, lineage=Lineage(timeline=generation))
     own = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
     if checkpoint.origin_job:
-        # Another job's timelines are numbered by its own generations: they say nothing here.
+        # Another job numbers its timelines by its own generations: those numbers mean nothing here.
         own = Lineage(timeline=generation)
     elif lineage is not None or is_forgetful:
         own = own.rolled_back((checkpoint.timeline, checkpoint.boundary), timeline=generation)

@@ -1,11 +1,11 @@
-"""The plans that decisions rest on: which are wanted, which are there, and which of those may still be used. Pure.
+"""Caches the plans that decisions need: which are wanted, which exist, and which may still be used. Pure.
 
-A decision never computes a plan. It looks one up; what is missing it names in `Decision.missing`, and is taken anew
-when the answer has come. The cluster goes on meanwhile, so an answer may be one to an earlier question:
+A decision never computes a plan. It looks one up, and names a missing plan in `Decision.missing`; the decision is
+repeated when the answer has come. The cluster changes meanwhile, so an answer may be for an earlier question:
 
-- other measurements, the same devices: it is used, and a newer one is wanted besides;
-- other devices: it is overtaken, and asked for anew; after `MAX_OVERTAKEN` in a row, one is used whose devices may all
-  still be used, though it is blind to what came since.
+- other measurements, but equal devices: the plan is used, and a newer one is requested;
+- other devices: the plan is overtaken, and requested again. After `MAX_OVERTAKEN` in a row, a plan is used if all its
+  devices may still be used, although it ignores later newcomers.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,13 +27,13 @@ from headway.daemon.planning.profiles import Profiles
 from headway.daemon.records import NodeRecord
 
 MAX_OVERTAKEN: Final = 2
-"""Answers in a row that come too late for the devices that there are."""
+"""Maximum number of successive answers that come too late for the present devices."""
 
 Outcome = ClusterPlan | PlanRefused
 
 
 class Purpose(StrEnum):
-    """What a job wants a plan for; of each kind the last answer is remembered."""
+    """The purpose for which a job wants a plan; the last answer is remembered for each."""
 
     BEST = "best"
     WITH_FLAPPING_NODES = "with flapping nodes"
@@ -60,8 +60,10 @@ class PlanRequest:
 
 
 def urgency(request: PlanRequest, *, is_content: bool) -> int:
-    """The lower, the sooner a plan is computed: first for a job that recovers, then for one that waits to start or to
-    leave a node. A content job, which trains and could train faster, comes last."""
+    """Order of computation, the lowest first: a job that recovers, then one that waits to start or to leave a node.
+
+    A job that already trains, and could train faster, comes last.
+    """
     if request.purpose in RECOVERIES:
         return 0
     return 2 if is_content else 1
@@ -73,11 +75,11 @@ class Found:
 
     outcome: Outcome
     is_current: bool = True
-    """Whether it answers the very question, measurements included; if not, a newer one is wanted."""
+    """True if the plan answers the present question, measurements included; if not, a newer one is wanted."""
 
 
 class PlanMissingError(Exception):
-    """A decision wants a plan that is not there yet."""
+    """A decision needs a plan that does not exist yet."""
 
     def __init__(self, request: PlanRequest) -> None:
         super().__init__(f"job {request.job} has no {request.purpose} plan yet")
@@ -85,46 +87,46 @@ class PlanMissingError(Exception):
 
 
 class Plans(Protocol):
-    """Where a decision looks plans up."""
+    """The source of a decision's plans."""
 
     def find(self, request: PlanRequest) -> Found | None:
-        """A plan that may be used now; None: there is none yet."""
+        """Return a plan that may be used now; None: there is none yet."""
         ...
 
     def wanted_since(self, job: str) -> float | None:
-        """Since when a job has wanted a plan that it has not, by the clock of the decisions; None: it has all."""
+        """Return since when a job has missed a plan, by the clock of the decisions; None: it misses none."""
         ...
 
 
 class PlansAtOnce:
-    """Every plan is there as soon as it is asked for: for whoever has the time."""
+    """Computes every plan at once when it is requested, for callers that can wait."""
 
     def find(self, request: PlanRequest) -> Found:
-        """Computes it."""
+        """Compute the plan."""
         return Found(outcome=answer(request.question))
 
     def wanted_since(self, job: str) -> None:
-        """Nothing is missing."""
+        """Return None: nothing is missing."""
 
 
 class Inquiry:
-    """What one decision about one job looks up, and what of it is not there."""
+    """The plans that one decision about one job looks up, and those that it misses."""
 
     def __init__(self, plans: Plans, job: str) -> None:
         self._plans = plans
         self._job = job
         self.stale: list[PlanRequest] = []
-        """Plans that were used, though measurements have changed since."""
+        """Plans that were used although measurements have changed since."""
         self._missing: dict[Purpose, PlanMissingError] = {}
 
     @property
     def missing(self) -> list[PlanRequest]:
-        """Plans without which something could not be decided."""
+        """Return the plans without which a decision was impossible."""
         return [error.request for error in self._missing.values()]
 
     @property
     def waits_since(self) -> float | None:
-        """Since when decisions have missed a plan that this one misses; None: it misses none, or is the first."""
+        """Return since when decisions have missed a plan that this one misses; None: none, or this is the first."""
         return self._plans.wanted_since(self._job) if self._missing else None
 
     def plan(
@@ -136,7 +138,9 @@ class Inquiry:
         profiles: Profiles,
         **conditions: Unpack[Conditions],
     ) -> Outcome:
-        """A plan, its seconds by what is measured now. Raises PlanMissingError, and again for the same purpose."""
+        """Return a plan with its seconds by present measurements. Raises PlanMissingError, again for its
+        purpose too.
+        """
         if purpose in self._missing:
             raise self._missing[purpose]
         question = ask(spec, nodes, profiles=profiles, **conditions)
@@ -156,25 +160,25 @@ class Inquiry:
 
 @dataclass(slots=True)
 class _Page:
-    """Of one job and purpose."""
+    """The entry of one job and purpose."""
 
     question: PlanQuestion | None = None
     outcome: Outcome | None = None
-    """The last answer, and what it answers."""
+    """The last answer, and its question."""
     num_overtaken: int = 0
     is_unread: bool = False
-    """No decision has been taken since it came."""
+    """True if no decision has been taken since the answer came."""
     wanted_since: float | None = None
 
 
 class PlanBook:
-    """What a leader has had planned. One owner writes (`answered` and then `decided`); decisions read."""
+    """The plans that a leader has had computed. One owner writes (`answered` and then `decided`); decisions read."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[str, Purpose], _Page] = {}
 
     def find(self, request: PlanRequest) -> Found | None:
-        """See Plans."""
+        """Look a plan up, see Plans."""
         page = self._pages.get((request.job, request.purpose))
         if page is None or page.question is None or page.outcome is None:
             return None
@@ -190,17 +194,17 @@ class PlanBook:
         return Found(outcome=page.outcome, is_current=False)
 
     def wanted_since(self, job: str) -> float | None:
-        """See Plans."""
+        """Return the time, see Plans."""
         waits = [page.wanted_since for (name, _), page in self._pages.items() if name == job]
         return min((since for since in waits if since is not None), default=None)
 
     def answered(self, request: PlanRequest, outcome: Outcome) -> None:
-        """A plan has been computed. The next decision shows whether it came in time."""
+        """Store a computed plan. The next decision shows whether it came in time."""
         page = self._page(request)
         page.question, page.outcome, page.is_unread = request.question, outcome, True
 
     def decided(self, missing: Sequence[PlanRequest], *, jobs: Collection[str], now: float) -> None:
-        """A decision was taken. missing: what it wanted and had not. jobs: all that there are."""
+        """Note a decision. missing: the plans that it needed and did not have. jobs: all present jobs."""
         for key in [key for key in self._pages if key[0] not in jobs]:
             del self._pages[key]
         wanted = {(request.job, request.purpose) for request in missing}
@@ -216,17 +220,17 @@ class PlanBook:
                 page.wanted_since = now
 
     def knows(self, job: str, purpose: Purpose) -> bool:
-        """Whether a job that there is has wanted such a plan."""
+        """Return whether an existing job has requested such a plan."""
         return (job, purpose) in self._pages
 
     def forget(self, request: PlanRequest) -> None:
-        """Ask for a plan again, though nothing that it depends on has changed."""
+        """Request a plan again, although none of its inputs has changed."""
         page = self._pages.get((request.job, request.purpose))
         if page is not None and page.question == request.question:
             page.question = page.outcome = None
 
     def clear(self) -> None:
-        """Forget everything: whoever leads next begins anew."""
+        """Forget everything: the next leader begins with an empty cache."""
         self._pages.clear()
 
     def _page(self, request: PlanRequest) -> _Page:

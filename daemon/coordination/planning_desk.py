@@ -1,7 +1,7 @@
-"""Computes the plans that the leader's decisions want, in threads of their own: the daemon's loop goes on meanwhile.
+"""Computes the plans that the leader's decisions need, in threads, so that the daemon's loop continues.
 
 A plan of few devices takes milliseconds, and a job may stand still for it: the loop waits that long, so that one
-decision follows another at once. What takes longer is left to its thread, and its end is an event among others.
+decision follows another at once. A longer computation is left to its thread, and its end is an event among others.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from headway.daemon.planning.planner import PlanRefused, answer
 from headway.daemon.planning.planner_pool import PlanningFailedError
 
 AT_ONCE_S: Final = 0.05
-"""How long the loop may stand still for all plans of one decision."""
+"""Seconds for which the loop may stand still for all plans of one decision."""
 PLAN_DEADLINE_S: Final = 60.0
-"""For one plan. Then the job has none, for now, and others have their turn."""
+"""Deadline of one plan. After it the job has no plan for now, and others have their turn."""
 RETRY_S: Final = 60.0
-"""After a plan could not be computed; doubles with each further time, up to LONGEST_RETRY_S."""
+"""Pause after a plan could not be computed; doubles with each further failure, up to LONGEST_RETRY_S."""
 LONGEST_RETRY_S: Final = 3600.0
 
 _log = structlog.get_logger()
@@ -43,18 +43,18 @@ class _Work:
 
 @dataclass(slots=True)
 class _Failure:
-    """A plan that could not be computed, and when it is tried again though nothing has changed."""
+    """A plan that could not be computed, and when to retry although nothing has changed."""
 
     num: int = 0
     retry_at: float = 0.0
     request: PlanRequest | None = None
-    """None: it has been asked for again."""
+    """The request; None: it has been repeated."""
 
 
 class PlanningDesk:
-    """One leader's: `take_up` what a decision wants, wait for `under_way`, `collect`, decide again.
+    """The plan runner of one leader: `take_up` requests, wait for `under_way`, `collect`, decide again.
 
-    Threads cannot be ended. Who loses office drops the desk, and with it whatever they still say.
+    Threads cannot be ended. When leadership is lost, the runner is discarded and late results are ignored.
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class PlanningDesk:
 
     @property
     def under_way(self) -> tuple[asyncio.Future[Outcome], ...]:
-        """To be waited for, until `wake_at`."""
+        """Return the computations to wait for, until `wake_at`."""
         return tuple(work.done for work in self._work)
 
     @property
     def wake_at(self) -> float | None:
-        """When a plan is late, or one that failed is tried again, by the clock; None: never."""
+        """Return when a plan is late, or a failed one is retried, by the clock; None: never."""
         late = [work.began_at + self._deadline_s for work in self._work if not work.is_late]
         again = [failure.retry_at for failure in self._failures.values() if failure.request is not None]
         return min([*late, *again], default=None)
 
     def collect(self) -> None:
-        """Write down what is done, or late. What the planner raised is a refused plan of that job."""
+        """Store results that are done or late. An error of the planner becomes a refused plan of that job."""
         for work in [work for work in self._work if work.done.done()]:
             self._work.remove(work)
             self._book.answered(work.request, self._outcome(work.request, work.done.result))
@@ -104,9 +104,9 @@ class PlanningDesk:
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
 
     def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
-        """Begin with the first of what is wanted, if none is being computed, and return whether it is there already.
+        """Start the first missing plan, if none is being computed; return whether the plan is already there.
 
-        until: how long to wait for it, at most `AT_ONCE_S`, by the clock.
+        until: the end of the wait for it, at most `AT_ONCE_S`, by the clock.
         """
         late = [work.request for work in self._work]
         request = next((request for request in wanted if request not in late), None)
@@ -131,7 +131,7 @@ class PlanningDesk:
         return True
 
     def _outcome(self, request: PlanRequest, result: Callable[[], Outcome]) -> Outcome:
-        """What the planner answered. A failure of it is a refused plan of that job, which is tried again later."""
+        """Return the planner's answer. A failure becomes a refused plan of that job, and is retried later."""
         key = (request.job, request.purpose)
         try:
             outcome = result()
@@ -149,5 +149,5 @@ class PlanningDesk:
 
 
 def _names(request: PlanRequest) -> dict[str, object]:
-    """For the log."""
+    """Return the names for the log."""
     return {"job": request.job, "purpose": request.purpose.value, "num_devices": len(request.question.seats)}

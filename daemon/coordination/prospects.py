@@ -1,4 +1,4 @@
-"""What a running job could gain by another plan: measurements and memories of the view, put together. Pure."""
+"""Estimates what a running job could gain by another plan, from the view's measurements and memories. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,12 +24,13 @@ from headway.daemon.planning.rebalance import (
 from headway.daemon.records import DeviceKey, NodeRecord, PlanRecord
 
 LEAST_SAMPLES: Final = 8
-"""Microbatches that must have been timed before a plan rests on them: all early ones of `stages/layer_times.py`, of
-which the newest count."""
+"""Minimum number of timed microbatches before a plan uses them: all early samples of `stages/layer_times.py`, of which
+the newest count.
+"""
 
 
 def measured(job: JobView, view: ClusterView) -> Profiles:
-    """What workers and daemons have measured, of nodes that are there."""
+    """Return the measurements of workers and daemons, for present nodes."""
     layers = {
         device: {
             kind: LayerSeconds(forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s)
@@ -49,9 +50,9 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
-    """Nodes by name, devices of one model all as fast as the fastest of them.
+    """Return nodes by name, with the devices of one model all as fast as the fastest of them.
 
-    What a benchmark says less of one than of its like is noise; what is truly slower shows in its layers' times.
+    Benchmark differences between devices of one model are noise. A truly slower device shows in its layers' times.
     """
     found = {node.name: node for node in nodes}
     fastest: dict[tuple[str, str], float] = {}
@@ -72,7 +73,7 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:
-    """Node to when a job starts on it or moves to it: those that go too often, and are not of its plan."""
+    """Return when a job starts on or moves to each node outside its plan that leaves too often."""
     own = {(stage.node, stage.node_incarnation) for stage in plan.stages} if plan is not None else set()
     found = {}
     for name, departures in view.departures.items():
@@ -94,9 +95,10 @@ def outlook(
     now: float,
     newcomers: frozenset[str] = frozenset(),
 ) -> Outlook | None:
-    """What the best plan would change; None: there is no plan in force, or a worker of it is gone or not measured yet.
+    """Return the change that the best plan would make; None: no plan is in force, or a worker is gone or not yet
+    measured.
 
-    Half a measurement would cut by the half that is known, only to cut again. newcomers: nodes that registered after
+    With half of the measurements, the job would rebalance now and again later. newcomers: nodes that registered after
     the plan; a job without `recut` moves to no other.
     """
     plan, spec = job.plan, job.spec
@@ -110,7 +112,7 @@ def outlook(
     if progress is not None and progress.generation == plan.generation:
         done = progress.batch + 1
         if progress.tokens_per_second > 0:
-            # How much faster is predicted; how long a batch takes is known.
+            # The plan predicts the factor; the seconds of a batch are measured.
             present_s = spec.train.tokens_per_batch / progress.tokens_per_second
     is_unmoved = is_same(plan.stages, best.stages)
     own = {(stage.node, stage.device_index) for stage in plan.stages}
@@ -140,7 +142,7 @@ def outlook(
 
 
 def _spread(profile: ProfileRecord) -> float:
-    """Of a device's layers, each by the time that it takes."""
+    """Return the seconds of a device's layers, divided in proportion to the measured times."""
     weights = [times.forward_s + times.backward_s for times in profile.layers.values()]
     spreads = [times.spread for times in profile.layers.values()]
     whole = sum(weights)
@@ -148,6 +150,6 @@ def _spread(profile: ProfileRecord) -> float:
 
 
 def _is_measured(job: JobView, plan: PlanRecord, device: DeviceKey) -> bool:
-    """Whether a worker has measured its layers under the plan in force."""
+    """Return whether a worker has measured its layers under the plan in force."""
     profile = job.profiles.get(device)
     return profile is not None and profile.generation == plan.generation and profile.num_samples >= LEAST_SAMPLES

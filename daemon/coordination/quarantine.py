@@ -1,9 +1,9 @@
-"""When plans leave a node out because it failed too often, and who charges it with that. Pure.
+"""Decides when plans leave a node out because it failed too often, and which jobs' charges count. Pure.
 
-A failure of the node itself counts for everybody: its daemon was lost, or a worker's process was killed or did not
-answer. An error that a worker told of may well be the job's: it is charged to that job on that node. For the plans of
-that job each counts; for other jobs all errors of one job count once. So a job that raises wherever it runs costs
-nobody else a node, and a node where different jobs raise is left out.
+A failure of the node itself counts for all jobs: its daemon was lost, or a worker's process was killed or did not
+answer. An error that a worker reported may be the job's: it is charged to that job on that node. For the plans of that
+job each error counts; for other jobs all errors of one job count once. So a job that raises everywhere costs no other
+job a node. A node on which different jobs raise is left out.
 """
 
 from collections import Counter
@@ -14,26 +14,26 @@ from headway.daemon.coordination.listing import listed
 from headway.daemon.records import NodeFailureRecord
 
 QUARANTINE_S: Final = 600
-"""How long a node's failure counts against the node."""
+"""Seconds for which a node's failure counts against the node."""
 QUARANTINE_AFTER: Final = 3
-"""Failures of a node within that time, after which plans leave it out."""
+"""Failures of a node within that time after which plans leave it out."""
 
 
 def num_counted(failures: Collection[NodeFailureRecord], *, for_job: str = "") -> int:
-    """How many failures count for a job's plans; without one: for those of a job that has charged nothing."""
+    """Return how many failures count for a job's plans; without a job: for a job that has charged nothing."""
     own = sum(not failure.is_jobs_error for failure in failures)
     by_job = Counter(failure.job for failure in failures if failure.is_jobs_error)
     return own + sum(number if job == for_job else 1 for job, number in by_job.items())
 
 
 def left_out(failures: Mapping[str, Collection[NodeFailureRecord]], *, limit: int, for_job: str = "") -> frozenset[str]:
-    """The nodes that a job's plans leave out. limit: so many failures are too many; 0: no number is."""
+    """Return the nodes that a job's plans leave out. limit: number of failures that is too many; 0: no number is."""
     counts = {name: num_counted(found, for_job=for_job) for name, found in failures.items()}
     return frozenset(name for name, number in counts.items() if 0 < limit <= number)
 
 
 def charged_by(failures: Collection[NodeFailureRecord]) -> str:
-    """`2 failures of its own and errors of jobs a and b`"""
+    """Return `2 failures of its own and errors of jobs a and b`."""
     own = sum(not failure.is_jobs_error for failure in failures)
     jobs = sorted({failure.job for failure in failures if failure.is_jobs_error})
     parts = [f"{own} failure{'s' * (own != 1)} of its own"] if own else []

@@ -1,4 +1,4 @@
-"""In which order waiting jobs are served: priority, then who has used less of late, then first in first out. Pure."""
+"""Orders the waiting jobs: by priority, then by recent use of their users, then first in first out. Pure."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from headway.daemon.records import Desired, Phase
 
 
 def in_queue_order(jobs: Iterable[JobView], view: ClusterView, *, now: float) -> list[JobView]:
-    """The next one first. now: by the clock that the view was fed with."""
+    """Return the jobs in order, the next one first. now: by the clock that the view was fed with."""
     used, equal_s = view.usage.read_out(now), max(view.shares.slice_s * EQUAL_WITHIN, 1e-9)
 
     def key(job: JobView) -> tuple[int, int, int]:
@@ -19,7 +19,9 @@ def in_queue_order(jobs: Iterable[JobView], view: ClusterView, *, now: float) ->
 
 
 def in_turn(view: ClusterView, *, now: float) -> list[JobView]:
-    """All jobs as they are decided about: those that recover, those that wait, then the others, first in first."""
+    """Return all jobs in the order of decisions: those that recover, those that wait, then the others, first
+    in first.
+    """
     jobs = view.jobs_in_order()
     recovering = [job for job in jobs if job.phase.phase is Phase.RECOVERING]
     waiting = in_queue_order((job for job in jobs if job.phase.phase is Phase.QUEUED), view, now=now)
@@ -28,11 +30,11 @@ def in_turn(view: ClusterView, *, now: float) -> list[JobView]:
 
 
 def queue(view: ClusterView, *, now: float) -> list[JobView]:
-    """The jobs that wait for devices, the next one first."""
+    """Return the jobs that wait for devices, the next one first."""
     waiting = (job for job in view.jobs.values() if job.submission is not None and is_queued(job))
     return in_queue_order(waiting, view, now=now)
 
 
 def is_queued(job: JobView) -> bool:
-    """Whether it wants to start and has not."""
+    """Return whether the job wants to start and has not."""
     return job.phase.phase is Phase.QUEUED and job.desired.state is Desired.RUNNING

@@ -1,6 +1,6 @@
-"""The gate in front of a cluster view: which record a key holds, read and checked. Pure.
+"""Reads and checks each key before it enters a cluster view. Pure.
 
-Whatever lies in etcd, and whoever put it there, comes out as a record in its place or as one error with a reason.
+Any content of etcd, from any writer, comes out as a record in its place or as one error with a reason.
 """
 
 import math
@@ -39,7 +39,7 @@ from headway.daemon.records import (
 
 MAX_REASON: Final = 300
 MAX_FACTS: Final = 20_000
-"""Of one node, about the ports of all others."""
+"""Maximum number of facts of one node about the ports of all others."""
 
 SINGLE: Final[dict[str, type[Any]]] = {
     "spec": SpecRecord,
@@ -60,9 +60,9 @@ NESTED: Final[dict[str, type[Any]]] = {
     "profile": ProfileRecord,
     "reading": ReadingRecord,
 }
-"""Keys of a job with more parts."""
+"""Keys of a job that have several parts."""
 DECISIVE: Final = frozenset(SINGLE) - {"progress"}
-"""Without one of these nothing can be decided about a job."""
+"""Keys without which the coordinator cannot decide about a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +71,27 @@ class Unreadable:
 
     reason: str
     is_newer: bool = False
-    """Whether a newer release wrote it: then it is left alone."""
+    """True if a newer release wrote the key: then it is left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPlace:
-    """Where a record belongs in a view."""
+    """The place of a record in a view."""
 
     folder: str
     """`leader`, `placement`, `shares`, `usage`, `nodes`, `probes`, `reach`, `failures` or `jobs`."""
     name: str = ""
-    """The node's, or the job's."""
+    """Name of the node or of the job."""
     leaf: str = ""
-    """Of a job: `spec`, `workers`, …"""
+    """Part of a job: `spec`, `workers`, …"""
     numbers: tuple[int, ...] = ()
     node: str = ""
     kind: type[Any] | None = None
-    """None: the content does not matter."""
+    """Class of the record; None: the content does not matter."""
 
 
 def place_of(key: str) -> RecordPlace:
-    """Where a key's record belongs. Raises ValueError for a key that no daemon writes, however it is spelled."""
+    """Return the place of a key's record. Raises ValueError for a key that no daemon writes, in any spelling."""
     if key == Keys.LEADER:
         return RecordPlace(folder="leader", kind=LeaderRecord)
     if key == Keys.PLACEMENT:
@@ -146,7 +146,7 @@ def _place_in_job(key: str) -> RecordPlace:
 
 
 def read_record(place: RecordPlace, value: bytes) -> Any:
-    """The record of a place. Raises NewerFormatError, and ValueError for what is no record or makes no sense."""
+    """Return the record of a place. Raises NewerFormatError, and ValueError for an invalid record."""
     if place.kind is None:
         return None
     record = decode(value, place.kind)
@@ -156,7 +156,7 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
         for peer, probe in record.peers.items():
             is_sound = probe.round_trip_s >= 0 and probe.bytes_per_s > 0 and 0 <= probe.loss < 1
             if not is_sound or not math.isfinite(probe.bytes_per_s + probe.round_trip_s):
-                raise ValueError(f"what it says of {peer!r} cannot have been measured")
+                raise ValueError(f"its measurement of {peer!r} is impossible")
     elif isinstance(record, ReachRecord):
         _check_reach(record)
     elif isinstance(record, SharesRecord | UsageRecord):
@@ -166,22 +166,22 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
         seconds = [value for times in record.layers.values() for value in (times.forward_s, times.backward_s)]
         seconds += [*(times.update_s for times in record.layers.values()), record.replan_s, float(record.peak_bytes)]
         if not all(math.isfinite(value) and value >= 0 for value in seconds):
-            raise ValueError("its times cannot have been measured")
+            raise ValueError("its times are impossible")
     return record
 
 
 def unreadable(error: Exception) -> Unreadable:
-    """What is said of a key whose record cannot be used."""
+    """Return the entry for a key whose record cannot be used."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return Unreadable(reason=reason[:MAX_REASON], is_newer=isinstance(error, NewerFormatError))
 
 
 def _check_node(record: NodeRecord, name: str) -> None:
     if record.name != name:
-        raise ValueError(f"says that it is node {record.name[:60]!r}")
+        raise ValueError(f"names itself node {record.name[:60]!r}")
     for position, device in enumerate(record.devices):
         if device.index != position:
-            raise ValueError(f"its device {position} says that it is device {device.index}")
+            raise ValueError(f"its device {position} has index {device.index}")
         if not math.isfinite(device.speed) or device.speed <= 0 or device.memory_bytes < 0:
             raise ValueError(f"its device {position} has an impossible speed or memory")
     texts = (record.address, record.host, record.site, *(worker.address for worker in record.workers))
@@ -210,6 +210,6 @@ def _node(name: str) -> str:
 
 
 def _written_so(key: str, spelled: str) -> None:
-    """Two keys of one place would take turns in it."""
+    """Check the key's spelling, because two keys of one place would overwrite each other."""
     if key != spelled:
         raise ValueError(f"daemons write this key as {spelled}")

@@ -1,4 +1,4 @@
-"""What people read about the coordinator's decisions: reasons, events, errors. Pure."""
+"""Writes the sentences about the coordinator's decisions: reasons, events, errors. Pure."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, Worker
 
 
 def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
-    """Of a planned change."""
+    """Return the reason of a planned change."""
     added = {stage.node for stage in after.stages} - {stage.node for stage in before.stages}
     newcomers = case.view.newcomers(case.job)
     causes = []
@@ -24,7 +24,7 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
     if joined := sorted(added & newcomers):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     if idle := sorted(added - newcomers):
-        causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle so far, can be used")
+        causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
     if case.standing.gives_way_to:
         causes.append(f"Gives devices to {_jobs(case, case.standing.gives_way_to)}")
     cause = " and ".join(causes) or _better(case, before, after)
@@ -40,18 +40,18 @@ def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
 
 
 def _better(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
-    """Why the plan changes when nobody comes or goes."""
+    """Return why the plan changes although no node comes or goes."""
     if is_depth_alone(before.stages, after.stages):
         deeper = sum(stage.depth for stage in after.stages) > sum(stage.depth for stage in before.stages)
-        return f"Measured links ask for {'more' if deeper else 'fewer'} microbatches in flight"
-    return "Measured times ask for another cut" if case.profiles.layers else "A better cut"
+        return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
+    return "Rebalancing by measured layer times" if case.profiles.layers else "Rebalancing"
 
 
 def why_dropped(case: Case) -> str:
-    """Of a plan that does not come into force."""
+    """Return why a plan does not come into force."""
     job = case.job
     if job.desired.state is not Desired.RUNNING:
-        return f"The new plan is dropped: {job.desired.state} is wanted"
+        return f"The new plan is dropped: a user wants the job {job.desired.state}"
     if failed := case.failed_worker(job.next):
         assert job.next is not None
         return f"The new plan is dropped: its worker of {worker_name(job.next.stages, failed[0])} failed"
@@ -64,7 +64,7 @@ def why_dropped(case: Case) -> str:
     if case.stopped_at(job.plan, case.spec.train.batches):
         return "The new plan is dropped: training has reached its end"
     if case.known_generation > job.phase.generation:
-        return "The new plan is dropped: nodes know a later one"
+        return "The new plan is dropped: nodes know a later plan"
     if not case.can_load(job.next):
         return "The new plan is dropped: the nodes that held its state are gone"
     if away := next((loss for loss in case.losses if loss.storage_trouble), None):
@@ -75,12 +75,12 @@ def why_dropped(case: Case) -> str:
 
 
 def why_stopped(case: Case, boundary: int | None) -> str:
-    """Of a stop for a checkpoint."""
+    """Return why the job stops for a checkpoint."""
     job = case.job
     if boundary == case.spec.train.batches:
         return "All batches are done: the last checkpoint is being written"
     if job.desired.state is Desired.PAUSED:
-        return "Pause is wanted: stops at a boundary and writes a checkpoint"
+        return "Pause requested: stops at a boundary and writes a checkpoint"
     if (stage := case.unusable(job.next)) is not None:
         text = trouble(case, stage.node, stage.node_incarnation)
         return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
@@ -91,12 +91,12 @@ def why_stopped(case: Case, boundary: int | None) -> str:
         return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
     draining = case.draining(job.plan)
     if not draining and case.standing.gives_way_to:
-        return f"Gives way to {_jobs(case, case.standing.gives_way_to)}: stops and writes a checkpoint, and is queued"
-    return f"{_leaving(draining)} and the rest cannot go on: writes a checkpoint"
+        return f"Gives way to {_jobs(case, case.standing.gives_way_to)}: stops, writes a checkpoint, and is queued"
+    return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
 
 
 def why_recovering(case: Case) -> str:
-    """What was lost, as one sentence without its full stop."""
+    """Return what was lost, as one sentence without its full stop."""
     job = case.job
     if case.losses:
         return listed(list(dict.fromkeys(_what_was_lost(case, loss) for loss in case.causes)))
@@ -117,7 +117,7 @@ def why_recovering(case: Case) -> str:
 
 
 def who_is_not_reached(case: Case, plan: PlanRecord | None) -> str:
-    """`stage 0 on a has not reached stage 1 on b`, of the first worker that still dials its neighbours."""
+    """Return `stage 0 on a has not reached stage 1 on b`, for the first worker that still dials its neighbours."""
     pairs = unproven(case, plan)
     if plan is None or not pairs:
         return "its workers were not ready"
@@ -126,7 +126,7 @@ def who_is_not_reached(case: Case, plan: PlanRecord | None) -> str:
 
 
 def where_it_goes(case: Case, plan: ClusterPlan) -> str:
-    """`goes back to boundary 40 (2 batches again), 3 stages on a, b and c`"""
+    """Return `goes back to boundary 40 (2 batches again), 3 stages on a, b and c`."""
     origin = case.origin
     again = max(case.furthest - origin.boundary, 0)
     what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
@@ -135,10 +135,10 @@ def where_it_goes(case: Case, plan: ClusterPlan) -> str:
 
 
 def why_failed(case: Case) -> tuple[str, str]:
-    """The sentence, and the worker's error if there is one."""
+    """Return the reason of the failure, and the worker's error if there is one."""
     job, phase = case.job, case.job.phase.phase
     if job.refusal:
-        return f"what was submitted breaks a rule: {job.refusal}", ""
+        return f"the submitted job breaks a rule: {job.refusal}", ""
     if phase is Phase.QUEUED and isinstance(case.best_plan, PlanRefused):
         return case.best_plan.reason, ""
     error = case.first_error
@@ -156,22 +156,22 @@ def why_failed(case: Case) -> tuple[str, str]:
 
 
 def trouble(case: Case, name: str, incarnation: str) -> str:
-    """What is wrong with a node that a plan names."""
+    """Return what is wrong with a node that a plan names."""
     node = case.view.nodes.get(name)
     if node is None:
         return f"node {name} was lost (its lease expired)"
     if node.incarnation != incarnation:
-        return f"node {name} was lost (its daemon started anew)"
-    return f"node {name} drains" if node.is_draining else f"node {name} stays out of new plans: {node.stays_out}"
+        return f"node {name} was lost (its daemon restarted)"
+    return f"node {name} is draining" if node.is_draining else f"node {name} stays out of new plans: {node.stays_out}"
 
 
 def shape_and_nodes(workers: Sequence[StagePlan]) -> str:
-    """`3 stages on a, b and c`; a node is named once."""
+    """Return `3 stages on a, b and c`; each node is named once."""
     return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
 
 
 def _jobs(case: Case, names: Sequence[str]) -> str:
-    """`job b of bob (priority 5) and job c of carol`"""
+    """Return `job b of bob (priority 5) and job c of carol`."""
     told = []
     for name in names:
         job = case.view.jobs[name]
@@ -192,7 +192,7 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
     if loss.worker is not None:
         return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
     if loss.storage_trouble:
-        return f"node {loss.stage.node} cannot read what the job starts from: {loss.storage_trouble}"
+        return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
     if not loss.is_late:
         return trouble(case, loss.stage.node, loss.stage.node_incarnation)
     job = case.job
@@ -214,7 +214,7 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
 
 
 def _which_link(worker: WorkerRecord, peer: str) -> str:
-    """`did not reach stage 1 on b (… the connection was refused)`"""
+    """Return `did not reach stage 1 on b (… the connection was refused)`."""
     what = "did not reach" if worker.was_unreached else "lost its link to"
     return f"{what} {peer} ({worker.error.split(chr(10), 1)[0]})"
 
@@ -226,7 +226,7 @@ def _not_ready(case: Case) -> str:
 
 
 def _how_it_failed(fault: str, error: str) -> str:
-    """`was killed by SIGKILL`, `failed (ValueError: no such thing)`, `failed`"""
+    """Return `was killed by SIGKILL`, `failed (ValueError: no such thing)` or `failed`."""
     head = "\n".join(error.split("\n", 2)[:2])
     if fault:
         return f"failed ({fault})"

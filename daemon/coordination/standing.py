@@ -1,17 +1,17 @@
-"""What the division of the cluster means for one job. Pure."""
+"""The place of one job in the division of the cluster. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Who is in whose way."""
+    """The jobs that block this job, and the jobs that it blocks."""
 
     gives_way_to: tuple[str, ...] = ()
     """Jobs that are owed devices of this one."""
     left_alone_until: float = 0.0
-    """Before then it is not stopped for them; it may shrink. 0: nobody else is there."""
+    """Until this time the job is not stopped for others; it may shrink. 0: there is no other job."""
     in_the_way: tuple[str, ...] = ()
-    """Jobs that have devices which this one waits for."""
+    """Jobs that have devices for which this job waits."""
     after: str = ""
-    """The first waiting job before this one in the queue that could use the same devices."""
+    """The first waiting job ahead in the queue that could use devices of this job's choice."""

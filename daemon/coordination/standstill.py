@@ -1,4 +1,4 @@
-"""Which workers of a plan stand still, and for which neighbour each of them waits: from what their nodes tell. Pure."""
+"""Finds the workers of a plan that stand still, and the neighbour for which each waits, from nodes' reports. Pure."""
 
 from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.planning.blocked_ways import Pair, pair_of
@@ -6,7 +6,7 @@ from headway.daemon.records import PlanRecord
 
 
 def standing(job: JobView, plan: PlanRecord) -> dict[int, int]:
-    """Position of a worker that stands still to that of the neighbour that it waits for."""
+    """Return the position of each worker that stands still, with that of the neighbour for which it waits."""
     places = range(len(plan.stages))
     return {
         position: record.awaited_worker
@@ -16,14 +16,14 @@ def standing(job: JobView, plan: PlanRecord) -> dict[int, int]:
 
 
 def standing_pairs(job: JobView, plan: PlanRecord) -> frozenset[Pair]:
-    """The nodes of those that wait and of those that are waited for."""
+    """Return pairs of nodes: one that waits, and the one for which it waits."""
     return frozenset(
         pair_of(plan.stages[position].node, plan.stages[peer].node) for position, peer in standing(job, plan).items()
     )
 
 
 def awaited_pair(job: JobView, plan: PlanRecord) -> tuple[int, int] | None:
-    """The end of the chain of workers that wait for one another, if no other worker is at work; None: one is."""
+    """Return the end of the chain of workers that wait for one another, if no other worker works; None: one does."""
     waits = standing(job, plan)
     if not waits or len(waits) + 1 < len(plan.stages):
         return None

@@ -1,4 +1,4 @@
-"""What gives the workers of a plan more time to start: bytes that are read, and storage that answers again. Pure."""
+"""Extends the time for a plan's workers to start: data is being read, or storage answers again. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 MOST_READINGS: Final = 3
-"""That count, of one node in one phase: of a copy that proves damaged, then of the one fetched instead."""
+"""Number of reads that count of one node in one phase: one of a copy that proves damaged, one of its replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingSoFar:
-    """Of one node, in the present phase of a job."""
+    """The reading of one node in the present phase of a job."""
 
     num_bytes: int
-    """That it said last."""
+    """Bytes read by the last report."""
     least_left: int
-    """The fewest bytes that were left since it began."""
+    """Fewest bytes left since the read began."""
     num_begun: int = 1
-    """How often it began from the start."""
+    """Number of times that the read began from the start."""
 
 
 def note_reading(job: "JobView", node: str, record: ReadingRecord, *, now: float) -> None:
-    """A node has got on when less is left than ever since it began: not by standing still.
+    """Note a report: a node has progressed when it has less left than ever since it began.
 
-    One that begins again has as much to read as before. That counts a few times, not for ever.
+    A read that begins again has as many bytes left as before. That counts a few times, not for ever.
     """
     left = record.total_bytes - record.num_bytes
     known = job.readings_so_far.get(node)
@@ -47,7 +47,7 @@ def note_reading(job: "JobView", node: str, record: ReadingRecord, *, now: float
 
 
 def note_storage(jobs: Iterable["JobView"], before: NodeRecord | None, after: NodeRecord, *, now: float) -> None:
-    """A node says no more that it cannot read what a job starts from."""
+    """Note that a node no longer reports unreadable storage."""
     for job in jobs if before is not None and before.ailments != after.ailments else ():
         if before is not None and before.storage_trouble(job.name) and not after.storage_trouble(job.name):
             job.read_at = now

@@ -1,8 +1,8 @@
-"""How a decision fits etcd's limits: what must be one step stays one, what is only noted follows. Pure.
+"""Splits a decision to fit etcd's limits: the decision stays one step, its notes follow. Pure.
 
-Notes, such as a failure that a node is charged with, end with a lease, which etcd has to grant first. A recovery does
-not wait for that. And etcd refuses a transaction with more than 128 comparisons or changes: a decision changes a few
-keys, and notes grow with the cluster. A leader that dies in between loses notes, never a decision.
+Notes, such as a failure charged to a node, end with a lease, which etcd has to grant first. A recovery does not wait
+for that. Also, etcd refuses a transaction with more than 128 comparisons or changes. A decision changes a few keys,
+but notes grow with the cluster. A leader that dies in between loses notes, never a decision.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from typing import Final
 from headway.daemon.coordination.commands import Transaction
 
 MAX_OPERATIONS: Final = 128
-"""Changes of one transaction, and comparisons: etcd's `--max-txn-ops`."""
+"""Maximum number of changes, and of comparisons, of one transaction: etcd's `--max-txn-ops`."""
 
 
 def parts(decided: Transaction) -> tuple[Transaction, ...]:
-    """The decision, then the keys that it has leased. The shell compares its own key in each."""
+    """Return the decision, then the keys that it has leased. The shell compares its own key in each part."""
     num_changes = len(decided.puts) + len(decided.deletes)
-    assert num_changes <= MAX_OPERATIONS, "what a decision changes is bounded: see MAX_SWEPT and MAX_TRIMMED"
+    assert num_changes <= MAX_OPERATIONS, "a decision changes a limited number of keys: see MAX_SWEPT and MAX_TRIMMED"
     return replace(decided, leased={}), *_notes(decided)
 
 

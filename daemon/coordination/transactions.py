@@ -1,4 +1,4 @@
-"""How the coordinator's actions become transactions: what is compared, and what is written with every move. Pure."""
+"""Makes transactions of the coordinator's actions: the compared keys, and the keys written with every move. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,13 +15,13 @@ from headway.daemon.record_keys import Keys
 from headway.daemon.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
 
 READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
-"""What a decision about a job rests on; each is compared."""
+"""Keys of a job that every decision about it compares."""
 MAX_SWEPT: Final = 32
-"""Generations whose workers' records one transaction deletes: etcd takes 128 operations in one."""
+"""Maximum number of generations whose worker records one transaction deletes: etcd takes 128 operations in one."""
 MAX_EVENTS: Final = 500
-"""Of a job, in etcd: an older one goes with each that comes."""
+"""Maximum number of a job's events in etcd: each new event deletes an older one."""
 MAX_TRIMMED: Final = 32
-"""Events that one transaction deletes."""
+"""Maximum number of events that one transaction deletes."""
 
 
 def move(
@@ -41,9 +41,9 @@ def move(
     planning_since: float = 0.0,
     leased: dict[str, tuple[bytes, int]] | None = None,
 ) -> Transaction:
-    """The phase record, the event, and the job's other keys, on the condition that nothing that was read has moved.
+    """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
-    A plan that goes leaves its past in the phase record. is_saved: the checkpoint then has everything.
+    A plan that ends leaves its past in the phase record. is_saved: the checkpoint then has everything.
     """
     job, before = case.job, case.job.phase
     number = generation or before.generation
@@ -86,7 +86,7 @@ def move(
 
 
 def _old_workers(case: Case, puts: Mapping[str, bytes]) -> tuple[str, ...]:
-    """What workers said of plans before the present one, when another comes into force: nobody asks for it again."""
+    """Return the records of workers about earlier plans, when another comes into force: they are no longer needed."""
     job = case.job
     if "plan" not in puts or job.next is None:
         return ()
@@ -96,7 +96,7 @@ def _old_workers(case: Case, puts: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 def _old_events(job: JobView) -> tuple[str, ...]:
-    """The events that make way for one more."""
+    """Return the events that make room for one more."""
     oldest = job.phase.num_events + 1 - MAX_EVENTS
     return tuple(Keys.event(job.name, number) for number in sorted(job.events) if number < oldest)[:MAX_TRIMMED]
 
@@ -115,7 +115,7 @@ def offer(
     failures: FailureCount | None = None,
     leased: dict[str, tuple[bytes, int]] | None = None,
 ) -> Transaction:
-    """`next`. Gives devices away, and so compares and writes `placement` too."""
+    """Write `next`. It gives devices away, and so compares and writes `placement` too."""
     record = PlanRecord(
         generation=case.generation,
         timeline=origin.lineage.timeline,
@@ -158,7 +158,7 @@ def offer(
 
 
 def held_against_nodes(case: Case, losses: tuple[Loss, ...]) -> dict[str, tuple[bytes, int]]:
-    """One failure for every node that was lost, or whose worker died or did not answer; not for a broken link.
+    """Return one failure for every node that was lost, or whose worker died or did not answer; not for a broken link.
 
     A node that two jobs have lost failed once.
     """
@@ -170,5 +170,5 @@ def held_against_nodes(case: Case, losses: tuple[Loss, ...]) -> dict[str, tuple[
 
 
 def sentence(text: str) -> str:
-    """It begins with a capital letter."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,6 @@
-"""Why a queued job does not start, or a recovering one does not go on, as one sentence without its full stop. Pure."""
+"""Says why a queued job does not start, or a recovering one does not continue, in one sentence without full
+stop. Pure.
+"""
 
 from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.cluster_view import JobView
@@ -7,12 +9,14 @@ from headway.daemon.records import Phase
 
 
 def waits_for(case: Case) -> str:
-    """Written into the phase record, so it changes only when the cause does: it has no seconds that pass."""
+    """Return the wait reason for the phase record. It contains no passing seconds, so it changes only when its cause
+    does.
+    """
     is_recovering = case.job.plan is not None
     best = case.recovery_plan if is_recovering else case.best_plan
     if isinstance(best, ClusterPlan):
         if is_recovering:
-            return f"waits for nodes that may hold newer state than boundary {case.origin.boundary}"
+            return f"waits for nodes that may hold state newer than boundary {case.origin.boundary}"
         return "waits for the nodes to settle"
     if case.standing.after and not is_recovering:
         return f"waits for its turn after job {case.standing.after}"
@@ -23,12 +27,12 @@ def waits_for(case: Case) -> str:
 
 
 def _owners(case: Case) -> set[str]:
-    """Of devices, whatever for."""
+    """Return the owners of all devices in use."""
     return {other.name for other in case.view.jobs.values() if other is not case.job and other.devices}
 
 
 def _what_has_to_happen(case: Case, owners: list[str]) -> str:
-    """One clause for each cause; nothing where jobs are simply served one after the other."""
+    """Return one clause for each cause; empty if jobs are simply served one after the other."""
     causes: dict[str, list[str]] = {}
     for name in owners:
         if cause := _cause(case, case.view.jobs[name]):
@@ -46,7 +50,7 @@ def _cause(case: Case, owner: JobView) -> str:
     if owner.priority == case.job.priority and owner.user == case.job.user:
         return ""
     if case.now < owner.started_at + case.view.shares.slice_s:
-        return f"is left alone until it has run for {case.view.shares.slice_s:g} s"
+        return f"keeps its devices until it has run for {case.view.shares.slice_s:g} s"
     if owner.priority < case.job.priority:
         return "gives way"
     return f"gives way when {owner.user or 'its user'} has used more of the cluster than {case.job.user or 'this user'}"

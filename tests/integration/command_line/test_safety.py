@@ -104,15 +104,15 @@ def test_a_drained_node_is_taken_back(program: Any, wait_until: Callable[..., No
 
     assert program.run("drain", "node-2")[0] == 0
     assert marked() == ["node-2"]
-    assert "is draining already" in program.run("drain", "node-2")[1]
+    assert "is already draining" in program.run("drain", "node-2")[1]
     code, out, err = program.run("nodes", "release", "node-2")
     assert code == 0, err
-    assert "drains no more" in out
+    assert "no longer draining" in out
     job = program.job(batches=5, min_nodes=2)
     assert program.run("submit", str(job))[0] == 0
     assert program.run("watch", "tiny", "--json")[0] == 0, "both nodes are needed"
     assert marked() == []
-    assert "is not held back" in program.run("nodes", "release", "node-2")[1]
+    assert "is neither draining nor in quarantine" in program.run("nodes", "release", "node-2")[1]
     code, _, err = program.run("nodes", "release", "nowhere")
     assert code == 2
     assert "there are: node-1, node-2" in err

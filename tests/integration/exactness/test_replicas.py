@@ -51,7 +51,7 @@ async def test_any_number_of_replicas_gives_the_same_bits(
         result = await finished(session, spec.job.name, tmp_path)
         job = job_of(await session.view(), spec.job.name)
     assert_same_bits(result, oracle(spec))
-    (began,) = [event.text for event in job.events.values() if event.text.startswith("Trains from batch 0")]
+    (began,) = [event.text for event in job.events.values() if event.text.startswith("Training starts at batch 0")]
     assert ("replicas" in began) == (max(shape) > 1), began
 
 

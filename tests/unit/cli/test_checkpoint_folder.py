@@ -49,7 +49,7 @@ def test_a_checkpoint_without_its_manifest_does_not_exist(tmp_path: Path) -> Non
     assert (found.boundary, found.timeline, found.is_complete, found.size_bytes) == (40, 1, False, 10)
     with pytest.raises(ConfigError, match="no checkpoint is here"):
         read_checkpoint(str(tmp_path))
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="the folder does not exist"):
         read_checkpoint(str(tmp_path / "nowhere"))
 
 
@@ -58,7 +58,7 @@ def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     place = write(tmp_path / "demo", 40)
     for text in ('{"job": "de', '{"job": "demo"}', "[]"):
         (place / "manifest.json").write_text(text)
-        with pytest.raises(ConfigError, match="is no manifest of a checkpoint") as refused:
+        with pytest.raises(ConfigError, match="is not a checkpoint's manifest") as refused:
             read_checkpoint(str(tmp_path))
         assert "\n" not in str(refused.value)
 
@@ -115,7 +115,7 @@ def test_the_command_lists_checkpoints(tmp_path: Path, headway: Any) -> None:
     assert code == 0
     assert {(entry["boundary"], entry["is_complete"]) for entry in json.loads(out)} == {(40, True), (80, False)}
     code, out, _ = headway("checkpoints", "demo", "--in", str(tmp_path))
-    assert out.count("not complete") == 1
+    assert out.count("incomplete") == 1
     assert headway("checkpoints", "nobody", "--in", str(tmp_path))[0] == 2
 
 

@@ -27,8 +27,8 @@ def finished(checkpoint: CheckpointRecord) -> JobReport:
     ("classes", "is_exact", "reason"),
     [
         ((), None, ""),
-        (("one",), True, "all its workers were of one arithmetic class (one)"),
-        (("one", "two"), False, "it has run on several arithmetic classes: one; two"),
+        (("one",), True, "all its workers had one arithmetic class (one)"),
+        (("one", "two"), False, "it ran on several arithmetic classes: one; two"),
     ],
 )
 def test_a_finished_job_tells_whether_it_was_exact(

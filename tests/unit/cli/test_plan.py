@@ -110,8 +110,8 @@ def test_the_dry_run_has_the_advice_as_numbers(headway: Headway, tmp_path: Path)
     ("arguments", "line"),
     [
         (["--nodes-file", "missing.toml"], "missing.toml: no such nodes file"),
-        (["--nodes-file", NODES, "--nodes", "2"], "--nodes-file: says the same as --nodes; give one of the two"),
-        (["--memory", "2"], "--memory: is that of --nodes; give their number"),
+        (["--nodes-file", NODES, "--nodes", "2"], "--nodes-file: excludes --nodes; give one of the two"),
+        (["--memory", "2"], "--memory: needs --nodes; give the number of nodes"),
         (["--nodes", "2", "--simulate", "/proc/x.png"], "/proc/x.png: cannot be written"),
         (["--nodes", "2", "--trace", "/proc/x.json"], "/proc/x.json: cannot be written"),
     ],

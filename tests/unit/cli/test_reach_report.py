@@ -59,7 +59,7 @@ def test_nodes_shows_how_many_a_node_reaches_and_each_way_that_is_blocked() -> N
 
 def test_status_names_who_has_not_reached_whom_before_a_plan_is_in_force() -> None:
     found = scene(Phase.PREPARING, "next", state=WorkerState.READY, proven={"a": (1,), "b": (0,), "c": (1,)})
-    assert link_waits(found.view, found.view.jobs["j"]) == ["waits until stage 1 on b reaches stage 2 on c at c:7100"]
+    assert link_waits(found.view, found.view.jobs["j"]) == ["waiting for stage 1 on b to reach stage 2 on c at c:7100"]
 
 
 def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> None:
@@ -70,7 +70,7 @@ def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> Non
     stands(found, 2, "a neighbour of any name", 1)
     assert awaited_pair(job, PLAN) is None, "two others are at work"
     stands(found, 1, "stage 0 at a:7100", 0)
-    assert link_waits(found.view, job) == ["stands still: stage 1 on b waits for stage 0 on a"]
+    assert link_waits(found.view, job) == ["no progress: stage 1 on b waits for stage 0 on a"]
     stands(found, 0, "stage 1 at an unknown address", 1)
     assert awaited_pair(job, PLAN) in {(0, 1), (1, 0)}, "both ends of one link wait"
     assert standing_pairs(job, PLAN) == {("a", "b"), ("b", "c")}

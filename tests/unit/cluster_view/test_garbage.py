@@ -218,8 +218,8 @@ def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> No
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (replace(NODE, name="b"), "says that it is node 'b'"),
-        (replace(NODE, devices=(Device(kind="cpu", index=7),)), "says that it is device 7"),
+        (replace(NODE, name="b"), "names itself node 'b'"),
+        (replace(NODE, devices=(Device(kind="cpu", index=7),)), "its device 0 has index 7"),
         (replace(NODE, devices=(Device(kind="cpu", speed=0.0),)), "impossible speed"),
         (replace(NODE, devices=(Device(kind="cpu", memory_bytes=-1),)), "impossible speed or memory"),
     ],

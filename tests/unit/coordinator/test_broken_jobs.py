@@ -74,7 +74,7 @@ def test_the_leader_tells_which_job_it_cannot_serve() -> None:
     found = BrokenJob(job="first", reason="KeyError: 'x'", traceback="…")
     troubles.not_decided([found])
     troubles.not_decided([found])
-    assert told == [("first", "the coordinator cannot decide about it: KeyError: 'x'")]
+    assert told == [("first", "the coordinator cannot decide about this job: KeyError: 'x'")]
     troubles.not_decided([])
     pauses = [troubles.not_carried_out("second", "too large") for _ in range(8)]
     assert pauses[-1] > 10 * pauses[0]

@@ -48,12 +48,12 @@ def test_the_same_error_on_two_nodes() -> None:
     one, other = Death(node="a", fault="ValueError: x"), Death(node="b", fault="ValueError: x")
     assert not rule_after(one, one)
     assert not rule_after(one, Death(node="b", fault="ValueError: y"))
-    assert rule_after(one, other) == "the same error came on a and b: ValueError: x"
+    assert rule_after(one, other) == "the same error occurred on a and b: ValueError: x"
 
 
 def test_hopeless_at_once() -> None:
     """A loss that is not finite comes again."""
-    assert rule_after(Death(node="a", is_hopeless=True)) == "trying again would end in the same error"
+    assert rule_after(Death(node="a", is_hopeless=True)) == "another attempt would end in the same error"
 
 
 def test_a_newer_boundary_starts_the_count_anew() -> None:

@@ -28,7 +28,7 @@ def test_the_leader_checks_again_what_submit_checks() -> None:
     cluster.calm(until=lambda: cluster.phase("second").phase is Phase.FINISHED)
     told = cluster.phase("poison")
     assert told.phase is Phase.FAILED
-    assert told.reason.startswith("what was submitted breaks a rule: model.num_hidden_layers: must be at most 1024")
+    assert told.reason.startswith("the submitted job breaks a rule: model.num_hidden_layers: must be at most 1024")
 
 
 def test_resume_of_such_a_job_fails_it_again() -> None:

@@ -124,7 +124,7 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
     assert layers["a"] >= 2 * layers["b"]
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
-    assert "Measured times ask for another cut" in command.reason
+    assert "Rebalancing by measured layer times" in command.reason
     assert "saves" in command.reason
 
 
@@ -149,7 +149,7 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     assert deep.stages[0].depth >= shallow.stages[0].depth + 3
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
-    assert "Measured links ask for more microbatches in flight" in command.reason
+    assert "Measured links need more microbatches in flight" in command.reason
 
 
 def test_a_line_that_begins_to_lose_packets_makes_the_plan_deeper() -> None:

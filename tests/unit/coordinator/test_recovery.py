@@ -254,7 +254,7 @@ def test_failed_job_keeps_its_state_and_resume_uses_it() -> None:
     cluster.fail_worker("b", "node b: worker-0\nTraceback: bad", fault="ValueError: bad")
     run_until(cluster, Phase.FAILED)
     phase = cluster.phase("first")
-    assert phase.reason.endswith("(ValueError: bad); the same error came on a and b: ValueError: bad")
+    assert phase.reason.endswith("(ValueError: bad); the same error occurred on a and b: ValueError: bad")
     assert phase.error.endswith("Traceback: bad")
     assert phase.lineage is not None
     cluster.calm(max_rounds=10)

@@ -364,4 +364,4 @@ def test_a_node_that_was_there_from_the_start_has_not_joined() -> None:
     cluster.calm(until=lambda: len({stage.node for stage in plan(cluster).stages}) == 2, max_rounds=400)
     told = " ".join(events(cluster))
     assert "joined" not in told
-    assert "idle so far, can be used: 2 stages instead of 1" in told
+    assert "idle until now, can be used: 2 stages instead of 1" in told

@@ -50,7 +50,7 @@ def test_a_pair_that_cannot_talk_is_found_out_at_prepare_and_planned_around() ->
     assert any("b cannot reach the worker port of a at a:2" in text for text in events), events
     assert_nobody_is_blamed(cluster)
     assert cluster.phase("j").generation == 2, "the same order is not tried again"
-    assert sum("Trains from batch 0" in text for text in events) == 1, "the first plan never came into force"
+    assert sum("Training starts at batch 0" in text for text in events) == 1, "the first plan never came into force"
 
 
 def test_where_no_order_works_the_job_says_which_way_is_blocked_and_waits() -> None:

@@ -152,12 +152,12 @@ def test_a_higher_priority_stops_what_cannot_shrink() -> None:
     trains(cluster, "low")
     submit(cluster, "high", "bob", priority=5, batches=80, min_nodes=2)
     cluster.calm(max_rounds=4)
-    assert cluster.phase("high").reason == "waits for devices of job low: is left alone until it has run for 120 s"
+    assert cluster.phase("high").reason == "waits for devices of job low: keeps its devices until it has run for 120 s"
     for_seconds(cluster, 60)
     assert is_running(cluster, "low")
     cluster.calm(until=lambda: is_running(cluster, "high"))
     [stop] = [text for text in events(cluster, "low") if text.startswith("Gives way")]
-    assert stop == "Gives way to job high of bob (priority 5): stops and writes a checkpoint, and is queued"
+    assert stop == "Gives way to job high of bob (priority 5): stops, writes a checkpoint, and is queued"
     assert cluster.phase("low").reason == "waits for devices of job high: has priority 5"
     cluster.calm(until=lambda: cluster.phase("high").phase is Phase.FINISHED)
     trains(cluster, "low")
