@@ -1,1 +1,1 @@
-"""Who holds which layers: costs, cuts, orders of devices. Pure."""
+"""Plans which device holds which layers: costs, cuts, orders of devices. Pure."""

@@ -1,6 +1,7 @@
-"""Which nodes cannot talk to each other: the ways that were dialled in vain, and the pairs that plans avoid. Pure.
+"""Knows which nodes cannot talk to each other: the ways that were dialled in vain, and the pairs that plans avoid.
+Pure.
 
-A link, a copy or a fetch may need either direction sooner or later. So one direction that is blocked blocks the pair.
+A link, a copy or a fetch may need either direction sooner or later. So one blocked direction blocks the pair.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,13 +17,13 @@ REMEDY = (
     "open these ports, or set worker_ports and a host that every node reaches (docs/deployment.md), "
     "and try `headway doctor`"
 )
-"""What to do about a blocked way."""
+"""The remedy for a blocked way."""
 MOST_NAMED = 4
-"""Ways in one sentence: of more, the number is told."""
+"""Maximum number of ways named in one sentence; the rest is counted."""
 
 
 def pair_of(one: str, other: str) -> Pair:
-    """Two nodes without a direction."""
+    """Return two nodes as a pair without direction."""
     return (one, other) if one <= other else (other, one)
 
 
@@ -47,7 +48,7 @@ class BlockedWay:
 
 @dataclass(frozen=True, slots=True)
 class BlockedWays:
-    """All of them at one moment, sorted."""
+    """All blocked ways at one moment, sorted."""
 
     ways: tuple[BlockedWay, ...] = ()
 
@@ -57,21 +58,21 @@ class BlockedWays:
         return frozenset(way.pair for way in self.ways)
 
     def among(self, nodes: Iterable[str]) -> "BlockedWays":
-        """Those whose both ends are among some nodes."""
+        """Return the ways whose both ends are among some nodes."""
         names = frozenset(nodes)
         return BlockedWays(tuple(way for way in self.ways if way.source in names and way.target in names))
 
     def between(self, pairs: Iterable[Pair]) -> "BlockedWays":
-        """Those of some pairs."""
+        """Return the ways between the nodes of some pairs."""
         wanted = frozenset(pairs)
         return BlockedWays(tuple(way for way in self.ways if way.pair in wanted))
 
     def cannot_ask(self, source: str, target: str) -> bool:
-        """Whether a node does not reach another one's daemon, and so can fetch no file from it."""
+        """Return whether a node does not reach another node's daemon, and so can fetch no file from it."""
         return any((way.source, way.target, way.port) == (source, target, Port.DAEMON) for way in self.ways)
 
     def relays(self, source: str, holders: Iterable[str], nodes: Iterable[str]) -> tuple[str, ...]:
-        """The nodes that a node reaches and that reach one of the holders: they can pass a file on."""
+        """Return the nodes that a node reaches and that reach one of the holders: they can pass a file on."""
         wanted = tuple(holders)
         return tuple(
             node
@@ -86,7 +87,7 @@ class BlockedWays:
         return bool(self.ways)
 
     def __str__(self) -> str:
-        """Which ways, each with its direction, address and reason."""
+        """Return which ways are blocked, each with its direction, address and reason."""
         named = [str(way) for way in self.ways[:MOST_NAMED]]
         more = len(self.ways) - len(named)
         return "; ".join([*named, *([f"{more} more ways are blocked"] if more else [])])
@@ -96,7 +97,7 @@ NOTHING_BLOCKED = BlockedWays()
 
 
 def blocked_ways(reach: Mapping[str, ReachRecord], nodes: Mapping[str, NodeRecord]) -> BlockedWays:
-    """What the present processes found of one another: facts of a process that is gone do not count."""
+    """Return what the present processes found about each other: facts of an ended process do not count."""
     found = set()
     for name, record in reach.items():
         source = nodes.get(name)

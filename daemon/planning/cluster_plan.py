@@ -1,4 +1,4 @@
-"""What the planner answers: a plan with its figures and sentences, or a refusal with its arithmetic. Pure."""
+"""The planner's answer: a plan with its figures and sentences, or a refusal with its arithmetic. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,55 +10,55 @@ from headway.daemon.records import StagePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEstimate:
-    """What one worker of a plan is expected to do."""
+    """The expected work of one worker of a plan."""
 
     stage: StagePlan
     batch_seconds: float
-    """Forward, backward and update of one batch; of a replica, of its share of the batch."""
+    """Forward, backward and update of one batch; a replica counts only its share of the batch."""
     device_bytes: int
     device_limit_bytes: int
-    """0: not known, not limited."""
+    """Memory limit of the device; 0: not known, not limited."""
     host_bytes: int
     host_limit_bytes: int = 0
-    """0: not known, not limited."""
+    """Memory limit of the host; 0: not known, not limited."""
     stage_index: int = 0
     share: float = 1.0
-    """Of the batch's microbatches."""
+    """Share of the batch's microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """A plan, and why."""
+    """A plan, and its reason."""
 
     stages: tuple[StagePlan, ...]
-    """Its workers; those of one stage side by side."""
+    """Its workers; replicas of one stage are next to each other."""
     predicted_batch_seconds: float
     estimates: tuple[StageEstimate, ...]
-    """One for each worker."""
+    """Estimates, one for each worker."""
     connections: tuple[ConnectionEstimate, ...]
     is_exact: bool
     exact_reason: str
     arithmetic_classes: tuple[str, ...]
-    """Those the job has had before and those of this plan, sorted."""
+    """The job's earlier arithmetic classes and those of this plan, sorted."""
     codecs: tuple[str, ...] = ()
-    """As in PlanRecord."""
+    """Codecs, as in PlanRecord."""
     was_rounded: bool = False
     """As in PlanRecord."""
     reductions: tuple[ReductionEstimate, ...] = ()
-    """One for each stage that has several workers."""
+    """Reductions, one for each stage that has several workers."""
     spares: tuple[str, ...] = ()
-    """Nodes that could work but do not: the plan would not be faster with them."""
+    """Nodes that could work but do not, because the plan would not be faster with them."""
     distance: Distance | None = None
-    """Whether the microbatches in flight hide the links."""
+    """Estimate of whether the microbatches in flight hide the links."""
     schedule: str = ""
 
     @property
     def bottleneck(self) -> int:
-        """Position of the slowest worker."""
+        """Return the position of the slowest worker."""
         return max(range(len(self.estimates)), key=lambda index: (self.estimates[index].batch_seconds, -index))
 
     def explanation(self) -> tuple[str, ...]:
-        """Sentences for `headway plan`."""
+        """Return sentences for `headway plan`."""
         return (
             self._what_sets_the_pace(),
             *(self._about_worker(position) for position in range(len(self.stages))),
@@ -71,7 +71,7 @@ class ClusterPlan:
 
     @property
     def about_distance(self) -> tuple[str, ...]:
-        """The sentence on m and the links, where links are long."""
+        """Return the sentence on m and the links, if links are long."""
         return self.distance.sentences(self.schedule) if self.distance is not None else ()
 
     def _what_sets_the_pace(self) -> str:
@@ -102,16 +102,16 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRefused:
-    """No plan, and the arithmetic of it."""
+    """A refusal to plan, and its arithmetic."""
 
     reason: str
-    """A sentence without a full stop, for `status`: what is missing, with numbers."""
+    """A sentence without full stop, for `status`: it says with numbers what is missing."""
     is_final: bool = False
-    """No node that could join would help: the job contradicts itself."""
+    """True if no further node would help, because the job contradicts itself."""
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people: `1.5 GiB`."""
+    """Return bytes for people: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.3g} {unit}"

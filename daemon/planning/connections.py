@@ -1,4 +1,4 @@
-"""The links between workers, as a plan sees them: measured where they are, assumed where they are not. Pure."""
+"""The links between workers, as a plan sees them: measured links, and assumptions for the rest. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from headway.daemon.planning.profiles import Profiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkAssumptions:
-    """What a link is taken to be until it is measured."""
+    """The assumed speed of a link until it is measured."""
 
     site_round_trip_s: float = 1e-3
     far_round_trip_s: float = 40e-3
@@ -19,20 +19,20 @@ class LinkAssumptions:
 
     @property
     def slowest_bytes_per_s(self) -> float:
-        """That any link may have."""
+        """Return the lowest bandwidth that any link may have."""
         return min(self.site_bytes_per_s, self.far_bytes_per_s)
 
     def round_trip_s(self, one: Seat, other: Seat) -> float:
-        """There and back between two devices."""
+        """Return the round trip between two devices."""
         return self.site_round_trip_s if one.site == other.site else self.far_round_trip_s
 
     def bytes_per_s(self, one: Seat, other: Seat) -> float:
-        """Each way between two devices."""
+        """Return the bandwidth between two devices, each way."""
         return self.site_bytes_per_s if one.site == other.site else self.far_bytes_per_s
 
 
 class Links:
-    """Round trips and bandwidths between a job's devices."""
+    """The round trips and bandwidths between a job's devices."""
 
     def __init__(
         self, assumptions: LinkAssumptions, profiles: Profiles, blocked: frozenset[Pair] = frozenset()
@@ -46,61 +46,61 @@ class Links:
 
     @property
     def has_measured(self) -> bool:
-        """Whether any link is measured, so that links inside a site may differ."""
+        """Return whether any link is measured, so that links inside a site may differ."""
         return not self._is_assumed
 
     @property
     def has_blocked(self) -> bool:
-        """Whether any two devices cannot talk."""
+        """Return whether any two devices cannot talk."""
         return bool(self._blocked)
 
     def can_talk(self, one: Seat, other: Seat) -> bool:
-        """Whether two devices may be neighbours."""
+        """Return whether two devices may be neighbours."""
         return not self._blocked or pair_of(one.node, other.node) not in self._blocked
 
     def all_talk(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> bool:
-        """Whether every worker of one stage can talk to every worker of the next."""
+        """Return whether every worker of one stage can talk to every worker of the next."""
         return not self._blocked or all(self.can_talk(upper, lower) for upper in uppers for lower in lowers)
 
     def siblings_talk(self, run: Sequence[Seat]) -> bool:
-        """Whether devices that stand side by side can be the replicas of one stage."""
+        """Return whether devices next to each other can be the replicas of one stage."""
         return not self._blocked or all(self.all_talk([seat], run[index + 1 :]) for index, seat in enumerate(run))
 
     def is_measured(self, one: Seat, other: Seat) -> bool:
-        """Whether somebody has measured the link between two devices' nodes."""
+        """Return whether the link between two devices' nodes has been measured."""
         return not self._is_assumed and self._profiles.link(one.node, other.node) is not None
 
     def round_trip_s(self, one: Seat, other: Seat) -> float:
-        """There and back between two devices."""
+        """Return the round trip between two devices."""
         speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
         return self._assumptions.round_trip_s(one, other) if speed is None else speed.round_trip_s
 
     def bytes_per_s(self, one: Seat, other: Seat) -> float:
-        """Each way between two devices."""
+        """Return the bandwidth between two devices, each way."""
         speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
         return self._assumptions.bytes_per_s(one, other) if speed is None else speed.bytes_per_s
 
     def loss(self, one: Seat, other: Seat) -> float:
-        """Of the packets between two devices, the part that is lost; none until it is measured."""
+        """Return the share of packets that are lost between two devices; 0 until it is measured."""
         speed = self._profiles.link(one.node, other.node) if self._has_loss else None
         return 0.0 if speed is None else speed.loss
 
     def slowest_bytes_per_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
-        """Of all links between the workers of one stage and those of the next."""
+        """Return the lowest bandwidth of the links between the workers of one stage and those of the next."""
         return min(self.bytes_per_s(upper, lower) for upper in uppers for lower in lowers)
 
     def longest_round_trip_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
-        """Of all links between the workers of one stage and those of the next."""
+        """Return the longest round trip of the links between the workers of one stage and those of the next."""
         return max(self.round_trip_s(upper, lower) for upper in uppers for lower in lowers)
 
     def worst_loss(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
-        """Of all links between the workers of one stage and those of the next."""
+        """Return the worst loss of the links between the workers of one stage and those of the next."""
         if not self._has_loss:
             return 0.0
         return max(self.loss(upper, lower) for upper in uppers for lower in lowers)
 
     def slowest_sibling_bytes_per_s(self, replicas: Sequence[Seat]) -> float:
-        """Of all links between the replicas of a stage, at least two."""
+        """Return the lowest bandwidth of the links between the replicas of a stage, at least two."""
         return min(
             self.bytes_per_s(one, other) for index, one in enumerate(replicas) for other in replicas[index + 1 :]
         )
@@ -113,27 +113,27 @@ class ConnectionEstimate:
     upper: str
     lower: str
     num_microbatches: int
-    """Of a batch: those of the groups that both hold."""
+    """Microbatches of a batch in the groups that both workers hold."""
     bytes_per_microbatch: int
-    """Each way, as they are coded."""
+    """Coded bytes each way."""
     batch_seconds: float
-    """To carry one batch; hidden behind computation while it is less than the slowest stage's."""
+    """Seconds to carry one batch; computation hides them while they are less than the slowest stage's."""
     round_trip_s: float
     lateness_s: float = 0.0
-    """How much later than that frames may arrive, where packets are lost."""
+    """Additional delay of frames where packets are lost."""
     is_measured: bool = False
     codec: str = "none"
-    """How hidden states are coded on it."""
+    """Codec of the hidden states on the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionEstimate:
-    """What the replicas of a stage tell one another at the end of a batch."""
+    """The exchange between the replicas of a stage at the end of a batch."""
 
     stage_index: int
     num_replicas: int
     bytes_per_worker: float
-    """Each way, on average: sums to the slices' owners, reduced slices back."""
+    """Average bytes each way: sums to the slices' owners, reduced slices back."""
     batch_seconds: float
     is_hidden: bool
-    """It runs while the next batch computes, and ends before that does."""
+    """True if the reduction runs while the next batch computes, and ends before that batch does."""

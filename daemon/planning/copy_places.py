@@ -1,7 +1,7 @@
-"""Which nodes keep the second and further copies of a stage's layers. Pure, and the same wherever it is asked.
+"""Chooses the nodes that keep the second and further copies of a stage's layers. Pure: every caller gets one answer.
 
-A copy should survive what kills the original: another host comes first, then a node that is no neighbour of the stage
-(one failure often takes two neighbours), then the own site (copies are traffic). Load is spread.
+A copy should survive the failure that kills the original. So another host comes first, then a node that is no neighbour
+of the stage (one failure often takes two neighbours), then the stage's site (copies are traffic). Load is spread.
 """
 
 from collections import Counter
@@ -14,24 +14,27 @@ from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, Sta
 
 
 def may_hold(spec: JobSpec, node: NodeRecord) -> bool:
-    """Whether a node may keep state of a job."""
+    """Return whether a node may keep state of a job."""
     return node.protocol == PROTOCOL_VERSION and (not spec.placement.sites or node.site in spec.placement.sites)
 
 
 def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
-    """How many nodes must hold a layer before its boundary is restorable: as many as the job wants, if there are."""
+    """Return how many nodes must hold a layer before its boundary is restorable: the job's number, if that
+    many exist.
+    """
     return max(1, min(spec.fault.copies, sum(may_hold(spec, node) for node in nodes.values())))
 
 
 def copy_places(
     spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord], *, blocked: BlockedWays = NOTHING_BLOCKED
 ) -> tuple[tuple[str, ...], ...]:
-    """Per stage, the nodes beside its lead's own that keep its layers; draining ones only where there is nobody else,
-    and so those that do not reach the lead's daemon.
+    """Return, for each stage, the nodes that keep its layers in addition to the lead's node.
 
-    On another machine, the nodes of its other replicas come first: they have the layers anyway, and lack no more than
-    the journal. A stage whose lead's node is gone has one more: what is left of it is copied again before the next
-    failure.
+    Draining nodes, and nodes that do not reach the lead's daemon, come last. Nodes on other machines with replicas of
+    the
+    stage come first: they already have the layers, and at most lack the journal. A stage whose lead's node is gone gets
+    one
+    more node, so that the remaining copy is copied before the next failure.
     """
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
@@ -72,7 +75,7 @@ def _best(
     neighbours: Set[str],
     load: Mapping[str, int],
 ) -> NodeRecord:
-    """Where one more copy goes. hosts: the machines that have one; load: copies of other stages by node."""
+    """Return the place of one more copy. hosts: the machines that have one; load: copies of other stages by node."""
     return min(
         candidates,
         key=lambda node: (

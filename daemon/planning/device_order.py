@@ -1,7 +1,8 @@
-"""In which order devices could form a pipeline: all orders if they are few, else good ones with sites together. Pure.
+"""Lists the orders in which devices could form a pipeline: all if they are few, else good ones with sites together.
+Pure.
 
-Devices that are alike in all that matters to a plan are interchangeable, so only orders of kinds are tried, and each
-kind's places go to those devices that hold the layers already.
+Devices that are alike in all that matters to a plan are interchangeable. So only orders of kinds are tried, and each
+kind's places go to the devices that already hold the layers.
 """
 
 import re
@@ -14,33 +15,33 @@ from typing import Final
 from headway.daemon.records import Device, NodeRecord, StagePlan
 
 MAX_ORDERS: Final = 120
-"""Up to so many different orders are all tried."""
+"""Maximum number of orders that are all tried."""
 MAX_REARRANGING: Final = 2000
-"""Steps of the search for an order whose neighbours can talk."""
+"""Maximum number of steps in the search for an order whose neighbours can talk."""
 
 
 def natural(name: str) -> tuple[str | int, ...]:
-    """A name's place in an order in which node-10 comes after node-2."""
+    """Sort key that puts node-10 after node-2."""
     return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """One device of one node: room for one worker."""
+    """One device of one node, with room for one worker."""
 
     node: str
     incarnation: str
     site: str
     device: Device
     host_memory_bytes: int
-    """Its part of the node's, which all devices of the node share."""
+    """The device's part of the node's memory, which all devices of the node share."""
     arithmetic_class: str
     is_only_one: bool
-    """The node has no other device."""
+    """True if the node has no other device."""
 
     @classmethod
     def of(cls, node: NodeRecord, position: int) -> "Seat":
-        """The node's device at a position of its list."""
+        """Return the node's device at a position of its list."""
         return cls(
             node=node.name,
             incarnation=node.incarnation,
@@ -57,7 +58,7 @@ Kind = tuple[str, str, str, float, int, int, str, tuple[float, ...]]
 
 
 class Kinds:
-    """Which seats can change places without any effect on a plan."""
+    """Groups seats that can change places without any effect on a plan."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Kinds:
         distinct_nodes: frozenset[str] = frozenset(),
         blocked: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
-        """pace_of: what is known of a device's times beyond its speed. distinct_nodes: those whose links are known.
+        """pace_of: measured times of a device, beyond its speed. distinct_nodes: nodes whose links are measured.
 
         blocked: pairs of nodes that cannot talk.
         """
@@ -78,7 +79,7 @@ class Kinds:
             self._blocked[name] = "!" + ",".join(sorted(others))
 
     def of(self, seat: Seat) -> Kind:
-        """Seats of one kind are alike in all that matters."""
+        """Return the kind of a seat: seats of one kind are alike in all that matters."""
         device = seat.device
         is_alike = seat.is_only_one and seat.node not in self._distinct_nodes
         return (
@@ -93,7 +94,7 @@ class Kinds:
         )
 
     def speed(self, seat: Seat) -> float:
-        """Relative: by its times where they are known."""
+        """Return the relative speed, from measured times if they exist."""
         return 1.0 / sum(self._pace_of(seat)[::2]) if self._pace_of else seat.device.speed
 
 
@@ -108,10 +109,12 @@ def orders(
     previous: tuple[StagePlan, ...] = (),
     can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[Seat, ...]]:
-    """Orders of so many seats, in a deterministic sequence: all while they are few, those in which each site's seats
-    are next to each other first, since of equals the first is taken; else all of the latter; else good ones of them.
+    """Return orders of `length` seats, in a deterministic sequence.
 
-    can_talk: good ones are rearranged so that neighbours can talk.
+    If there are few, these are all orders. Those in which each site's seats are together come first, because the first
+    of
+    equals is taken. Otherwise these are all orders with sites together, or good ones of them. can_talk: good orders are
+    rearranged so that neighbours can talk.
     """
     kinds = kinds or Kinds()
     counts = Counter(map(kinds.of, seats))
@@ -130,9 +133,10 @@ def orders(
 
 
 def rearranged(order: tuple[Seat, ...], can_talk: CanTalk) -> tuple[Seat, ...]:
-    """The same seats with neighbours that can talk, as near to their order as that goes; as they are if none is found.
+    """Return the seats with neighbours that can talk, as near to their order as possible; unchanged if no such order is
+    found.
 
-    Depth first: at each place the earliest seat that can talk to the one before.
+    The search is depth first: at each place it takes the earliest seat that can talk to the one before.
     """
     steps = 0
 
@@ -155,7 +159,7 @@ def rearranged(order: tuple[Seat, ...], can_talk: CanTalk) -> tuple[Seat, ...]:
 
 
 def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = True) -> Iterator[tuple[Kind, ...]]:
-    """All different sequences of kinds, in order of kinds."""
+    """Yield all different sequences of kinds, in order of kinds."""
 
     def extend(order: tuple[Kind, ...], closed: frozenset[str]) -> Iterator[tuple[Kind, ...]]:
         if len(order) == length:
@@ -173,7 +177,7 @@ def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = T
 
 
 def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
-    """Where there are too many: sites by their total speed, devices within by memory or speed, and every rotation.
+    """Yield good orders of many seats: sites by total speed, devices within by memory or speed, and every rotation.
 
     The first stages hold most microbatches in flight, so one candidate puts the largest memory first.
     """
@@ -214,10 +218,10 @@ def long_orders(
     is_short: bool = False,
     can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[Seat, ...]]:
-    """A few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
+    """Return a few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
 
-    Inside a site, devices of one arithmetic class stand together, since only they can be replicas of one stage. Alike
-    ones next to each other share groups evenly; unlike ones next to each other fill what is left of a layer.
+    Inside a site, devices of one arithmetic class are together, because only they can be replicas of one stage. Equal
+    devices next to each other share groups evenly. Unequal ones next to each other fill what is left of a layer.
     """
     totals: dict[str, float] = {}
     for seat in seats:
@@ -242,24 +246,24 @@ def long_orders(
 
 
 def _fastest_first(group: list[Seat]) -> list[Seat]:
-    """As they are sorted."""
+    """Return the seats from fast to slow."""
     return group
 
 
 def _fast_with_slow(group: list[Seat]) -> list[Seat]:
-    """The fastest, the slowest, the second, the second slowest, …"""
+    """Return the fastest, the slowest, the second, the second slowest, …"""
     half = (len(group) + 1) // 2
     mixed = [seat for pair in zip(group[:half], group[: half - 1 : -1], strict=False) for seat in pair]
     return mixed + group[len(mixed) // 2 : half]
 
 
 def _most_memory_first(group: list[Seat]) -> list[Seat]:
-    """The first stages hold most in flight."""
+    """Return the seats by memory, because the first stages hold most microbatches in flight."""
     return sorted(group, key=lambda seat: -seat.device.memory_bytes)
 
 
 def _every_third(group: list[Seat]) -> list[Seat]:
-    """Three series from fast to slow."""
+    """Return three series from fast to slow."""
     return [seat for first in range(3) for seat in group[first::3]]
 
 
@@ -269,9 +273,9 @@ _ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _ev
 def _seated(
     order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...], kinds: Kinds
 ) -> tuple[Seat, ...]:
-    """Concrete seats for an order of kinds: those of the previous plan first and in its order, then by name.
+    """Return seats for an order of kinds: those of the previous plan first and in its order, then by name.
 
-    In an order as long as the previous plan they keep their places, and whoever is new takes those that are vacant.
+    If the order is as long as the previous plan, old seats keep their places, and new ones take the vacant places.
     """
     rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
     by_rank = sorted(

@@ -1,13 +1,13 @@
-"""What distance costs a pipeline, and how many microbatches in flight hide it. Pure.
+"""Computes what distance costs a pipeline, and how many microbatches in flight hide it. Pure.
 
 A microbatch that leaves stage s is back, as a gradient, after
 
     way(s) = Σ stages from s on: forward and backward
            + Σ links from s on: round trip + 2 × frame bytes / bandwidth + 2 × lateness
 
-Lateness is for lines that lose packets: what comes behind a lost one waits until it is sent again, a round trip later,
-and meanwhile the sender holds back about a frame. Both the activation and its gradient may wait; where that happens
-often, the way to hide is that of both.
+Lateness is for lines that lose packets: later frames wait until a lost packet is sent again, a round trip later, and
+meanwhile the sender holds back about a frame. Both the activation and its gradient may wait. If that happens often,
+the way to hide includes both waits.
 
 A stage that may have D in flight therefore begins at most D microbatches in way(s). With delay 1 the first microbatch
 of a batch also waits for the update of the batch before the last, whose last microbatch is under way for way(0): two
@@ -21,71 +21,71 @@ from math import ceil
 from typing import Final
 
 SEGMENT_BYTES: Final = 1448
-"""What a packet of 1500 bytes carries."""
+"""Payload of a packet of 1500 bytes."""
 OFTEN: Final = 0.05
-"""Links where a larger part of the frames wait for a lost packet have lateness."""
+"""A link has lateness if a larger part of its frames waits for a lost packet."""
 ROUNDING: Final = 1e-3
-"""Microbatches: no one more in flight for so little."""
+"""Microbatches: a smaller remainder puts no further microbatch in flight."""
 FAR: Final = 0.1
-"""Links are worth a word when frames are under way for more than this part of the seconds between two microbatches."""
+"""Links are mentioned if frames are under way for more than this part of the seconds between two microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """A pipeline's ways, and what they make of its batches."""
+    """A pipeline's ways, and their effect on its batches."""
 
     stage_seconds: tuple[float, ...]
     """Per stage: forward and backward of one microbatch, the mean over its workers' shares."""
     link_seconds: tuple[float, ...]
     """Per pair of neighbouring stages: one microbatch's activation there and its gradient back."""
     lateness_s: float = 0.0
-    """Over all links one way, how much later than by round trip and bandwidth a frame may arrive."""
+    """Delay of a frame beyond round trip and bandwidth, over all links one way."""
     pace_s: float
-    """Between two microbatches: on the slowest stage, or on the slowest link."""
+    """Seconds between two microbatches: on the slowest stage, or on the slowest link."""
     hidden_batch_s: float
-    """A batch's seconds if distance costs nothing."""
+    """Seconds of a batch if distance cost nothing."""
     num_microbatches: int
     delay: int
     depths: tuple[int, ...]
     """Per stage: microbatches that all its workers together may have in flight."""
     is_cut_short: bool = False
-    """Whether memory allows less depth than the ways need."""
+    """True if memory allows less depth than the ways need."""
 
     @property
     def on_links_s(self) -> float:
-        """One microbatch's seconds on all links, there and back."""
+        """Return one microbatch's seconds on all links, there and back."""
         return sum(self.link_seconds)
 
     @property
     def on_links(self) -> float:
-        """The same in microbatches' time."""
+        """Return one microbatch's time on all links, in microbatches."""
         return self.on_links_s / self.pace_s
 
     @property
     def is_far(self) -> bool:
-        """Whether frames are under way for a time that counts."""
+        """Return whether frames are under way for a considerable time."""
         return self.on_links > FAR
 
     @property
     def least_microbatches(self) -> int:
-        """m that hides all ways under 2bw."""
+        """Return the m that hides all ways under 2bw."""
         return microbatches_on_the_way(self.stage_seconds, self.link_seconds, self.pace_s)
 
     @property
     def is_hidden(self) -> bool:
-        """Whether a batch takes no longer than on one site."""
+        """Return whether a batch takes no longer than on one site."""
         return bool(self.delay) and self.num_microbatches >= self.least_microbatches and not self.is_cut_short
 
     @property
     def batch_s(self) -> float:
-        """A batch's seconds with these depths and this m."""
+        """Return a batch's seconds with these depths and this m."""
         seconds = self.hidden_batch_s
         for stage, depth in enumerate(self.depths):
             seconds = max(seconds, self.num_microbatches * self._way_s(stage) / depth)
         return max(seconds, (self.hidden_batch_s + self._way_s(0)) / 2) if self.delay else seconds
 
     def sentences(self, schedule: str) -> tuple[str, ...]:
-        """For people; none where nothing is far."""
+        """Return sentences for people; none if no link is long."""
         if not self.is_far:
             return ()
         away = (
@@ -109,22 +109,27 @@ class Distance:
 
 
 def lateness_s(*, loss: float, round_trip_s: float, frame_bytes: float, pace_s: float) -> float:
-    """How much later frames of one link arrive where packets are lost; 0 where that is seldom.
+    """Return the additional delay of a link's frames where packets are lost; 0 if losses are rare.
 
-    loss: of the packets. A frame waits for each lost one of its own, and of those before it whose retransmission is
-    still to come: all that were sent within the last round trip. It waits a round trip for it, unless that is lost too.
-    While TCP repairs, it sends no more than arrives, so that the frame before this one may still be with the sender.
+    loss: share of the packets. A frame waits for each of its own lost packets. It also waits for earlier lost packets
+    that
+    are not resent yet: those sent within the last round trip. Each wait takes a round trip, or more if the resent
+    packet
+    is lost too. While TCP repairs, it sends no more than arrives, so the frame before this one may still be at the
+    sender.
     """
     num_before = frame_bytes * (1 + round_trip_s / pace_s) / SEGMENT_BYTES
     return round_trip_s + pace_s if 1 - (1 - loss) ** num_before > OFTEN else 0.0
 
 
 def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequence[float], pace_s: float) -> int:
-    """How many microbatches a stage must have in flight to be never short of one, and none is to wait for long.
+    """Return how many microbatches a stage must have in flight so that it never waits, and none waits for long.
 
-    stage_seconds: of this stage and of each after it; link_seconds: of the links between. This stage counts as one:
-    its replicas may each have one more than their share. A later one that is faster than the slowest counts as one all
-    the same, for its microbatches come at the slowest one's pace.
+    stage_seconds: of this stage and of each later one; link_seconds: of the links between them. This stage counts as
+    one
+    microbatch: its replicas may each have one more than their share. A later stage that is faster than the slowest
+    counts
+    as one too, because its microbatches come at the slowest one's pace.
     """
     of_later_stages = sum(max(1.0, seconds / pace_s) for seconds in stage_seconds[1:])
     return ceil(1 + of_later_stages + sum(link_seconds) / pace_s - ROUNDING)

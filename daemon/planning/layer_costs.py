@@ -1,7 +1,7 @@
-"""What a layer costs: floating-point operations, and bytes on the device, estimated from the job alone. Pure.
+"""Estimates a layer's floating-point operations, and its bytes on the device, from the job alone. Pure.
 
-Matrix products are counted exactly (2 operations per multiply-add, backward twice forward); what is bound by memory
-is counted in bytes moved. Until times are measured, a device's rates turn both into seconds.
+Matrix products are counted exactly (2 operations per multiply-add, backward twice forward). Memory-bound work is
+counted in bytes moved. Until times are measured, a device's rates turn both into seconds.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from headway.stages.spec import ModelSpec, TrainSpec
 
 FP32_BYTES: Final = 4
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
-"""Buffers of a parameter's shape, fp32."""
+"""fp32 buffers that have the shape of a parameter."""
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
-"""Operations a second that small matrix products reach on one thread; half of what 1024³ reaches."""
+"""Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
 CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
 CPU_BYTES_PER_S: Final = 8e9
 CUDA_BYTES_PER_S: Final = 2e12
@@ -24,63 +24,65 @@ CUDA_BYTES_PER_S: Final = 2e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """One layer. Operations and activation bytes are per microbatch, the update's per batch."""
+    """The cost of one layer. Operations and activation bytes are per microbatch, the update's per batch."""
 
     name: str
     num_parameters: int
     forward_flops: float
     backward_flops: float
     update_flops: float
-    """Newton–Schulz."""
+    """Operations of Newton–Schulz."""
     update_bytes: float
-    """Moved by the elementwise part of the update."""
+    """Bytes moved by the elementwise part of the update."""
     state_bytes: int
-    """Of the layer's file at a boundary: live versions and optimizer state."""
+    """Bytes of the layer's file at a boundary: live versions and optimizer state."""
     resident_bytes: int
-    """On the device whatever is in flight: tensor sets, optimizer state, gradient sets but those of the groups."""
+    """Bytes on the device without microbatches: tensor sets, optimizer state, gradient sets except those of
+    the groups.
+    """
     group_bytes: int
-    """On the device for each reduction group whose gradient is summed there."""
+    """Bytes on the device for each reduction group whose gradient is summed there."""
     activation_bytes: int
-    """On the device for each microbatch in flight."""
+    """Bytes on the device for each microbatch in flight."""
     recomputed_bytes: int = 0
-    """Beside that, while a graph that was not kept is there again: of one microbatch, in one layer at a time."""
+    """Additional bytes while a dropped graph is recomputed: of one microbatch, in one layer at a time."""
 
 
 def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
-    """The cost of every layer, in the model's order."""
+    """Return the cost of every layer, in the model's order."""
     model = spec.model
     block = [_block_cost(spec, f"block.{index}") for index in range(model.num_hidden_layers)]
     return (_embed_cost(spec), *block, _head_cost(spec))
 
 
 def kind_of_layer(name: str) -> str:
-    """`embed`, `block` or `head`: layers of one kind cost the same."""
+    """Return `embed`, `block` or `head`: layers of one kind cost the same."""
     return name.partition(".")[0]
 
 
 def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
-    """Forward and backward of one microbatch of one layer on a device."""
+    """Return the seconds of forward and backward of one microbatch of one layer on a device."""
     return (cost.forward_flops + cost.backward_flops) / _flops(device, train) / device.speed
 
 
 def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
-    """One update of one layer on a device."""
+    """Return the seconds of one update of one layer on a device."""
     bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
     return (cost.update_flops / _flops(device, train) + cost.update_bytes / bandwidth) / device.speed
 
 
 def num_hidden(spec: JobSpec) -> int:
-    """Values that a link carries each way per microbatch: the hidden states, or their gradient."""
+    """Return the number of values that a link carries each way per microbatch: the hidden states, or their gradient."""
     return _tokens(spec.train) * spec.model.hidden_size
 
 
 def hidden_bytes(spec: JobSpec) -> int:
-    """What they take where they are computed, and on links without a codec."""
+    """Return the bytes of hidden states on their device, and on links without a codec."""
     return num_hidden(spec) * element_bytes(spec.train)
 
 
 def element_bytes(train: TrainSpec) -> int:
-    """Bytes of one weight or activation as the forward sees it."""
+    """Return the bytes of one weight or activation as the forward sees it."""
     return 2 if train.dtype == "bfloat16" else FP32_BYTES
 
 
@@ -91,12 +93,12 @@ def _flops(device: Device, train: TrainSpec) -> float:
 
 
 def _tokens(train: TrainSpec) -> int:
-    """Of one microbatch."""
+    """Return the tokens of one microbatch."""
     return train.microbatch_size * train.sequence_length
 
 
 def _block_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """q, k, v, o, gate, up, down: (rows, columns)"""
+    """Return the shapes of q, k, v, o, gate, up, down: (rows, columns)."""
     hidden, kv = model.hidden_size, model.num_key_value_heads * model.head_dim
     wide = model.intermediate_size
     return (
@@ -111,7 +113,7 @@ def _block_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 
 def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
-    """Per step: A = X Xᵀ, A², and B X, on the shorter side r: 4 r² c + 2 r³."""
+    """Return the operations of all steps: A = X Xᵀ, A², and B X, on the shorter side r, take 4 r² c + 2 r³ each."""
     short, long = min(rows, columns), max(rows, columns)
     return steps * (4.0 * short * short * long + 2.0 * short**3)
 
@@ -145,7 +147,7 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
 
 
 def _embed_cost(spec: JobSpec) -> LayerCost:
-    """A look-up: no product. Its activations are the hidden states and the tokens."""
+    """Return the cost of a look-up without product. Its activations are the hidden states and the tokens."""
     model, train = spec.model, spec.train
     return _cost(
         spec,
@@ -158,7 +160,7 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
 
 
 def _head_cost(spec: JobSpec) -> LayerCost:
-    """Norm, product with the vocabulary, and the loss on fp32 logits (kept, and their softmax)."""
+    """Return the cost of norm, product with the vocabulary, and the loss on fp32 logits (kept, and their softmax)."""
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
     logits = _tokens(train) * model.vocab_size

@@ -1,7 +1,7 @@
-"""Which kind of link two workers of a plan have, and why. Pure: both ends ask, and come to the same answer.
+"""Chooses the kind of link between two workers of a plan, with the reason. Pure: both ends get one answer.
 
-A collective link (torch.distributed: gloo between CPUs, NCCL between CUDA devices) is not encrypted and is not resumed
-when it breaks; a gRPC link is both.
+A collective link (torch.distributed: gloo between CPUs, NCCL between CUDA devices) is not encrypted, and cannot resume
+after a break. A gRPC link does both.
 """
 
 from collections import Counter
@@ -16,28 +16,30 @@ from headway.daemon.records import NodeRecord, PlanRecord
 from headway.stages.codec import coded_bytes
 
 WORTH_A_GROUP_BYTES: Final = 1 << 20
-"""`auto` takes a collective link for frames from this size on: `bench/wire.py --both-ways` has it twice as fast."""
+"""`auto` takes a collective link for frames from this size on: `bench/wire.py --both-ways` measures it twice
+as fast.
+"""
 
 MOST_NAMED: Final = 3
-"""Links of one kind for one reason: more are counted."""
+"""Maximum number of links named for one kind and reason; more are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEnd:
-    """What matters of the worker at one end."""
+    """The properties of the worker at one end that matter."""
 
     node: str
     site: str
     host: str
     device_kind: str
     site_is_private: bool = False
-    """Whether its administrator says that nobody else is on the site's network."""
+    """True if the administrator says that nobody else is on the site's network."""
     has_ports: bool = False
-    """Whether its workers keep to some ports: a process group takes any."""
+    """True if its workers are restricted to some ports: a process group takes any."""
 
     @classmethod
     def of(cls, node: NodeRecord, device_index: int) -> "LinkEnd":
-        """A node's device; of no kind if the node does not have it any more."""
+        """Return the end for a node's device; of no kind if the node no longer has the device."""
         kind = next((device.kind for device in node.devices if device.index == device_index), "")
         has_ports = bool(node.worker_ports)
         return cls(
@@ -52,7 +54,7 @@ class LinkEnd:
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """The kind, and why in a sentence."""
+    """The kind of a link, and the reason in a sentence."""
 
     is_collective: bool
     reason: str
@@ -61,7 +63,7 @@ class LinkChoice:
 def choose_link(
     wanted: Literal["auto", "grpc", "collective"], one: LinkEnd, other: LinkEnd, *, frame_bytes: int
 ) -> LinkChoice:
-    """wanted: what the job says. frame_bytes: of the largest frame that the two exchange."""
+    """Choose the kind of link. wanted: the job's setting. frame_bytes: the largest frame that the two exchange."""
     if wanted == "grpc":
         return LinkChoice(False, "the job asks for gRPC links")
     if one.site != other.site:
@@ -76,12 +78,12 @@ def choose_link(
         return LinkChoice(False, 'links by NCCL are not measured yet: link = "collective" asks for them')
     size = f"frames of {frame_bytes / 2**20:.3g} MiB"
     if frame_bytes < WORTH_A_GROUP_BYTES:
-        return LinkChoice(False, f"{size}: gRPC carries them as fast, and resumes what breaks")
+        return LinkChoice(False, f"{size}: gRPC carries them as fast, and resumes after a break")
     return LinkChoice(True, f"{size} inside site {one.site}: process groups carry them faster")
 
 
 def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
-    """Why two machines of a site have no process group; empty: they may."""
+    """Return why two machines of a site have no process group; empty: they may."""
     open_end = next((end for end in (one, other) if not end.site_is_private), None)
     if open_end is not None:
         return f"node {open_end.node} has no site_is_private: between machines only such a site has plain links"
@@ -90,8 +92,10 @@ def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
 
 
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
-    """Of what two workers of a plan, by position, exchange: hidden states, or between replicas their groups' sums of a
-    slice of the gradient. The same seen from either end."""
+    """Return the largest frame that two workers of a plan exchange, by position; both ends get one answer.
+
+    These are hidden states, or, between replicas, the sums of their groups for a slice of the gradient.
+    """
     stage, beside = plan.stage_index(one), plan.stage_index(other)
     if stage != beside:
         return _frame_bytes(spec, plan, max(stage, beside))
@@ -100,12 +104,12 @@ def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -
 
 
 def _frame_bytes(spec: JobSpec, plan: PlanRecord, stage: int) -> int:
-    """Of a microbatch's hidden states on their way to a stage, as they are coded."""
+    """Return the coded bytes of a microbatch's hidden states on their way to a stage."""
     return coded_bytes(plan.codec(stage), num_hidden(spec), element_bytes(spec.train))
 
 
 def _sums_bytes(spec: JobSpec, layers: Iterable[str]) -> int:
-    """Of one group's sums."""
+    """Return the bytes of one group's sums."""
     held = frozenset(layers)
     return sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in held)
 
@@ -115,14 +119,14 @@ class PlannedLink:
     """One link of a plan, for people: between workers of neighbouring stages, or between replicas."""
 
     upper: str
-    """The node of the worker that comes first in the plan; `node:device` where a node has several."""
+    """Node of the worker that comes first in the plan; `node:device` if a node has several."""
     lower: str
     kind: Literal["grpc", "collective"]
     reason: str
 
 
 def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[PlannedLink, ...]:
-    """Every link of a plan, with its kind and why; none of a node that is gone."""
+    """Return every link of a plan, with its kind and reason, except links of absent nodes."""
     number = Counter(worker.node for worker in plan.stages)
     names = [f"{each.node}:{each.device_index}" if number[each.node] > 1 else each.node for each in plan.stages]
     ends = [
@@ -139,7 +143,7 @@ def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecor
 
 
 def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
-    """One for each kind and reason: `Links by gRPC (a → b, b → c): frames of 0.5 MiB: …`."""
+    """Return one sentence for each kind and reason: `Links by gRPC (a → b, b → c): frames of 0.5 MiB: …`."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for link in links:
         pairs.setdefault((link.kind, link.reason), []).append(f"{link.upper} → {link.lower}")
@@ -152,7 +156,9 @@ def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
 
 
 def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
-    """The positions of workers that share microbatches, and of replicas, with `largest_frame_bytes` of each pair."""
+    """Return the positions of workers that share microbatches, and of replicas, with each pair's
+    `largest_frame_bytes`.
+    """
     stages, replicas = plan.stages, plan.replicas
     for below_index, (above, below) in enumerate(pairwise(replicas), 1):
         hidden = _frame_bytes(spec, plan, below_index)

@@ -1,6 +1,6 @@
-"""A nodes file: machines and links that a cluster might have, as TOML, for a plan before anything is rented. Pure.
+"""Reads a nodes file: machines and links that a cluster might have, as TOML, for a plan before any is rented. Pure.
 
-What it does not say is taken to be enough (memory) or as the planner assumes it (links). Sizes are in GB of 10⁹ bytes.
+Missing memory counts as enough; missing links are as the planner assumes them. Sizes are in GB of 10⁹ bytes.
 """
 
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ from headway.stages.spec import TrainSpec
 GB: Final = 10**9
 MOST_NODES: Final = 10_000
 MOST_DEVICES: Final = 1024
-"""Of one machine."""
+"""Maximum number of devices of one machine."""
 MOST_IN_ALL: Final = 100_000
-"""Devices of all machines."""
+"""Maximum number of devices of all machines."""
 LEAST: Final = 1e-6
 MOST: Final = 1e9
-"""Of every number: what is computed from it stays a number."""
+"""Maximum of every number, so that no computed result overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class DeviceEntry:
 
     kind: Literal["cpu", "cuda"] = "cpu"
     model: str = ""
-    """For people, and part of the arithmetic class: equal devices give equal bits."""
+    """Name for people, and part of the arithmetic class: equal devices give equal bits."""
     count: int = 1
     memory_gb: float = 0.0
-    """Of each; 0: enough."""
+    """Memory of each device; 0: enough."""
     speed: float = 0.0
-    """Relative to the device that estimates are made for; 0: 1.0, or what `tflops` says."""
+    """Speed relative to the device of the estimates; 0: 1.0, or derived from `tflops`."""
     tflops: float = 0.0
-    """10¹² operations a second that its matrix products reach in the job's dtype; 0: `speed` says it."""
+    """10¹² operations a second of its matrix products in the job's dtype; 0: `speed` gives the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +49,20 @@ class NodeEntry:
     """`[[nodes]]`: one machine, or several equal ones."""
 
     name: str
-    """With a count, of the first ones: `name-1`, `name-2` …"""
+    """Name; with a count, the nodes are `name-1`, `name-2` …"""
     count: int = 1
     site: str = "default"
     """Nodes of one site have a fast network between them."""
     site_is_private: bool = False
-    """As of a daemon: CPU workers of its machines may have plain links."""
+    """As for a daemon: CPU workers of the site's machines may have plain links."""
     memory_gb: float = 0.0
-    """Of the host; 0: enough."""
+    """Memory of the host; 0: enough."""
     devices: tuple[DeviceEntry, ...] = (DeviceEntry(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEntry:
-    """`[[links]]`: between the nodes of two sites, or of one with itself."""
+    """`[[links]]`: the links between the nodes of two sites, or inside one."""
 
     sites: tuple[str, str]
     mbit_s: float
@@ -72,17 +72,17 @@ class LinkEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesFile:
-    """A cluster that somebody thinks of."""
+    """A cluster that may be rented."""
 
     nodes: tuple[NodeEntry, ...]
     links: tuple[LinkEntry, ...] = ()
 
     def records(self, train: TrainSpec) -> tuple[NodeRecord, ...]:
-        """The nodes as etcd would have them, for a job of this kind: `tflops` mean its dtype."""
+        """Return the nodes as etcd would have them, for a job of this kind: `tflops` refer to its dtype."""
         return tuple(_record(entry, name, train) for entry in self.nodes for name in _names(entry))
 
     def link_assumptions(self) -> LinkAssumptions:
-        """The links that it names, and what is assumed of all others."""
+        """Return the links that the file names, and assumptions for all others."""
         known = tuple((*_pair(*link.sites), link.round_trip_ms / 1e3, link.mbit_s * 1e6 / 8) for link in self.links)
         return SiteLinks(known=known)
 
@@ -100,23 +100,23 @@ class SiteLinks(LinkAssumptions):
 
     @property
     def slowest_bytes_per_s(self) -> float:
-        """That any link may have."""
+        """Return the lowest bandwidth that any link may have."""
         assumed = min(self.site_bytes_per_s, self.far_bytes_per_s)
         return min([assumed, *(bytes_per_s for _, _, _, bytes_per_s in self.known)])
 
     def round_trip_s(self, one: Seat, other: Seat) -> float:
-        """There and back between two devices."""
+        """Return the round trip between two devices."""
         found = self._by_sites.get(_pair(one.site, other.site))
         return LinkAssumptions.round_trip_s(self, one, other) if found is None else found[0]
 
     def bytes_per_s(self, one: Seat, other: Seat) -> float:
-        """Each way between two devices."""
+        """Return the bandwidth between two devices, each way."""
         found = self._by_sites.get(_pair(one.site, other.site))
         return LinkAssumptions.bytes_per_s(self, one, other) if found is None else found[1]
 
 
 def parse_nodes(text: str, source: str) -> NodesFile:
-    """The nodes that TOML text describes. Raises ConfigError at `source:nodes[0].key`, one line."""
+    """Return the nodes that TOML text describes. Raises ConfigError at `source:nodes[0].key`, one line."""
     found: NodesFile = read_typed(text, NodesFile, source)
     _check_nodes(found, source)
     _check_links(found, source)
@@ -172,7 +172,7 @@ def _check_nodes(found: NodesFile, source: str) -> None:
     for index, entry in enumerate(found.nodes):
         place = f"{source}:nodes[{index}]"
         if not is_node_name(entry.name):
-            raise ConfigError(f"{entry.name[:60]!r} is no node's name: that is {NODE_NAME_RULE}", f"{place}.name")
+            raise ConfigError(f"{entry.name[:60]!r} is not a node name, which is {NODE_NAME_RULE}", f"{place}.name")
         if not 1 <= len(entry.site) <= MAX_TEXT or not entry.site.isprintable():
             raise ConfigError(f"a site's name has 1 to {MAX_TEXT} printable characters", f"{place}.site")
         _within(entry.count, 1, f"{place}.count")
@@ -190,7 +190,7 @@ def _check_nodes(found: NodesFile, source: str) -> None:
 
 
 def _check_devices(entry: NodeEntry, place: str) -> int:
-    """The number of a node's devices."""
+    """Check the devices of a node; return their number."""
     num_devices = 0
     for number, device in enumerate(entry.devices):
         own = f"{place}.devices[{number}]"
@@ -205,7 +205,7 @@ def _check_devices(entry: NodeEntry, place: str) -> int:
             if 0 < told < LEAST:
                 raise ConfigError(f"must be 0 or at least {LEAST:g}, is {told}", f"{own}.{key}")
         if device.speed and device.tflops:
-            raise ConfigError("`speed` says the same; give one of the two", f"{own}.tflops")
+            raise ConfigError("excludes `speed`; give one of the two", f"{own}.tflops")
     return num_devices
 
 

@@ -1,7 +1,7 @@
-"""The search over orders of devices: every order of a few, good orders of many. Pure.
+"""Searches the orders of devices: every order of a few, good orders of many. Pure.
 
-Few devices: each order that keeps sites together, with the exact best pipeline along it. Many: good orders of all that
-may work, along which devices may stay unused.
+With few devices, each order that keeps sites together gets the exact best pipeline along it. With many, good orders of
+all usable devices are tried, along which devices may stay unused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,29 +20,31 @@ from headway.daemon.records import StagePlan
 WORTH_A_STAGE: Final = 1.01
 """One more worker must make a batch at least this many times faster."""
 TIE: Final = 1e-9
-"""Relative: two predictions closer than this are equal."""
+"""Relative difference below which two predictions count as equal."""
 FEW_SEATS: Final = 8
-"""Up to so many, every length of a pipeline is searched exactly."""
+"""Maximum number of seats for which every length of a pipeline is searched exactly."""
 FEW_ALIKE_SEATS: Final = 12
-"""The same where they are all alike, so that there is one order of each length."""
+"""The maximum for seats that are all alike, which have one order of each length."""
 BALANCED_WORKERS: Final = 32
-"""Up to so many, layers are evened out in the pipeline that was found."""
+"""Maximum number of workers for which layers are evened out in the best pipeline."""
 FEWER: Final = (0.5, 0.625, 0.75, 0.875)
-"""Parts of many devices that are tried as well, lest more of them work than are worth it."""
+"""Fractions of many devices that are tried too, so that marginal ones stay unused."""
 SEATS_WITHIN_MEMORY: Final = 16
-"""Up to so many, good orders are compared by the depth that memory leaves them; of more, only the one that is taken."""
+"""Maximum number of seats for which good orders are compared by the depth that memory leaves; of more, only the taken
+one.
+"""
 QUICK_SEATS: Final = 100
-"""Up to so many, these parts are tried, and more orders."""
+"""Maximum number of seats for which these fractions are tried, and more orders."""
 
 Holdings = tuple[tuple[str, tuple[str, ...]], ...]
 """(node, layers whose files it holds)"""
 
 
 class AtHome:
-    """How many layers of a pipeline are already where it puts them."""
+    """Counts the layers of a pipeline that are already where it puts them."""
 
     def __init__(self, names: tuple[str, ...], previous: tuple[StagePlan, ...], holdings: Holdings) -> None:
-        """names: the model's layers. previous: the workers of the plan in force, whose layers had better stay."""
+        """names: the model's layers. previous: the workers of the plan in force, whose layers should stay."""
         self._names = names
         self._before = {
             (layer, stage.node, stage.node_incarnation, stage.device_index)
@@ -53,7 +55,7 @@ class AtHome:
         self.previous = previous
 
     def rank(self, cut: Cut) -> tuple[int, int]:
-        """Less is better: by the layers that stay, then by those whose files are there."""
+        """Return a rank, the lower the better: by the layers that stay, then by those whose files are there."""
         if not self._before and not self._holdings:
             return 0, 0
         placed = [
@@ -80,7 +82,7 @@ class OrderSearch:
         self._can_talk = costs.links.can_talk if costs.links.has_blocked else None
 
     def best(self) -> Cut | None:
-        """The best pipeline that uses as many nodes as the job wants; None: nothing fits."""
+        """Return the best pipeline that uses as many nodes as the job demands; None: nothing fits."""
         shape = self._placement.replicas
         if sum(shape) > FEW_ALIKE_SEATS:
             return self._best_of(self._long_orders(sum(shape), is_short=True))
@@ -114,9 +116,10 @@ class OrderSearch:
         )
 
     def _seconds(self, cut: Cut, *, within_memory: bool = True) -> float:
-        """Of a batch, with what distance costs where too few microbatches, or memory for them, hide it.
+        """Return a batch's seconds, with the cost of distance that too few microbatches, or too little memory, leave
+        unhidden.
 
-        within_memory=False is several times quicker, and leaves out what too little memory for them costs.
+        within_memory=False is several times quicker, and leaves out the effect of too little memory.
         """
         placed = place(self._costs, cut)
         times = PredictedTime(self._costs, placed)
@@ -130,7 +133,9 @@ class OrderSearch:
     # --- Few devices --------------------------------------------------------------------------------------------------
 
     def _best_of(self, candidates: Iterator[tuple[Seat, ...]]) -> Cut | None:
-        """Of orders of which every device works: the fastest, or one of fewer devices that is nearly as fast."""
+        """Return the fastest of the orders in which every device works, or one of fewer devices that is
+        nearly as fast.
+        """
         best_by_length: dict[int, tuple[float, tuple[int, int], Cut]] = {}
         for order in candidates:
             if not self._has_wanted_nodes(order):
@@ -153,8 +158,10 @@ class OrderSearch:
         return best_by_length[shortest][2]
 
     def _along(self, order: tuple[Seat, ...], at_most: float) -> tuple[float, Cut] | None:
-        """The best pipeline along an order. Where distance costs, one of fewer stages may be faster than that whose
-        slowest stage is fastest."""
+        """Return the best pipeline along an order.
+
+        If distance costs time, fewer stages may be faster than the cut whose slowest stage is fastest.
+        """
         search = PipelineCut(self._costs, order, shape=self._placement.replicas)
         best = search.best(at_most)
         if best is None:
@@ -182,7 +189,7 @@ class OrderSearch:
         return best[1]
 
     def _fastest(self, length: int, at_most: float, enough: float = 0.0) -> tuple[float, Cut] | None:
-        """The fastest pipeline along good orders of so many devices. enough: what need not be beaten."""
+        """Return the fastest pipeline along good orders of `length` devices. enough: a time that need not be beaten."""
         best: tuple[float, Cut] | None = None
         is_quick = len(self._seats) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
         for order in self._long_orders(length, is_short=not is_quick):
@@ -200,21 +207,23 @@ class OrderSearch:
         return best
 
     def _balanced(self, cut: Cut) -> Cut:
-        """The same devices as stages, with layers as even as they go."""
+        """Return a pipeline of the given stages' devices, with layers as even as possible."""
         if len(cut.seats) > BALANCED_WORKERS:
             return cut
         found = PipelineCut(self._costs, cut.seats, shape=tuple(map(len, cut.runs))).best()
         return cut if found is None else found[1]
 
     def _numbers_of_stages(self, length: int) -> tuple[int, ...]:
-        """Limits to try. Without delay a longer pipe takes longer to fill; replicas do not."""
+        """Return limits of the number of stages to try. Without delay a longer pipe takes longer to fill; replicas do
+        not.
+        """
         if self._costs.spec.train.delay:
             return (0,)
         most = min(length, self._costs.num_layers, self._costs.num_microbatches)
         return tuple(max(1, most >> shift) for shift in range(most.bit_length()))
 
     def _keep_most_nodes(self) -> None:
-        """Of more nodes than the job may have, only the fastest."""
+        """Keep only the fastest nodes, if there are more than the job may have."""
         speeds: dict[str, float] = {}
         for seat in self._seats:
             speeds[seat.node] = speeds.get(seat.node, 0.0) + self._kinds.speed(seat)
@@ -224,7 +233,9 @@ class OrderSearch:
             self._seats = tuple(seat for seat in self._seats if seat.node in kept)
 
     def _as_many_as_demanded(self) -> Cut | None:
-        """More devices than are worth it, because the job demands so many nodes: as evenly on the stages as they go."""
+        """Return more devices than are worth it, because the job demands so many nodes: spread evenly over
+        the stages.
+        """
         found: tuple[float, Cut] | None = None
         most = min(self._most_workers, len(self._seats))
         # More devices than nodes may be needed where nodes have several.

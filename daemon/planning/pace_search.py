@@ -1,9 +1,10 @@
-"""A pipeline for many devices: halve the interval of the slowest stage's time, and try each along an order. Pure.
+"""Finds a pipeline for many devices: halves the interval of the slowest stage's time, and tries each along an order.
+Pure.
 
-For a given time T one walk along the order decides: from the last layer on, each stage takes the next devices, one or
-several, and as many layers as they manage within T. A walk that has covered more layers is never worse, so for each
-place in the order only the furthest walks are kept. A device may stay unused. All that a walk neglects (a few links,
-uneven groups) it takes for worse than it is; the plan's figures are computed from the pipeline that comes out.
+For a given time T one walk along the order decides. From the last layer on, each stage takes the next one or several
+devices, and as many layers as they manage within T. A walk that has covered more layers is never worse, so for each
+place in the order only the furthest walks are kept. A device may stay unused. Where a walk neglects a cost (a few
+links, uneven groups), it assumes the worse case; the plan's figures are computed from the resulting pipeline.
 """
 
 from dataclasses import dataclass
@@ -19,23 +20,23 @@ from headway.daemon.planning.replica_shares import Counts, Floats
 from headway.daemon.planning.stage_costs import StageCosts
 
 MORE_REPLICAS: Final = 6
-"""Of one stage, beyond twice as many as there are devices for each layer: more are not tried."""
+"""Maximum number of replicas of a stage, beyond twice the number of devices per layer."""
 PRECISION: Final = 1e-3
-"""Relative, of the time that the search ends with."""
+"""Relative precision of the time with which the search ends."""
 NUM_WALKS: Final = 4096
-"""Kept at once, over all places of the order."""
+"""Maximum number of walks kept at once, over all places of the order."""
 WALKS_AROUND_BLOCKED: Final = 16
-"""Kept at least for each place where some devices cannot talk."""
+"""Minimum number of walks kept for each place where some devices cannot talk."""
 WIDER: Final = 1.25
-"""By how much the time grows until a first pipeline is found, and by its square next time."""
+"""Factor by which the time grows until a first pipeline is found; its square follows."""
 MOST_WIDENINGS: Final = 8
 ANY_TIME: Final = 1e15
-"""Times the least: as good as no limit."""
+"""Multiple of the least time that stands for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """A pipeline's end: the layers from `first` on, in so many stages."""
+    """The end of a pipeline: the layers from `first` on, in a number of stages."""
 
     first: int
     num_stages: int
@@ -59,10 +60,10 @@ class PaceSearch:
         self._most_stages = min(costs.num_layers, costs.num_microbatches, most_stages or len(order))
         self._num_kept = max(1, NUM_WALKS // len(order)) if self._counts_stages() else 1
         self._is_whole = self._num_kept >= self._most_stages
-        """No walk that could be worth going on with is left out."""
+        """True while no walk that could be worth continuing is left out."""
         self._limits = list(dict.fromkeys(map(_limits, order)))
         self._limits_at = np.array([self._limits.index(_limits(seat)) for seat in order])
-        """Of each place: which memory it has."""
+        """Memory limits of each place."""
         self._rooms: dict[int, tuple[Counts, NDArray[np.bool_], Counts]] = {}
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
@@ -75,7 +76,7 @@ class PaceSearch:
         self._least = float(1.0 / np.sum(1.0 / work))
 
     def best(self, at_most: float = inf) -> tuple[float, Cut] | None:
-        """A time and a pipeline whose stages and links keep to it, near the least; None: none within at_most."""
+        """Return a time near the least, and a pipeline whose stages and links keep to it; None: none within at_most."""
         above, found, wider = min(at_most, self._least * WIDER), None, WIDER
         for _ in range(MOST_WIDENINGS):
             found = self._walk(above)
@@ -96,15 +97,17 @@ class PaceSearch:
         return above, self._cut(found)
 
     def _never_fits(self, at_most: float) -> bool:
-        """Whether memory is too small however long a batch may take: then the time need not be widened."""
+        """Return whether memory is too small for any batch time, so that a longer time is of no use."""
         return self._is_whole and self._walk(min(at_most, self._least * ANY_TIME)) is None
 
     def _counts_stages(self) -> bool:
-        """Whether it matters how many stages a walk has."""
+        """Return whether the number of a walk's stages matters."""
         return self._costs.is_limited or min(len(self._order), self._costs.num_layers) > self._most_stages
 
     def _class_reach(self) -> list[int]:
-        """How many devices before a place, at most, can be replicas of one stage. Index: the place behind them."""
+        """Return how many devices before a place, at most, can be replicas of one stage. Index: the place
+        behind them.
+        """
         enough = 2 * ceil(len(self._order) / self._costs.num_layers) + MORE_REPLICAS
         most, reach = min(self._costs.num_groups, enough), [0]
         for index, seat in enumerate(self._order):
@@ -116,7 +119,7 @@ class PaceSearch:
         return [min(each, most) for each in reach]
 
     def _sibling_bandwidths(self) -> list[Floats]:
-        """Slowest link between the 1, 2, … devices before a place; inf for one."""
+        """Return the slowest link between the 1, 2, … devices before a place; inf for one."""
         links, order = self._costs.links, self._order
         found = []
         for place, reach in enumerate(self._reach):
@@ -132,7 +135,7 @@ class PaceSearch:
         return found
 
     def _walk(self, limit: float) -> _Walk | None:
-        """A pipeline of all layers within a time, with the last devices of the order."""
+        """Return a walk that is a pipeline of all layers within a time, with the last devices of the order."""
         costs, size = self._costs, len(self._order)
         kept: list[list[_Walk]] = [[] for _ in range(size + 1)]
         kept[size].append(_Walk(costs.num_layers, 0, (size, size)))
@@ -148,7 +151,7 @@ class PaceSearch:
         return None
 
     def _furthest(self, walks: list[_Walk]) -> list[_Walk]:
-        """Those worth going on with: furthest, and where the number of stages counts, those with fewer."""
+        """Return the walks worth continuing: the furthest and, if the number of stages counts, those with fewer."""
         if self._costs.links.has_blocked:
             return self._furthest_by_run(walks)
         found: list[_Walk] = []
@@ -163,14 +166,16 @@ class PaceSearch:
         return [found[round(index * step)] for index in range(self._num_kept)]
 
     def _furthest_by_run(self, walks: list[_Walk]) -> list[_Walk]:
-        """Where some devices cannot talk: the furthest walk for each first stage, since the next may avoid one."""
+        """Return the furthest walk for each first stage: where some devices cannot talk, the next stage may
+        avoid one.
+        """
         best: dict[tuple[int, int], _Walk] = {}
         for walk in sorted(walks, key=lambda walk: (walk.first, walk.num_stages, walk.run)):
             best.setdefault(walk.run, walk)
         return list(best.values())[: max(self._num_kept, WALKS_AROUND_BLOCKED)]
 
     def _stages(self, walk: _Walk, place: int, limit: float) -> list[tuple[int, int]]:
-        """(first layer, number of devices) of the stages that could stand before a walk, ending before a place."""
+        """Return (first layer, number of devices) for stages that could be before a walk, ending before a place."""
         costs, end, reach = self._costs, walk.first, self._reach[place]
         if walk.num_stages >= self._most_stages:
             return []
@@ -214,13 +219,17 @@ class PaceSearch:
         return found
 
     def _rooms_at(self, depth: int) -> tuple[Counts, NDArray[np.bool_], Counts]:
-        """By memory of a device: groups that it has room for as one of several, [memory, slice]; whether it has it for
-        a stage alone, [memory, slice]; and the first layer from which on either may be, by the stage's end."""
+        """Return the room on devices, by their memory.
+
+        These are: groups that a device has room for as one of several replicas, [memory, slice]; whether it has room
+        for a
+        stage alone, [memory, slice]; and the first layer from which on either is possible, by the stage's end.
+        """
         found = self._rooms.get(depth)
         if found is None:
             costs = self._costs
             seats = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
-            # Of two replicas each has most to add up.
+            # Of two replicas, each has the most to add up.
             shared = np.array([costs.most_groups(seat, depth, 2) for seat in seats])
             alone = np.array([costs.most_groups(seat, depth, 1) for seat in seats]) >= costs.num_groups
             may_be = np.append((shared >= 1) | alone, np.zeros((len(seats), 1), dtype=bool), axis=1)[:, costs.slice_of]
@@ -230,7 +239,7 @@ class PaceSearch:
         return found
 
     def _link_keeps(self, walk: _Walk, place: int, number: int, limit: float) -> bool:
-        """Whether the boundary to the stage behind carries a batch in time."""
+        """Return whether the link to the stage behind carries a batch in time."""
         if walk.behind is None:
             return True
         if not self._costs.links.all_talk(self._order[place - number : place], self._order[slice(*walk.run)]):

@@ -1,8 +1,8 @@
-"""The best pipeline along a given order of devices: exact dynamic programming over cuts and replicas. Pure.
+"""Finds the best pipeline along a given order of devices: exact dynamic programming over cuts and replicas. Pure.
 
-A pipeline is a sequence of stages: so many devices of the order, next to each other, and so many layers. Every device
-of the order works. The recurrence goes from the last stage to the first, since what a stage must hold in flight depends
-on the stages after it: with s stages from layer a on, the first of them on devices i … j−1,
+A pipeline is a sequence of stages, each with adjacent devices of the order and adjacent layers. Every device of the
+order works. The recurrence goes from the last stage to the first, because a stage's microbatches in flight depend on
+the stages after it. With s stages from layer a on, the first of them on devices i … j−1,
 
     F(s, i, j, a) = min over e, k of max(seconds of layers a … e−1 on i … j−1, link(i, j, k), F(s−1, j, k, e))
 """
@@ -20,11 +20,11 @@ from headway.daemon.planning.replica_shares import Floats
 from headway.daemon.planning.stage_costs import StageCosts
 
 TOLERANCE: Final = 1e-9
-"""Relative: two times closer than this are equal."""
+"""Relative difference below which two times count as equal."""
 NUM_DIGITS: Final = 9
-"""To which sums of squares are compared, in units of the slowest stage's."""
+"""Digits to which sums of squares are compared, in units of the slowest stage's."""
 ROUND_TRIP_WEIGHT: Final = 1e7
-"""Where a batch waits for round trips, they come before the balance of the stages."""
+"""Weight of round trips, where a batch waits for them: they come before the balance of the stages."""
 
 
 _Combine = Callable[[Any, Any], Any]
@@ -40,12 +40,14 @@ class Cut:
 
     @property
     def seats(self) -> tuple[Seat, ...]:
-        """All devices, in their order."""
+        """Return all devices, in their order."""
         return tuple(seat for run in self.runs for seat in run)
 
 
 def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
-    """What a batch takes in units of the slowest stage's time: without delay the pipe fills and drains with each."""
+    """Return a batch's time in units of the slowest stage's: without delay the pipe fills and drains with
+    each batch.
+    """
     return 1.0 if delay else 1.0 + (num_stages - 1) / num_microbatches
 
 
@@ -53,7 +55,7 @@ class PipelineCut:
     """The search along one order of devices."""
 
     def __init__(self, costs: StageCosts, order: tuple[Seat, ...], *, shape: tuple[int, ...] = ()) -> None:
-        """shape: how many workers each stage must have; empty: as many as is best."""
+        """shape: number of workers of each stage; empty: free."""
         self._costs = costs
         self._order = order
         size, most = len(order), costs.num_groups
@@ -77,9 +79,10 @@ class PipelineCut:
                     self._trips[first, end, last] = costs.links.longest_round_trip_s(*runs)
 
     def best(self, at_most: float = inf) -> tuple[float, Cut] | None:
-        """The least seconds of a batch, and of all pipelines that reach it the most balanced; None: nothing fits.
+        """Return the least seconds of a batch, and the most balanced of the pipelines that reach it; None: nothing
+        fits.
 
-        The most balanced is the one with the least sum of squared stage times. at_most: what is slower is of no use.
+        The most balanced has the least sum of squared stage times. at_most: slower pipelines are of no use.
         """
         found: tuple[float, float, Cut] | None = None
         for seconds, balance, cut in self._by_stages(at_most, is_best_alone=True):
@@ -91,11 +94,13 @@ class PipelineCut:
         return None if found is None else (found[0], found[2])
 
     def of_each_length(self, at_most: float) -> list[tuple[float, Cut]]:
-        """The best pipelines of each number of stages, as far as their batches take at most so long."""
+        """Return the best pipelines of each number of stages whose batches take at most this long."""
         return [(seconds, cut) for seconds, _, cut in self._by_stages(at_most, is_best_alone=False)]
 
     def _by_stages(self, at_most: float, *, is_best_alone: bool) -> Iterator[tuple[float, float, Cut]]:
-        """(seconds, sum of squares, cut) by the number of stages. is_best_alone: not of those slower than others."""
+        """Return (seconds, sum of squares, cut) by number of stages. is_best_alone: leave out those slower
+        than others.
+        """
         slowest = _Recurrence(self, combine=np.maximum, of_stage=lambda times: times, of_link=self._links)
         for num_stages in range(1, self._most_stages() + 1):
             limit = slowest.least(num_stages)
@@ -114,11 +119,11 @@ class PipelineCut:
     def _within(
         self, num_stages: int, least: float, factor: float, slowest: "_Recurrence"
     ) -> list[tuple[float, float, Cut]]:
-        """(seconds, sum of squares, cut) of the best pipelines of so many stages."""
+        """Return (seconds, sum of squares, cut) of the best pipelines of a number of stages."""
         balanced = self._balanced(least, num_stages)
         if self._costs.spec.train.delay or num_stages == 1:
             return [(least, balanced[1], balanced[2])]
-        # Round trips are waited for: a slower stage may save some. Every stage time that could pay is a limit to try.
+        # The batch waits for round trips: a slower stage may save some. Try every promising stage time as a limit.
         shortest = self._balanced(inf, num_stages)[0]
         best = factor * least + balanced[0]
         found = [(best, balanced[1], balanced[2])]
@@ -131,7 +136,7 @@ class PipelineCut:
         return found
 
     def _balanced(self, limit: float, num_stages: int) -> tuple[float, float, Cut]:
-        """(round trips, sum of squares, cut) with no stage and no link slower than a limit."""
+        """Return (round trips, sum of squares, cut) with no stage and no link slower than a limit."""
         limit *= 1 + TOLERANCE
         unit = limit if limit < inf else 1.0
         waits = not self._costs.spec.train.delay
@@ -156,7 +161,7 @@ _Place = tuple[int, int, int]
 
 
 class _Recurrence:
-    """One evaluation of the recurrence: what a stage's time counts, what a link counts, and how they combine."""
+    """One evaluation of the recurrence: the weights of a stage's time and of a link, and their combination."""
 
     def __init__(
         self,
@@ -174,22 +179,22 @@ class _Recurrence:
         self._of_link = of_link
         self._tables: dict[tuple[int, int, int], Floats] = {}
         self._behind: dict[tuple[int, int, int], Floats] = {}
-        """(stages, first, end) → of the stages behind that one, by their first layer."""
+        """(stages, first, end) → costs of the stages behind, by their first layer."""
         self._found: dict[tuple[int, int, int], Floats] = {}
         """(stages, first device, end of its stage) → F, by first layer."""
         self._solve(search._most_stages())
 
     def least(self, num_stages: int) -> float:
-        """F for all layers on all devices in so many stages."""
+        """Return F for all layers on all devices in a number of stages."""
         return min((float(self._found[place][0]) for place in self._starts(num_stages)), default=inf)
 
     def times_between(self, least: float, most: float) -> list[float]:
-        """All stage and link times in an interval, rising."""
+        """Return all stage and link times in an interval, rising."""
         times = {float(time) for table in self._tables.values() for time in table[(table > least) & (table < most)]}
         return sorted(times | {time for time in self._of_link.values() if least < time < most})
 
     def trace(self, num_stages: int) -> tuple[Cut, list[tuple[int, int, int]]]:
-        """A pipeline that reaches `least`, earlier stages as short as may be, and its boundaries."""
+        """Return a pipeline that reaches `least`, with earlier stages as short as possible, and its boundaries."""
         place = min(
             self._starts(num_stages), key=lambda place: (round(float(self._found[place][0]), NUM_DIGITS), place)
         )
@@ -237,7 +242,7 @@ class _Recurrence:
         self._found[place] = np.min(self._combine(table, behind[np.newaxis, :]), axis=1)
 
     def _followers(self, place: tuple[int, int, int]) -> list[tuple[tuple[int, int, int], float]]:
-        """The stages that may come next, and what the link to each counts."""
+        """Return the stages that may come next, and the cost of the link to each."""
         stages, start, end = place
         if end == len(self._order):
             return []

@@ -1,4 +1,4 @@
-"""How a plan's workers are spoken of: which stage, which replica, how many of each. Pure."""
+"""Names a plan's workers in words: which stage, which replica, how many of each. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,27 +6,27 @@ from typing import Final
 from headway.daemon.records import StagePlan, replicas_of
 
 MOST_RUNS: Final = 4
-"""Of groups that follow one another: more are not listed."""
+"""Maximum number of runs of consecutive groups that are listed."""
 
 
 def worker_name(workers: Sequence[StagePlan], position: int) -> str:
-    """`stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
+    """Return `stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
     return f"{stage_name(workers, position)} on {workers[position].node}{replica_note(workers, position)}"
 
 
 def stage_name(workers: Sequence[StagePlan], position: int) -> str:
-    """`stage 1`"""
+    """Return `stage 1`."""
     return f"stage {_place_of(workers, position)[0]}"
 
 
 def replica_note(workers: Sequence[StagePlan], position: int) -> str:
-    """` (replica 2 of 2)`; empty where a stage has one worker."""
+    """Return ` (replica 2 of 2)`; empty if the stage has one worker."""
     _, number, num_replicas = _place_of(workers, position)
     return f" (replica {number} of {num_replicas})" if num_replicas > 1 else ""
 
 
 def shape(workers: Sequence[StagePlan]) -> str:
-    """`1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
+    """Return `1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
     counts = [len(positions) for positions in replicas_of(workers)]
     text = f"{len(counts)} stage{'s' * (len(counts) != 1)}"
     if max(counts, default=1) == 1:
@@ -37,7 +37,7 @@ def shape(workers: Sequence[StagePlan]) -> str:
 
 
 def group_names(groups: Sequence[int]) -> str:
-    """Reduction groups for people: `group 0`, `groups 0-3`, `groups 0, 2-3 and 5`, `16 groups from 0 to 61`."""
+    """Return reduction groups for people: `group 0`, `groups 0-3`, `groups 0, 2-3 and 5`, `16 groups from 0 to 61`."""
     if len(groups) == 1:
         return f"group {groups[0]}"
     runs: list[list[int]] = []
@@ -53,7 +53,7 @@ def group_names(groups: Sequence[int]) -> str:
 
 
 def _place_of(workers: Sequence[StagePlan], position: int) -> tuple[int, int, int]:
-    """(stage from 0, replica from 1, replicas of the stage)"""
+    """Return (stage from 0, replica from 1, replicas of the stage)."""
     for stage, positions in enumerate(replicas_of(workers)):
         if position in positions:
             return stage, positions.index(position) + 1, len(positions)

@@ -1,4 +1,4 @@
-"""From a cut to a plan: shares of the replicas, depth of every worker, and all figures about them. Pure."""
+"""Makes a plan from a cut: shares of the replicas, depth of every worker, and all figures about them. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from headway.stages.spec import TrainSpec
 def assemble(
     costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...], *, was_rounded: bool = False
 ) -> ClusterPlan:
-    """The plan of a cut. seats: all that could have been used. history: arithmetic classes that the job has run on.
+    """Return the plan of a cut. seats: all usable devices. history: arithmetic classes on which the job has run.
 
-    was_rounded: whether it has run over a lossy wire.
+    was_rounded: whether the job has run over a lossy wire.
     """
     placed = place(costs, cut)
     times = PredictedTime(costs, placed)
@@ -54,7 +54,7 @@ def assemble(
 
 
 def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
-    """The stages of a cut, with the groups of every worker."""
+    """Return the stages of a cut, with the groups of every worker."""
     placed = []
     for index, (run, (first, end)) in enumerate(zip(cut.runs, cut.spans, strict=True)):
         shares = costs.shares(run, first, end, len(cut.runs) - index)
@@ -71,7 +71,9 @@ def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
 
 
 def depths_within_memory(costs: StageCosts, placed: Sequence[PlacedStage], times: PredictedTime) -> list[int]:
-    """Per stage, what the schedule needs with the distance below it, and slack, as far as every memory allows."""
+    """Return each stage's depth: what the schedule needs with the distance below, and slack, as far as memory
+    allows.
+    """
     depths = []
     for index, stage in enumerate(placed):
         least = costs.least_depth(len(placed) - index)
@@ -126,32 +128,32 @@ def _estimate(
 
 
 def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) -> str:
-    """Why the bits depend on the cuts; empty: they do not."""
+    """Return why the bits depend on the cuts; empty: they do not."""
     coded = [index for index, codec in enumerate(codecs) if codec]
     if not coded:
-        return "wire compression has rounded what links of an earlier plan carried" if was_rounded else ""
+        return "wire compression has rounded frames of an earlier plan" if was_rounded else ""
     name, number = codecs[coded[0]].name.lower(), len(coded)
     at = "stages " + " and ".join(f"{index} → {index + 1}" for index in coded) if number < 4 else f"{number} cuts"
     between = " between sites" if where == "sites" else ""
-    return f"{name} wire compression rounds what the links{between} carry ({at}): the bits depend on the cuts"
+    return f"{name} wire compression rounds the frames of the links{between} ({at}): the bits depend on the cuts"
 
 
 def _exact_reason(
     train: TrainSpec, order: Sequence[Seat], classes: tuple[str, ...], rounding: str, *, num_cuts: int
 ) -> str:
-    """A sentence; of a job that is not exact, only what speaks against it."""
+    """Return a sentence; for an inexact job, only the reasons against exactness."""
     of_classes = _reason_of_classes(order, classes)
     if rounding:
         return rounding if len(classes) == 1 else f"{rounding}; and {of_classes}"
     if is_rounding(train):
-        why = "no cut lies between sites" if num_cuts else "it has one stage, and so no cut"
+        why = "no cut lies between sites" if num_cuts else "the plan has one stage, and so no cut"
         return f'{of_classes}, and wire = "{train.wire}" codes no link of this plan: {why}'
     return of_classes
 
 
 def _reason_of_classes(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
     if len(classes) == 1:
-        return f"all workers are of one arithmetic class ({classes[0]})"
+        return f"all workers have one arithmetic class ({classes[0]})"
     here = sorted({seat.arithmetic_class for seat in order})
     if len(here) > 1:
         examples = (next(seat for seat in order if seat.arithmetic_class == name) for name in here)

@@ -1,19 +1,19 @@
-"""Which devices a plan uses, and what changes hands between two plans. Pure."""
+"""Compares plans by devices: which devices a plan uses, and what moves between two plans. Pure."""
 
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records import DeviceKey, PlanRecord, StagePlan
 
 
 def devices(plan: PlanRecord | ClusterPlan | None) -> frozenset[DeviceKey]:
-    """The devices that a plan uses."""
+    """Return the devices that the plan uses."""
     return frozenset((stage.node, stage.device_index) for stage in plan.stages) if plan is not None else frozenset()
 
 
 def place(stage: StagePlan) -> tuple[str, str, int]:
-    """Which worker: (node, incarnation, device)."""
+    """Return the worker's place: (node, incarnation, device)."""
     return stage.node, stage.node_incarnation, stage.device_index
 
 
 def is_moving(plan: PlanRecord, successor: PlanRecord, layer: str) -> bool:
-    """Whether a worker of the next plan needs a layer that it does not compute in the present one."""
+    """Return whether a worker of the next plan needs a layer that it does not compute in the present one."""
     return not {place(stage) for stage in successor.holders(layer)} <= {place(stage) for stage in plan.holders(layer)}

@@ -1,4 +1,4 @@
-"""Which workers of a plan have a link with each other. Pure."""
+"""Lists the workers of a plan that have a link with each other. Pure."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from headway.daemon.records import StagePlan, replicas_of
 
 
 def linked(stages: Sequence[StagePlan], position: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The positions of a worker's neighbours: of the stage before, of the stage after, and its siblings.
+    """Return the positions of a worker's neighbours: of the stage before, of the stage after, and its siblings.
 
     Workers of neighbouring stages have a link if they share a reduction group; all replicas of a stage have one.
     """
@@ -23,12 +23,12 @@ def linked(stages: Sequence[StagePlan], position: int) -> tuple[tuple[int, ...],
 
 
 def neighbours(stages: Sequence[StagePlan], position: int) -> tuple[int, ...]:
-    """All workers that a worker has a link with, by position."""
+    """Return all workers that have a link with a worker, by position."""
     return tuple(sorted({other for found in linked(stages, position) for other in found}))
 
 
 def linked_pairs(stages: Sequence[StagePlan]) -> frozenset[Pair]:
-    """The pairs of nodes between which a plan has links."""
+    """Return the pairs of nodes between which a plan has links."""
     return frozenset(
         pair_of(stages[position].node, stages[other].node)
         for position in range(len(stages))

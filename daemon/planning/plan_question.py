@@ -1,7 +1,8 @@
-"""What a plan is asked for: all that it depends on as one immutable value, and what outlives a change of it. Pure.
+"""The question that a plan answers: all its inputs as one immutable value, and which changes an answer survives. Pure.
 
-A plan takes seconds on many devices, and the cluster goes on meanwhile. Whoever has an answer compares the question
-that it answers with the one that would be asked now.
+A plan takes seconds on many devices, and the cluster changes meanwhile. When an answer arrives, its question is
+compared
+with the present one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,33 +20,33 @@ from headway.daemon.planning.profiles import Profiles
 from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
 MAX_TROUBLE: Final = 200
-"""Characters of a worker's last words in a reason."""
+"""Maximum number of characters of a worker's error in a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """All that a plan depends on."""
+    """All inputs of a plan."""
 
     spec: JobSpec
     seats: tuple[Seat, ...]
-    """The devices that it may use."""
+    """The devices that the plan may use."""
     previous: tuple[StagePlan, ...] = ()
-    """The workers of the plan in force, whose layers had better stay."""
+    """The workers of the plan in force, whose layers should stay."""
     history: tuple[str, ...] = ()
-    """Arithmetic classes that the job has run on."""
+    """Arithmetic classes on which the job has run."""
     was_rounded: bool = False
-    """Whether it has run over a lossy wire."""
+    """True if the job has run over a lossy wire."""
     links: LinkAssumptions
     holdings: Holdings = ()
     profiles: Profiles
     blocked: BlockedWays = NOTHING_BLOCKED
-    """Ways between the nodes of the seats on which one does not reach the other."""
+    """Blocked ways between the nodes of the seats."""
     left_out: tuple[str, ...] = ()
-    """Sentences on nodes and devices that it may not use, for whoever has too few."""
+    """Sentences on nodes and devices that the plan may not use, shown when there are too few."""
 
 
 class Conditions(TypedDict, total=False):
-    """Of a plan, beside job, nodes and measurements; as `make_plan` has them."""
+    """The conditions of a plan besides job, nodes and measurements, as in `make_plan`."""
 
     previous: PlanRecord | None
     busy: frozenset[tuple[str, int]]
@@ -64,13 +65,13 @@ def ask(
     profiles: Profiles | None = None,
     **conditions: Unpack[Conditions],
 ) -> PlanQuestion:
-    """The question for the best plan for a job; arguments as for `make_plan`."""
+    """Return the question for the best plan of a job; arguments as for `make_plan`."""
     quarantined, previous = conditions.get("quarantined", frozenset()), conditions.get("previous")
     busy, held = conditions.get("busy", frozenset()), conditions.get("held") or {}
     nodes = tuple(nodes)
     wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes if node.stays_out]
-    out += [f"node {node.name} is quarantined" for node in wanted if node.name in quarantined]
+    out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
     out += [no_worker(node, node.down_devices) for node in wanted if node.down_devices and node.name not in quarantined]
     return PlanQuestion(
         spec=spec,
@@ -104,14 +105,16 @@ def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
 
 
 def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:
-    """Whether two questions are about the same job on the same devices: only times and files may be other ones."""
+    """Return whether two questions have one job and the same devices: only times and files may differ."""
     is_same = (_situation(one), one.blocked) == (_situation(other), other.blocked)
     return is_same and set(map(_unmeasured, one.seats)) == set(map(_unmeasured, other.seats))
 
 
 def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> bool:
-    """Whether a plan for an earlier question is a plan for the present one as well, though maybe not the best: every
-    device that it uses may still be used, by the same process, as it was, and its neighbours can talk."""
+    """Return whether a plan for an earlier question is also valid, though perhaps not the best, for the present one.
+
+    It is valid if every device that it uses may still be used, by an unchanged process, and its neighbours can talk.
+    """
     if _situation(asked) != _situation(now) or not linked_pairs(plan.stages).isdisjoint(now.blocked.pairs):
         return False
     before = {_key(seat): _unmeasured(seat) for seat in asked.seats}
@@ -121,7 +124,7 @@ def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> 
 
 
 def _situation(question: PlanQuestion) -> tuple[object, ...]:
-    """All that is no measurement and no device."""
+    """Return all inputs except measurements and devices."""
     return question.spec, question.previous, question.history, question.was_rounded, question.links
 
 
@@ -134,6 +137,6 @@ def _unmeasured(seat: Seat) -> Seat:
 
 
 def no_worker(node: NodeRecord, device_indices: Iterable[int]) -> str:
-    """`a has no worker on device 0`, with the reason, as far as the node says it."""
+    """Return `a has no worker on device 0`, with the reason that the node gives."""
     why = f" ({node.worker_trouble[:MAX_TROUBLE]})" if node.worker_trouble else ""
     return f"{node.name} has no worker on device {' and '.join(map(str, device_indices))}{why}"

@@ -1,4 +1,4 @@
-"""What the schedule simulator says about a plan: how long its batches take, and who has nothing to do. Pure."""
+"""Simulates a plan's schedule: how long its batches take, and which workers are idle. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,27 +19,29 @@ MOST_BATCHES: Final = 12
 LEAST_BATCHES: Final = 4
 BATCHES_SHOWN: Final = 3
 MOST_OPERATIONS: Final = 400_000
-"""So many forwards and backwards are simulated at most, unless the fewest batches have more."""
+"""Maximum number of simulated forwards and backwards, unless the fewest batches have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A plan's pipeline on paper, some batches long."""
+    """A plan's simulated pipeline, some batches long."""
 
     num_batches: int
     step_seconds: float
-    """Per batch, once the pipe is full, of the slowest worker: others may run ahead as far as their depth allows."""
+    """Seconds per batch of the slowest worker, once the pipe is full: others may run ahead as far as their depth
+    allows.
+    """
     bubbles: tuple[float, ...]
     """Per worker: the share of that time without an operation."""
     peaks: tuple[int, ...]
-    """Per worker: most microbatches in flight."""
+    """Per worker: maximum number of microbatches in flight."""
     window: tuple[float, float]
-    """From when to when the pipe was full."""
+    """Interval in which the pipe was full."""
     timeline: tuple[TimedOp, ...]
 
     @property
     def shown(self) -> tuple[float, float]:
-        """What a picture shows: a few batches of the full pipe."""
+        """Return the part for a picture: a few batches of the full pipe."""
         begin, end = self.window
         return begin, min(end, begin + BATCHES_SHOWN * self.step_seconds)
 
@@ -53,9 +55,9 @@ def forecast(
     profiles: Profiles | None = None,
     num_shown: int = 0,
 ) -> Forecast:
-    """Simulate some batches of a plan; stages: its workers, on nodes that are all there.
+    """Simulate some batches of a plan. stages: its workers, on nodes that are all present.
 
-    num_shown: batches of the full pipe, as far as MOST_OPERATIONS allows it; 0: as many as give a step's time.
+    num_shown: batches of the full pipe, as far as MOST_OPERATIONS allows it; 0: enough for a step's time.
     """
     profiles = profiles or Profiles()
     seats = _seats(stages, nodes)
@@ -86,7 +88,7 @@ def forecast(
 
 
 class _Clock:
-    """Seconds of a worker's operations."""
+    """The seconds of a worker's operations."""
 
     def __init__(self, spec: JobSpec, profiles: Profiles, seats: Sequence[Seat]) -> None:
         self._costs: Mapping[str, LayerCost] = {cost.name: cost for cost in layer_costs(spec)}
@@ -96,7 +98,7 @@ class _Clock:
         self._clock = DeviceClock(by_kind, spec.train, profiles, devices)
 
     def times(self, worker: StagePlan, seat: Seat) -> StageTimes:
-        """One microbatch each way, and one update, of all layers of a worker."""
+        """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
         forward = backward = update = 0.0
         for layer in worker.layers:
             kind, cost = kind_of_layer(layer), self._costs[layer]
@@ -127,7 +129,7 @@ def _num_batches(spec: JobSpec, num_stages: int, *, at_most: int) -> int:
 
 
 def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:
-    """What each pair of workers of two stages has at least."""
+    """Return the slowest link between each pair of workers of two stages."""
     codec = codec_between(spec.train, is_between_sites=len({seat.site for seat in (*uppers, *lowers)}) > 1)
     return LinkTimes(
         latency=links.longest_round_trip_s(uppers, lowers) / 2,
@@ -137,7 +139,7 @@ def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[
 
 
 def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequence[Seat]) -> LinkTimes:
-    """What each pair of replicas has at least; frames are as long as the sums and the reduced slices are on average."""
+    """Return the slowest link between replicas; a frame has the average length of the sums and the reduced slices."""
     number = len(replicas)
     if number == 1:
         return LinkTimes()

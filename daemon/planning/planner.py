@@ -1,8 +1,9 @@
-"""Who holds which layers: the best order of devices, cut, replicas and depth for a job on the nodes there are. Pure.
+"""Plans which device holds which layers: the best order of devices, cut, replicas and depth for a job. Pure.
 
-The rule: of all plans within memory, take the least predicted seconds of a batch; a plan with fewer workers is
-preferred while it is not more than `WORTH_A_STAGE` slower; among equals, the one that leaves most layers where they
-are, then the one whose nodes hold most of their layers' files.
+The rule: of all plans within memory, take the least predicted seconds of a batch. A plan with fewer workers is
+preferred
+while it is not more than `WORTH_A_STAGE` slower. Among equals, the plan that leaves most layers in place wins, then the
+plan whose nodes hold most of their layers' files.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from headway.daemon.planning.stage_costs import StageCosts
 from headway.daemon.records import NodeRecord
 
 FEW_WITH_BLOCKED: Final = 5
-"""With more devices, and some that cannot talk, those that all can are tried too: not every order is."""
+"""With more devices than this, if some cannot talk, sets that can all talk are tried too: not every order is tried."""
 
 __all__ = ["WORTH_A_STAGE", "ClusterPlan", "PlanRefused", "StageEstimate", "answer", "make_plan", "size"]
 
@@ -35,20 +36,22 @@ def make_plan(
     profiles: Profiles | None = None,
     **conditions: Unpack[Conditions],
 ) -> ClusterPlan | PlanRefused:
-    """The best plan for a job.
+    """Return the best plan for a job.
 
-    nodes: all that are there; draining and quarantined ones, those of another protocol version or of a site that the
-    job does not want are left out, and so are devices that have no worker process. previous: the plan in force, whose
-    layers had better stay. busy: (node, device) that other jobs use. history: arithmetic classes that the job has run
-    on. was_rounded: whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch.
-    profiles: what was measured of devices and links. blocked: ways on which one node does not reach another; none of
-    them is between neighbours or replicas of the plan.
+    nodes: all present nodes. Left out are draining and quarantined ones, those of another protocol version or of a site
+    that the job does not want, and devices that have no worker process. previous: the plan in force, whose layers
+    should
+    stay. busy: (node, device) that other jobs use. history: arithmetic classes on which the job has run. was_rounded:
+    whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch. profiles:
+    measurements
+    of devices and links. blocked: blocked ways between nodes; none of them is between neighbours or replicas of the
+    plan.
     """
     return answer(ask(spec, nodes, profiles=profiles, **conditions))
 
 
 def answer(question: PlanQuestion) -> ClusterPlan | PlanRefused:
-    """The best plan. With many devices it takes seconds: not for a thread that others wait for."""
+    """Return the best plan. With many devices it takes seconds: do not call it in a thread that others wait for."""
     plan = _plan(question)
     if isinstance(plan, PlanRefused) and not plan.is_final:
         return replace(plan, reason="; ".join([plan.reason, *question.left_out]))
@@ -72,7 +75,7 @@ def _plan(question: PlanQuestion) -> ClusterPlan | PlanRefused:
 
 
 def _plan_exactly(question: PlanQuestion) -> ClusterPlan | PlanRefused:
-    """The best plan on devices of one arithmetic class: of the job's own class, once it has one."""
+    """Return the best plan on devices of one arithmetic class: the job's own class, once it has one."""
     history, seats = question.history, question.seats
     classes = sorted({seat.arithmetic_class for seat in seats})
     allowed = [name for name in classes if set(history) <= {name}]
@@ -119,7 +122,7 @@ class _Planner:
         return found or PlanRefused(reason=self._memory_arithmetic())
 
     def _best_along(self, seats: tuple[Seat, ...]) -> ClusterPlan | None:
-        """The best plan on some of the devices."""
+        """Return the best plan on some of the devices."""
         question = self._question
         profiled = frozenset(node for pair, _ in question.profiles.links for node in pair)
         kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled, blocked=self._pairs)
@@ -130,7 +133,7 @@ class _Planner:
         return assemble(self._costs, cut, self._seats, question.history, was_rounded=question.was_rounded)
 
     def _is_refused_by_blocked_ways(self) -> bool:
-        """Whether there would be a plan if all nodes could talk."""
+        """Return whether a plan would exist if all nodes could talk."""
         if not self._pairs:
             return False
         open_question = replace(self._question, blocked=NOTHING_BLOCKED)
@@ -150,7 +153,7 @@ class _Planner:
         )
 
     def _memory_arithmetic(self) -> str:
-        """Why nothing fits, with the numbers of the largest layer and of the whole."""
+        """Return why nothing fits, with the numbers of the largest layer and of the whole."""
         costs = self._costs
         largest = max(range(costs.num_layers), key=lambda layer: (self._alone(layer, layer + 1), -layer))
         whole = self._alone(0, costs.num_layers)
@@ -180,12 +183,12 @@ class _Planner:
         return f"{len(self._seats)} free device{'s have' if len(self._seats) != 1 else ' has'}"
 
     def _alone(self, first: int, end: int) -> int:
-        """Bytes of layers on one device, at one microbatch in flight."""
+        """Return the bytes of layers on one device, at one microbatch in flight."""
         return self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
 
 
 def all_talking(seats: tuple[Seat, ...], pairs: frozenset[Pair]) -> tuple[Seat, ...]:
-    """The seats that are left when the one with most blocked pairs goes, again and again, until all can talk."""
+    """Return the seats that remain when the one with most blocked pairs is removed, repeatedly, until all can talk."""
     left = list(seats)
     while True:
         counts = [sum(one is not other and pair_of(one.node, other.node) in pairs for other in left) for one in left]

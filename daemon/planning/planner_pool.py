@@ -1,4 +1,4 @@
-"""Where plans are computed: small ones here, large ones in a process that may run out of memory, or of time, alone."""
+"""Computes plans: small ones in this process, large ones in another that may run out of memory or time alone."""
 
 import os
 import subprocess
@@ -14,23 +14,23 @@ from headway.daemon.planning.planner import answer
 from headway.daemon.planning.planning_process import MEMORY_VARIABLE, read_message, write_message
 
 MEMORY_BYTES: Final = 2 << 30
-"""For one plan, beside what the process has when it begins: a thousand layers on a hundred devices take a tenth."""
+"""Memory for one plan, in addition to the process's own: a thousand layers on a hundred devices take a tenth of it."""
 TIME_S: Final = 300.0
-"""For one plan. Long before, its job counts as refused for now and others have their turn."""
+"""Time for one plan. Its job counts as refused long before that, and others have their turn."""
 MAX_PROCESSES: Final = 2
-"""One for the present plan, one that is late."""
+"""Maximum number of processes: one for the present plan, one that is late."""
 SMALL_LAYERS: Final = 128
 SMALL_DEVICES: Final = 8
 SMALL_MICROBATCHES: Final = 1024
-"""Up to here a plan takes a few megabytes and at most some seconds: it is computed here, without a process."""
+"""Up to this number, a plan takes a few megabytes and some seconds at most: it is computed in this process."""
 
 
 class PlanningFailedError(Exception):
-    """A plan was not computed, for a reason that is not the job's."""
+    """A plan was not computed, for a reason that does not concern the job."""
 
 
 def is_small(question: PlanQuestion) -> bool:
-    """Whether a plan is known to take little memory and time, by its sizes."""
+    """Return whether a plan is known to take little memory and time, by its sizes."""
     spec = question.spec
     return (
         spec.model.num_hidden_layers <= SMALL_LAYERS
@@ -40,7 +40,7 @@ def is_small(question: PlanQuestion) -> bool:
 
 
 class PlannerPool:
-    """`answer` may be called from several threads; `close` ends what is under way."""
+    """`answer` may be called from several threads; `close` ends running computations."""
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S) -> None:
         self._memory_bytes = memory_bytes
@@ -48,13 +48,13 @@ class PlannerPool:
         self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._busy: dict[subprocess.Popen[bytes], float] = {}
-        """Since when each computes."""
+        """Start time of each computation."""
         self._late: set[subprocess.Popen[bytes]] = set()
-        """Ended here because their time was up, until that is told."""
+        """Computations that were ended because their time was up, until that is reported."""
         self._is_closed = False
 
     def answer(self, question: PlanQuestion) -> ClusterPlan | PlanRefused:
-        """The best plan. Raises PlanningFailedError: no memory, no time, or the process died."""
+        """Return the best plan. Raises PlanningFailedError: no memory, no time, or the process died."""
         return answer(question) if is_small(question) else self._in_process(question)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class PlannerPool:
     def _take(self) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._is_closed:
-                raise PlanningFailedError("this daemon does not lead any more")
+                raise PlanningFailedError("this daemon no longer leads")
             while len(self._busy) >= MAX_PROCESSES:
                 oldest = min(self._busy, key=lambda process: self._busy[process])
                 oldest.kill()
@@ -120,7 +120,7 @@ class PlannerPool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **own, MEMORY_VARIABLE: str(self._memory_bytes)},
-            start_new_session=True,  # Ctrl-C in a terminal is the daemon's to act on
+            start_new_session=True,  # the daemon handles Ctrl-C in a terminal
         )
 
     def _end_late(self, process: "subprocess.Popen[bytes]") -> None:
@@ -134,7 +134,7 @@ class PlannerPool:
         if process in self._late:
             return f"no plan on {len(question.seats)} devices was found within {self._time_s:g} s"
         if process not in self._busy and not self._is_closed:
-            return "the plan took so long that plans asked for later needed its place"
+            return "the plan took so long that later plans needed its place"
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         return f"the planning process ended with status {process.returncode}"

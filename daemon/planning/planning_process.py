@@ -1,7 +1,8 @@
 """A process that computes plans, with a limit on its memory: `python -m headway.daemon.planning.planning_process`.
 
-Questions come in and answers go out as pickles between a daemon and its own child, each with its length in front. It
-imports no torch. It ends as soon as its standard input does, whatever it computes then: no daemon leaves one behind.
+Questions and answers are pickles, each with its length in front, between a daemon and its own child. The process
+imports
+no torch. It ends as soon as its standard input does, whatever it computes: no daemon leaves one behind.
 """
 
 import os
@@ -20,14 +21,14 @@ MEMORY_VARIABLE: Final = "HEADWAY_PLANNING_BYTES"
 
 
 def write_message(stream: IO[bytes], message: object) -> None:
-    """One message. Raises OSError."""
+    """Write one message. Raises OSError."""
     raw = pickle.dumps(message)
     stream.write(LENGTH.pack(len(raw)) + raw)
     stream.flush()
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """The next message. Raises EOFError when there is none, or not all of it."""
+    """Read the next message. Raises EOFError when there is none, or only part of one."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError
@@ -41,7 +42,7 @@ def read_message(stream: IO[bytes]) -> Any:
 def main() -> None:
     """Answer one question after the other."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints is no answer
+    os.dup2(2, 1)  # printed text must not mix with answers
     os.nice(NICE)
     from headway.daemon.planning.planner import answer
 
@@ -58,14 +59,14 @@ def main() -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let this process have so much more than it has now."""
+    """Allow this process `num_bytes` more than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + num_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _read(questions: "queue.SimpleQueue[Any]") -> None:
-    """In a thread, so that the end of the daemon is noticed while a plan is computed."""
+    """Read in a thread, so that the end of the daemon is noticed while a plan is computed."""
     try:
         while True:
             questions.put(read_message(sys.stdin.buffer))

@@ -1,8 +1,8 @@
-"""What a batch takes under a placement: each worker, each link, each reduction, and what of it counts. Pure.
+"""Predicts a batch's time under a placement: each worker, each link, each reduction, and which of them count. Pure.
 
-Stages work side by side, so the slowest stage or link sets the pace. Without delay the pipe also fills and drains with
-every batch, and waits for each link once there and once back. With delay distance costs nothing while there are enough
-microbatches: `distance` says what it costs where there are not.
+Stages work in parallel, so the slowest stage or link sets the pace. Without delay the pipe also fills and drains with
+every batch, and waits for each link once there and once back. With delay, distance costs nothing while there are enough
+microbatches: `distance` gives the cost when there are too few.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class Worker:
 
     seat: Seat
     groups: tuple[int, ...]
-    """All that it computes, rising."""
+    """The groups that it computes, rising."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ class PlacedStage:
 
     @property
     def seats(self) -> tuple[Seat, ...]:
-        """Of its workers."""
+        """Return the seats of its workers."""
         return tuple(worker.seat for worker in self.workers)
 
 
 class PredictedTime:
-    """A placement's times, by its parts."""
+    """The predicted times of a placement, by its parts."""
 
     def __init__(self, costs: StageCosts, stages: Sequence[PlacedStage]) -> None:
         self._costs = costs
@@ -56,7 +56,7 @@ class PredictedTime:
         ]
         """Per stage and worker: forward, backward and update of one batch."""
         self.stage_seconds = [self._stage(index) for index in range(len(stages))]
-        """With reduction, as far as it counts."""
+        """Per stage: seconds with the reduction, as far as it counts."""
         self.boundary_seconds = [costs.boundary_seconds(upper.seats, lower.seats) for upper, lower in pairwise(stages)]
         self.round_trips_s = [
             costs.links.longest_round_trip_s(upper.seats, lower.seats) for upper, lower in pairwise(stages)
@@ -70,7 +70,7 @@ class PredictedTime:
             )
             / costs.num_microbatches
         )
-        """Between two microbatches on the slowest worker, without its update."""
+        """Seconds between two microbatches on the slowest worker, without its update."""
         self.microbatch_seconds = [
             sum(self.num_microbatches(worker.groups) * self._per_microbatch(index, worker) for worker in stage.workers)
             / costs.num_microbatches
@@ -81,7 +81,7 @@ class PredictedTime:
             self._lateness_s(upper, lower, round_trip_s)
             for round_trip_s, (upper, lower) in zip(self.round_trips_s, pairwise(stages), strict=True)
         ]
-        """Per pair of neighbouring stages: how much later a frame may arrive where packets are lost."""
+        """Per pair of neighbouring stages: additional delay of a frame where packets are lost."""
         self.link_seconds = [
             round_trip_s
             + 2
@@ -99,7 +99,9 @@ class PredictedTime:
             self.batch_seconds += sum(self.round_trips_s)
 
     def depth(self, stage: int) -> int:
-        """Of a stage, as `replica_depth` takes it: what it needs, and the schedule's slack for times that vary."""
+        """Return a stage's depth, as `replica_depth` takes it: its need, and the schedule's slack for times
+        that vary.
+        """
         return self._depths[stage]
 
     @cached_property
@@ -109,7 +111,7 @@ class PredictedTime:
 
     @cached_property
     def _needed_depths(self) -> list[int]:
-        """The schedule's own, or with delay what hides the distance below."""
+        """Return the schedule's own depths, or with delay those that hide the distance below."""
         num_stages, most = len(self._stages), 2 * self._costs.num_microbatches
         if not self._costs.spec.train.delay:
             return [self._costs.least_depth(num_stages - stage) for stage in range(num_stages)]
@@ -119,7 +121,7 @@ class PredictedTime:
         ]
 
     def distance(self, depths: Sequence[int]) -> Distance:
-        """What distance makes of the batches. depths: per stage, as `replica_depth` takes them."""
+        """Return the effect of distance on the batches. depths: per stage, as `replica_depth` takes them."""
         together = [
             sum(self._costs.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
             for stage, depth in zip(self._stages, depths, strict=True)
@@ -128,7 +130,7 @@ class PredictedTime:
         return self._distance(together, is_cut_short=is_cut_short and bool(self._costs.spec.train.delay))
 
     def seconds_with(self, depths: Sequence[int]) -> float:
-        """Of a batch. depths: per stage, of all its workers together."""
+        """Return the seconds of a batch. depths: per stage, of all its workers together."""
         return self._distance(depths, is_cut_short=False).batch_s
 
     def _distance(self, together: Sequence[int], *, is_cut_short: bool) -> Distance:
@@ -147,15 +149,15 @@ class PredictedTime:
 
     @property
     def _pace_s(self) -> float:
-        """Between two microbatches: on the slowest worker, or on the slowest link."""
+        """Return the seconds between two microbatches: on the slowest worker, or on the slowest link."""
         return max([self.pace_s, *(seconds / self._costs.num_microbatches for seconds in self.boundary_seconds)])
 
     def num_microbatches(self, groups: Iterable[int]) -> int:
-        """Of a batch, those of some groups."""
+        """Return the number of a batch's microbatches in some groups."""
         return self._costs.num_held(groups)
 
     def connections(self) -> tuple[ConnectionEstimate, ...]:
-        """Each link between workers that share microbatches."""
+        """Return each link between workers that share microbatches."""
         costs, links = self._costs, self._costs.links
         return tuple(
             ConnectionEstimate(
@@ -176,7 +178,7 @@ class PredictedTime:
         )
 
     def reductions(self) -> tuple[ReductionEstimate, ...]:
-        """Of each stage that has several workers."""
+        """Return the reduction of each stage that has several workers."""
         found = []
         for index, stage in enumerate(self._stages):
             num = len(stage.workers)
@@ -226,9 +228,10 @@ def predict(
     profiles: Profiles | None = None,
     links: LinkAssumptions | None = None,
 ) -> float | None:
-    """A batch's seconds under a plan that exists, by what is measured now; None: a worker's node or device is gone.
+    """Predict a batch's seconds under an existing plan by present measurements; None: a worker's node or device is
+    gone.
 
-    stages: as in PlanRecord, replicas side by side.
+    stages: as in PlanRecord, replicas next to each other.
     """
     records = {node.name: node for node in nodes}
     seats = []

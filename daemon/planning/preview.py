@@ -1,4 +1,4 @@
-"""What the planner would do with a job on some nodes: the dry run of `headway plan`. Pure."""
+"""Previews the plan of a job on some nodes: the dry run of `headway plan`. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from headway.daemon.planning.profiles import Profiles
 from headway.daemon.records import Device, NodeRecord, PlanRecord, StagePlan, replicas_of
 
 MOST_SPARES: Final = 8
-"""So many are named; JSON has all."""
+"""Maximum number of spares named; JSON has all."""
 
 Row = tuple[str, ...]
 
@@ -35,17 +35,17 @@ class WorkerPreview:
     layers: str
     """`embed, block.0-3`"""
     groups: tuple[int, ...]
-    """The reduction groups it computes, beside other replicas of its stage; empty: all."""
+    """Reduction groups that it computes, shared with other replicas of its stage; empty: all."""
     share: float
-    """Of a batch's microbatches."""
+    """Share of the batch's microbatches."""
     depth: int
     batch_seconds: float
     device_bytes: int
     device_limit_bytes: int
-    """0: not known, not limited."""
+    """Memory limit of the device; 0: not known, not limited."""
     host_bytes: int
     host_limit_bytes: int
-    """0: not known, not limited."""
+    """Memory limit of the host; 0: not known, not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,60 +55,60 @@ class LinkPreview:
     upper: str
     lower: str
     bytes_per_microbatch: int
-    """Each way, as they are coded."""
+    """Coded bytes each way."""
     microbatches: int
-    """Of a batch."""
+    """Microbatches of a batch."""
     batch_seconds: float
-    """To carry a batch; hidden behind computation while it is less than the slowest worker's."""
+    """Seconds to carry a batch; computation hides them while they are less than the slowest worker's."""
     round_trip_s: float
     lateness_s: float
-    """How much later than that frames may arrive, where packets are lost."""
+    """Additional delay of frames where packets are lost."""
     codec: str
-    """How hidden states are coded on it: `none`, `bf16`, `int8`."""
+    """Codec of the hidden states on the link: `none`, `bf16`, `int8`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistancePreview:
-    """Whether the microbatches in flight hide the links."""
+    """Whether the microbatches in flight hide the links: the figures."""
 
     microbatches: int
-    """m, as the job has it."""
+    """The job's m."""
     least_microbatches: int
-    """m that would hide all links under 2bw."""
+    """The m that would hide all links under 2bw."""
     on_links_s: float
-    """One microbatch's time on all links, there and back, where its frames are late."""
+    """One microbatch's time on all links, there and back, with late frames."""
     lateness_s: float
-    """How much later than usual frames may arrive, over all links."""
+    """Additional delay of frames, over all links."""
     on_links_microbatches: float
-    """The same in microbatches' time."""
+    """One microbatch's time on all links, in microbatches."""
     hidden: bool
     hidden_batch_seconds: float
-    """A batch if distance cost nothing."""
+    """Seconds of a batch if distance cost nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPreview:
-    """What the schedule simulator makes of the plan."""
+    """The simulation of the plan."""
 
     batches: int
     batch_seconds: float
     bubbles: tuple[float, ...]
-    """Per worker: the share of a batch's time without anything to do."""
+    """Per worker: the share of a batch's time in which it is idle."""
     peaks_in_flight: tuple[int, ...]
-    """Per worker, microbatches."""
+    """Per worker: maximum number of microbatches in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPreview:
-    """A plan that nobody has made yet."""
+    """A plan that has not been made."""
 
     job: str
     stages: tuple[StagePlan, ...]
-    """Its workers; those of one stage side by side."""
+    """Its workers; replicas of one stage are next to each other."""
     predicted_batch_seconds: float
     tokens_per_second: float
     bottleneck: str
-    """A sentence."""
+    """A sentence about the slowest part."""
     workers: tuple[WorkerPreview, ...]
     links: tuple[LinkPreview, ...]
     spares: tuple[str, ...]
@@ -118,14 +118,14 @@ class PlanPreview:
     explanation: tuple[str, ...]
     distance: DistancePreview | None = None
     about_distance: tuple[str, ...] = ()
-    """The sentence on m, where links are long."""
+    """The sentence on m, if links are long."""
     link_kinds: tuple[PlannedLink, ...] = ()
-    """Every link between neighbouring stages and between replicas: which kind it would be, and why."""
+    """Every link between neighbouring stages and between replicas, with its kind and reason."""
     simulation: SimulationPreview | None = None
 
     @property
     def lines(self) -> list[str]:
-        """The preview for people."""
+        """Return the preview for people."""
         workers, stages = len(self.workers), len(replicas_of(self.stages))
         on = f" on {workers} workers" if workers != stages else ""
         head = (
@@ -165,7 +165,7 @@ class PlanPreview:
 
 
 def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, ...]:
-    """So many equal CPU nodes of one site. memory_bytes: of each; 0: enough."""
+    """Return equal CPU nodes of one site. memory_bytes: of each; 0: enough."""
     return tuple(
         NodeRecord(
             name=f"node-{index}",
@@ -189,7 +189,7 @@ def preview(
     profiles: Profiles | None = None,
     is_simulated: bool = False,
 ) -> tuple[PlanPreview, Forecast | None]:
-    """The plan of a job on nodes that it has to itself, and its simulation where that is wanted.
+    """Return the plan of a job that has all nodes to itself, and its simulation if requested.
 
     Raises ConfigError with the planner's reason for refusing.
     """
@@ -223,7 +223,7 @@ def preview(
 
 
 def worker_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
-    """Per worker, its stage and its place: `0 berlin-1`, `1 paris:0`."""
+    """Return each worker's stage and place: `0 berlin-1`, `1 paris:0`."""
     name = _names(stages)
     return tuple(
         f"{index} {name(stages[position])}"
@@ -233,7 +233,7 @@ def worker_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
 
 
 def table(titles: Row, rows: Sequence[Row]) -> list[str]:
-    """Columns for people, the titles on top."""
+    """Return columns for people, with titles on top."""
     widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -297,7 +297,7 @@ def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPrev
 
 
 def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
-    """The plan's links in its own order, with the devices' numbers where a node has several workers."""
+    """Return the plan's links in its own order, with the devices' numbers if a node has several workers."""
     name = _names(plan.stages)
     pairs = [
         (plan.stages[upper], plan.stages[lower])
@@ -337,7 +337,7 @@ def _distance(plan: ClusterPlan) -> DistancePreview | None:
 
 
 def _names(stages: Sequence[StagePlan]) -> Callable[[StagePlan], str]:
-    """A worker by its node, with the device where the node has several workers."""
+    """Return each worker's node, with the device if the node has several workers."""
     number = Counter(stage.node for stage in stages)
     return lambda stage: stage.node if number[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
 

@@ -1,8 +1,9 @@
-"""What was measured of devices and links, and what the rest is taken to be until it is. Pure.
+"""Holds measurements of devices and links, and estimates what is not measured. Pure.
 
-A layer's seconds on a device are those measured there. Where nothing was measured, the estimate is multiplied by what
-the measured devices make of theirs (their median, for that kind of layer), and by what this device's own other layers
-say about it: a machine whose blocks take three times as long as elsewhere is as slow with the head.
+A layer's seconds on a device are those measured there. Otherwise the estimate is scaled twice. The first factor is the
+median of measured over estimated times of this kind of layer on other devices. The second is the factor of this
+device's
+own other layers: a machine whose blocks take three times as long as elsewhere is as slow with the head.
 """
 
 from collections.abc import Mapping
@@ -17,25 +18,25 @@ from headway.stages.spec import TrainSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSeconds:
-    """Measured on one device, for one kind of layer: `embed`, `block` or `head`."""
+    """Seconds measured on one device, for one kind of layer: `embed`, `block` or `head`."""
 
     forward_s: float
-    """One microbatch."""
+    """Forward of one microbatch."""
     backward_s: float
-    """One microbatch, with what is computed again."""
+    """Backward of one microbatch, with its recomputation."""
     update_s: float = 0.0
     """One update; 0: not measured yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """Measured between two nodes."""
+    """The measured speed between two nodes."""
 
     round_trip_s: float
     bytes_per_s: float
-    """Each way."""
+    """Bytes a second each way."""
     loss: float = 0.0
-    """Of the packets."""
+    """Share of the packets that are lost."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Profiles:
     """All measurements that a plan may use. Equal measurements are equal keys of a cache: see `of`."""
 
     layers: tuple[tuple[DeviceKey, tuple[tuple[str, LayerSeconds], ...]], ...] = ()
-    """Per device, by kind of layer; sorted."""
+    """Times by device and kind of layer; sorted."""
     links: tuple[tuple[tuple[str, str], LinkSpeed], ...] = ()
-    """Per (node, peer); sorted."""
+    """Speeds by (node, peer); sorted."""
 
     @classmethod
     def of(
@@ -53,7 +54,7 @@ class Profiles:
         layers: Mapping[DeviceKey, Mapping[str, LayerSeconds]] | None = None,
         links: Mapping[tuple[str, str], LinkSpeed] | None = None,
     ) -> "Profiles":
-        """From mappings, in any order."""
+        """Make profiles from mappings in any order."""
         return cls(
             layers=tuple(sorted((device, tuple(sorted(kinds.items(), key=_key))) for device, kinds in layers.items()))
             if layers
@@ -63,16 +64,16 @@ class Profiles:
 
     @cached_property
     def by_device(self) -> dict[DeviceKey, dict[str, LayerSeconds]]:
-        """Device to kind of layer to its seconds."""
+        """Return device to kind of layer to its seconds."""
         return {device: dict(kinds) for device, kinds in self.layers}
 
     @cached_property
     def by_link(self) -> dict[tuple[str, str], LinkSpeed]:
-        """(node, peer) to the link's speed."""
+        """Return (node, peer) to the link's speed."""
         return dict(self.links)
 
     def link(self, one: str, other: str) -> LinkSpeed | None:
-        """Between two nodes, the worse of both ends' measurements; None: not measured."""
+        """Return the worse of both ends' measurements between two nodes; None: not measured."""
         found = [self.by_link[pair] for pair in ((one, other), (other, one)) if pair in self.by_link]
         if not found:
             return None
@@ -85,7 +86,7 @@ class Profiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindSeconds:
-    """What one layer of a kind takes on a device."""
+    """The seconds of one layer of a kind on a device."""
 
     microbatch_s: float
     """Forward and backward."""
@@ -93,12 +94,12 @@ class KindSeconds:
 
 
 class DeviceClock:
-    """How long each kind of layer takes on each device of a job."""
+    """The seconds of each kind of layer on each device of a job."""
 
     def __init__(
         self, costs: Mapping[str, LayerCost], train: TrainSpec, profiles: Profiles, devices: Mapping[DeviceKey, Device]
     ) -> None:
-        """costs: by kind of layer. devices: those of the cluster; measurements of others say nothing."""
+        """costs: by kind of layer. devices: those of the cluster; measurements of others do not count."""
         self._costs = costs
         self._train = train
         self._profiles = profiles
@@ -121,7 +122,7 @@ class DeviceClock:
         self._microbatch, self._update = computing
 
     def seconds(self, node: str, device: Device, kind: str) -> KindSeconds:
-        """Measured where it was, else estimated and calibrated."""
+        """Return the measured seconds, else estimated and scaled ones."""
         key = (node, device.index)
         measured = self._profiles.by_device.get(key, {}).get(kind)
         cost = self._costs[kind]
@@ -145,7 +146,7 @@ class _Ratios:
         self._of_kind.setdefault(kind, {})[device] = ratio
 
     def expected(self, device: DeviceKey, kind: str) -> float:
-        """For a kind that was not measured on a device."""
+        """Return the expected ratio for a kind that was not measured on a device."""
         medians = {name: median(ratios.values()) for name, ratios in self._of_kind.items()}
         if not medians:
             return 1.0

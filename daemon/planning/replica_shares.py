@@ -1,8 +1,8 @@
-"""How the replicas of a stage share its reduction groups: the least time that the slowest of them can need. Pure.
+"""Divides the reduction groups of a stage among its replicas: the slowest of them needs the least possible time. Pure.
 
 Microbatch i of m belongs to group i mod G, so the first m mod G groups have one microbatch more. The groups are counted
-out from the first replica to the last, each at least one; shares need not be even. Which groups those are is another
-question: `interleaved` deals them out in turn.
+from the first replica to the last, each at least one; shares need not be even. `interleaved` then chooses which groups
+each replica gets, and deals them out in turn.
 """
 
 from bisect import bisect_right
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 HALVINGS = 48
-"""Of the interval in which the least time lies: far below rounding."""
+"""Halvings of the interval of the least time: far below rounding."""
 SLACK = 1e-9
-"""Of a microbatch: what rounding may take from one."""
+"""Part of a microbatch that rounding may take."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
 def group_ends(num_microbatches: int, num_groups: int) -> Counts:
-    """Microbatches of the first 0, 1, … G groups. [G + 1]"""
+    """Return the microbatches of the first 0, 1, … G groups. [G + 1]"""
     quotient, rest = divmod(num_microbatches, num_groups)
     groups = np.arange(num_groups + 1, dtype=np.int64)
     return groups * quotient + np.minimum(groups, rest)
@@ -32,7 +32,7 @@ def group_ends(num_microbatches: int, num_groups: int) -> Counts:
 def least_seconds(
     per_microbatch: Sequence[Floats], per_update: Sequence[Floats], most_groups: Sequence[Counts], ends: Counts
 ) -> Floats:
-    """The time of a batch on the slowest replica under the best shares, for many slices of layers at once.
+    """Return the time of a batch on the slowest replica under the best shares, for many slices of layers at once.
 
     Per replica: seconds of a microbatch, of the update that each does in full, and how many groups its memory has room
     for, each [num slices]. ends: see `group_ends`. Returns [num slices]; inf where the groups do not fit.
@@ -53,12 +53,14 @@ def least_seconds(
 def best_shares(
     per_microbatch: Sequence[float], per_update: Sequence[float], most_groups: Sequence[int], ends: Counts
 ) -> tuple[int, ...]:
-    """How many groups each replica holds under the best shares of one slice. Raises ValueError if they do not fit."""
+    """Return how many groups each replica holds under the best shares of one slice. Raises ValueError if they do not
+    fit.
+    """
     bounds = [int(end) for end in ends]
     replicas = list(zip(per_microbatch, per_update, most_groups, strict=True))
 
     def filled(limit: float) -> tuple[int, ...] | None:
-        """Each replica in turn takes as many groups as it can within the limit; None: some are left."""
+        """Fill each replica in turn with as many groups as the limit allows; None: some groups are left."""
         position, counts = 0, []
         for index, (each, update, most) in enumerate(replicas):
             microbatches = max(0, floor((limit - update) / each * (1 + 1e-12) + SLACK))
@@ -85,11 +87,12 @@ def best_shares(
 
 
 def interleaved(shares: Sequence[int], num_microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of each replica, by how many it holds: dealt out as evenly as they go, rising by their first ones.
+    """Return the groups of each replica, by how many it holds: dealt out evenly, sorted by their first group.
 
-    Microbatches come in order, and so to the replicas in turn: none waits while the others' pass, which would need a
-    whole round of groups in flight. Of groups with one microbatch more, each replica has as many as if its groups
-    followed one another.
+    Microbatches come in order, and so to the replicas in turn. No replica waits while the others' microbatches pass,
+    which
+    would need a whole round of groups in flight. Of groups with one microbatch more, each replica has as many as if its
+    groups were adjacent.
     """
     num_groups = sum(shares)
     held: list[list[int]] = [[] for _ in shares]
@@ -114,7 +117,7 @@ def _assign(
     most_groups: Sequence[Counts],
     ends: Counts,
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """Each replica in turn takes as many groups as it can within the limit: (whether all are taken, slowest time)."""
+    """Fill each replica in turn with as many groups as the limit allows: (whether all are taken, slowest time)."""
     position = np.zeros(limit.shape, dtype=np.int64)
     fits = np.ones(limit.shape, dtype=np.bool_)
     slowest = np.zeros_like(limit)
@@ -130,7 +133,9 @@ def _assign(
 def _reach(
     limit: Floats, position: Counts, left: int, each: Floats, update: Floats, most: Counts, ends: Counts
 ) -> Counts:
-    """The group at which a replica that begins at one must stop. left: replicas after it, which need a group each."""
+    """Return the group at which a replica that begins at one must stop. left: later replicas, which need a
+    group each.
+    """
     room = np.floor((limit - update) / each * (1 + 1e-12) + SLACK)
     microbatches = np.clip(room, 0, ends[-1]).astype(np.int64)
     following = np.searchsorted(ends, ends[position] + microbatches, side="right") - 1

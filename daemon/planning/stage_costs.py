@@ -1,6 +1,6 @@
-"""What a slice of layers takes on a device or on several replicas: seconds of a batch, bytes in memory. Pure.
+"""Computes a slice of layers on one device or several replicas: seconds of a batch, bytes in memory. Pure.
 
-Layers of one kind cost the same, so a slice is known by how many it has of each kind, and one table of all different
+Layers of one kind cost the same, so a slice is known by its number of layers of each kind. One table of all different
 slices serves every place in the pipeline.
 """
 
@@ -21,12 +21,12 @@ from headway.stages.codec import Codec, codec_between, coded_bytes, feedback_byt
 from headway.stages.schedule import replica_depth, schedule_depth
 
 HOST_STATES: Final = 2
-"""Boundary states that a node's memory must have room for: one being written, one being sent."""
+"""Boundary states for which a node's memory must have room: one being written, one being sent."""
 HOST_STATES_WITH_SNAPSHOTS: Final = 6
 
 
 class StageCosts:
-    """A job's costs on a set of seats. Slices are (first layer, end); tables over them are [num slices]."""
+    """The costs of a job on a set of seats. Slices are (first layer, end); tables over them are [num slices]."""
 
     def __init__(self, spec: JobSpec, seats: Sequence[Seat], profiles: Profiles, links: Links) -> None:
         self.spec = spec
@@ -43,7 +43,7 @@ class StageCosts:
         self._near_codec = codec_between(spec.train, is_between_sites=False)
         is_coded = bool(self._near_codec or (self._far_codec and len(sites) > 1))
         self.feedback_bytes = feedback_bytes(spec.train, self._num_hidden) if is_coded else 0
-        """Per reduction group, where the links upstream are coded; counted on every worker of such a job."""
+        """Bytes per reduction group, if the links upstream are coded; counted on every worker of such a job."""
         self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
         self._kinds = tuple(self._by_kind)
         self._clock = DeviceClock(
@@ -56,10 +56,10 @@ class StageCosts:
         self._widest: dict[frozenset[str], float] = {}
         self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
         self.is_limited = any(seat.device.memory_bytes for seat in seats)
-        """Whether memory on a device counts, which depends on how many stages come after a stage."""
+        """True if memory on a device counts, which depends on how many stages come after a stage."""
 
     def _count_slices(self) -> None:
-        """All different slices, by how many layers they have of each kind."""
+        """Return all different slices, by their number of layers of each kind."""
         kinds = np.array([self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers])
         size = self.num_layers + 1
         before = np.zeros((size, len(self._kinds)), dtype=np.int64)
@@ -81,14 +81,14 @@ class StageCosts:
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
 
     def _sum(self, of_kind: Callable[[str], float]) -> Floats:
-        """Over a slice's layers. [num slices]"""
+        """Sum over a slice's layers. [num slices]"""
         sums: Floats = self._counts @ np.array([of_kind(kind) for kind in self._kinds], dtype=np.float64)
         return sums
 
     # --- Seconds ------------------------------------------------------------------------------------------------------
 
     def seconds(self, seat: Seat) -> tuple[Floats, Floats]:
-        """Of a microbatch and of an update, on a device. Both [num slices]."""
+        """Return the seconds of a microbatch and of an update, on a device. Both [num slices]."""
         pace = self.pace_of(seat)
         found = self._seconds.get(pace)
         if found is None:
@@ -97,7 +97,7 @@ class StageCosts:
         return found
 
     def pace_of(self, seat: Seat) -> tuple[float, ...]:
-        """What distinguishes one device's times from another's: of each kind of layer, a microbatch and an update."""
+        """Return a key of a device's times: for each kind of layer, a microbatch and an update."""
         key = (seat.node, seat.device.index)
         found = self._paces.get(key)
         if found is None:
@@ -106,28 +106,32 @@ class StageCosts:
         return found
 
     def reduction_bytes(self, num_replicas: int) -> Floats:
-        """What each replica sends, and receives, per batch on average: sums to owners, reduced slices to all.
+        """Return the average bytes that each replica sends, and receives, per batch: sums to owners, reduced slices to
+        all.
 
-        All of them send (G + R) (R − 1) / R times the layers' sums, G groups' slices to their owners and R reduced
+        All replicas together send (G + R) (R − 1) / R times the layers' sums: G groups' slices to their owners, and R
+        reduced
         slices to R − 1 others. [num slices]
         """
         share = (self.num_groups / num_replicas + 1) * (num_replicas - 1) / num_replicas
         return self.sums_bytes * share
 
     def reduction_seconds(self, run: Sequence[Seat]) -> Floats:
-        """Of one batch, at the slowest link between the replicas. [num slices]"""
+        """Return the seconds of one batch's reduction, at the slowest link between the replicas. [num slices]"""
         if len(run) == 1:
             return np.zeros(self.num_slices)
         return self.reduction_bytes(len(run)) / self.links.slowest_sibling_bytes_per_s(run)
 
     def with_reduction(self, computing: Floats, reducing: Floats) -> Floats:
-        """A stage's seconds of a batch: reduction runs beside the next batch, or, without delay, after its own."""
+        """Return a stage's seconds of a batch: reduction runs during the next batch or, without delay, after
+        its own.
+        """
         return np.maximum(computing, reducing) if self.spec.train.delay else computing + reducing
 
     def run_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
-        """A batch's seconds on a stage that these devices share as well as they can; inf where it does not fit.
+        """Return a batch's seconds on a stage that these devices share in the best way; inf where it does not fit.
 
-        num_stages: it and those after it. [first, end], each of num_layers + 1
+        num_stages: this stage and those after it. [first, end], each of num_layers + 1
         """
         workers = [(self.pace_of(seat), seat.device.memory_bytes, seat.host_memory_bytes) for seat in run]
         if self.num_microbatches % self.num_groups == 0:
@@ -155,12 +159,12 @@ class StageCosts:
         return self.with_reduction(computing, self.reduction_seconds(run))
 
     def can_share(self, run: Sequence[Seat]) -> bool:
-        """Whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
+        """Return whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
         are_alike = all(one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run))
         return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)
 
     def shares(self, run: tuple[Seat, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
-        """How many groups each replica holds of a slice that `run_seconds` found to fit."""
+        """Return how many groups each replica holds of a slice for which `run_seconds` found a fit."""
         if len(run) == 1:
             return (self.num_groups,)
         index, depth = self.slice_of[first, end], self.least_depth(num_stages)
@@ -175,23 +179,29 @@ class StageCosts:
     # --- Links --------------------------------------------------------------------------------------------------------
 
     def codec(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> Codec:
-        """Of the cut between two stages: of all links between their workers."""
+        """Return the codec of the cut between two stages: of all links between their workers."""
         if self._far_codec is self._near_codec:
             return self._near_codec
         is_far = len({seat.site for seats in (uppers, lowers) for seat in seats}) > 1
         return self._far_codec if is_far else self._near_codec
 
     def carried_bytes(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> int:
-        """What the cut's links carry each way per microbatch: hidden states, or their gradient, as it codes them."""
+        """Return the coded bytes that the cut's links carry each way per microbatch: hidden states, or their
+        gradient.
+        """
         return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(self.spec.train))
 
     def boundary_seconds(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
-        """To carry a batch from one stage to the next: the mean share of the side with fewer workers, slowest link."""
+        """Return the seconds to carry a batch to the next stage: the mean share of the side with fewer workers, slowest
+        link.
+        """
         carried = self.num_microbatches * self.carried_bytes(uppers, lowers) / min(len(uppers), len(lowers))
         return carried / self.links.slowest_bytes_per_s(uppers, lowers)
 
     def widest_boundary_s(self, order: Sequence[Seat]) -> float:
-        """Seconds of a batch on the slowest link between any two of these seats; inf where each link is its own."""
+        """Return a batch's seconds on the slowest link between any two of these seats; inf where each link is
+        its own.
+        """
         if self.links.has_measured:
             return inf
         sites = frozenset(seat.site for seat in order)
@@ -205,34 +215,37 @@ class StageCosts:
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def least_depth(self, num_stages: int) -> int:
-        """Microbatches in flight that the schedule needs, without latency or slack, on the first of so many stages."""
+        """Return the microbatches in flight that the schedule needs, without latency or slack, on the first of these
+        stages.
+        """
         train = self.spec.train
         return schedule_depth(train.schedule, train.microbatches, num_stages, 0)
 
     def num_held(self, groups: Iterable[int]) -> int:
-        """Microbatches of a batch in some reduction groups."""
+        """Return the number of a batch's microbatches in some reduction groups."""
         return sum(int(self.ends[group + 1] - self.ends[group]) for group in groups)
 
     def depth_of(self, depth: int, num_held: int) -> int:
-        """What a worker may have in flight that computes some microbatches of a stage of this depth."""
+        """Return the depth of a worker that computes some microbatches of a stage of this depth."""
         return replica_depth(depth, num_held=num_held, num_microbatches=self.num_microbatches)
 
     def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
-        """On the device of a worker: a slice's tensors, sums, and activations at the depth of its stage."""
+        """Return the bytes on a worker's device: a slice's tensors, sums, and activations at the depth of its stage."""
         held = self.depth_of(depth, self.num_held(groups))
         found = self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index]
         return int(found) + self.feedback_bytes * len(groups)
 
     def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
-        """With so many sets of the groups' sums, and microbatches in flight. [num slices]"""
+        """Return the bytes for a number of group sums and of microbatches in flight. [num slices]"""
         needed: Floats = self.resident_bytes + self.recomputed_bytes
         return needed + self.group_bytes * num_sets + self.activation_bytes * held
 
     def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
-        """Of a slice's parameters: the sums of the worker's own groups, and what it needs to reduce them with others.
+        """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
 
-        While the next batch is added up, the last one's sums are cut up and on their way; those of the others, of the
-        own part of the slice, may be there of a batch that is to come as well; and the own part is added up.
+        While the next batch is summed, the last batch's sums are cut up and sent. Sums from other replicas for the
+        worker's own
+        part may be there, even of a coming batch. The worker's own part is being summed too.
         """
         own = np.asarray(num_groups, dtype=np.float64)
         if num_replicas == 1:
@@ -242,7 +255,7 @@ class StageCosts:
         return sets
 
     def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
-        """How many groups a worker's memory has room for; 0: not even one. [num slices]"""
+        """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
         limit = seat.device.memory_bytes
         key = (limit, seat.host_memory_bytes, depth, num_replicas)
         if key in self._most_groups:

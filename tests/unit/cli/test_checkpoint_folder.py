@@ -47,7 +47,7 @@ def test_a_checkpoint_without_its_manifest_does_not_exist(tmp_path: Path) -> Non
     (place / "manifest.json").unlink()
     (found,) = list_checkpoints(str(tmp_path))
     assert (found.boundary, found.timeline, found.is_complete, found.size_bytes) == (40, 1, False, 10)
-    with pytest.raises(ConfigError, match="no checkpoint is here"):
+    with pytest.raises(ConfigError, match="found no checkpoint"):
         read_checkpoint(str(tmp_path))
     with pytest.raises(ConfigError, match="the folder does not exist"):
         read_checkpoint(str(tmp_path / "nowhere"))

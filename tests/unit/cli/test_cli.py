@@ -318,7 +318,7 @@ def test_a_plan_alone_is_for_this_machine(headway: Headway, tmp_path: Path, monk
     code, out, err = headway("plan", "job.toml")
     assert code == 0
     assert "this-machine" in out
-    assert "this is a plan for this machine alone; --nodes N plans for more" in err
+    assert "so the plan is for this machine alone; --nodes N plans for more" in err
     code, _, err = headway("plan", "job.toml", "--cluster", "nowhere")
     assert code == 3
     assert "nowhere: no cluster runs here" in err

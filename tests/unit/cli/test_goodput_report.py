@@ -63,7 +63,10 @@ def test_a_worker_counts_once_over_its_plans() -> None:
         ),
         ({"useful": 50.0, "waiting:the coordinator": 50.0}, "stage 0 on a waited 50 % of the time for the coordinator"),
         ({"useful": 5.0, "replay": 5.0}, "stage 0 on a spent 50 % of the time on recomputing batches after a rollback"),
-        ({"useful": 97.0, "idle": 3.0}, "nothing slows the job: no stage lost more than 3 % of the last minute to anything"),
+        (
+            {"useful": 97.0, "idle": 3.0},
+            "nothing slows the job: no stage lost more than 3 % of the last minute to anything",
+        ),
         ({"useful": 90.0, "telepathy": 10.0}, "stage 0 on a spent 10 % of the time on telepathy"),
         ({}, ""),
     ],

@@ -87,7 +87,7 @@ def test_trouble_and_rollbacks_are_told() -> None:
     assert decode(encode(back), PlanRecord) == back
     cluster.put(Keys.of("demo", "plan"), back)
     lines = safety_lines(cluster.safety())
-    assert "rollbacks: 1; the last to boundary 20, 31 batches computed again (node c died)" in lines
+    assert "rollbacks: 1; the last to boundary 20, 31 batches recomputed (node c died)" in lines
     assert any(line.startswith("warning: boundary 20 on a: /mnt/full") for line in lines)
 
 

@@ -287,7 +287,7 @@ def test_near_the_end_the_straggler_stays_and_status_says_why() -> None:
     case = scene.case()
     assert not a_better_plan_exists(case)
     assert why_no_better_plan_is_taken_is_another(case)
-    assert "over the batches left, and moving costs" in outlook_text(case)
+    assert "over the remaining batches, and moving costs" in outlook_text(case)
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
     assert command.puts.keys() == {Keys.of("demo", "phase")}, "no event, no plan"

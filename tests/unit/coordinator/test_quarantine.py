@@ -114,5 +114,5 @@ def test_a_job_that_waits_for_a_node_in_quarantine_says_who_charges_it() -> None
     cluster.submit(small_spec("first"))
     cluster.calm(max_rounds=8)
     assert cluster.phase("first").reason == (
-        "waits for 1 node; node a is quarantined; a has 2 failures of its own and errors of job other"
+        "waits for 1 node; node a is in quarantine; a has 2 failures of its own and errors of job other"
     )

@@ -63,7 +63,8 @@ def told_of(cluster: SimulatedCluster, path: str) -> bool:
     """Whether an event of the job names the node's reason."""
     events = cluster.facts().jobs["first"].events.values()
     return any(
-        f"cannot read the job's starting state or data: {path}: its file system" in event.text.lower() for event in events
+        f"cannot read the job's starting state or data: {path}: its file system" in event.text.lower()
+        for event in events
     )
 
 

@@ -128,7 +128,7 @@ REFUSED = {
     "negative": (NODE + "memory_gb = -1", "n.toml:nodes[0].memory_gb: must be at least 0, is -1"),
     "speed twice": (
         NODE + "[[nodes.devices]]\nspeed = 2\ntflops = 3",
-        "n.toml:nodes[0].devices[0].tflops: `speed` says the same",
+        "n.toml:nodes[0].devices[0].tflops: excludes `speed`",
     ),
     "site": (
         TWO_SITES + '[[links]]\nsites = ["north", "soth"]\nmbit_s = 1\nround_trip_ms = 1',

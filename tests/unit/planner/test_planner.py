@@ -250,7 +250,7 @@ def test_nodes_in_quarantine_and_devices_without_a_worker_are_left_out() -> None
     nodes = [node("a"), node("b"), crippled]
     assert {stage.node for stage in planned(job(), nodes, quarantined=frozenset({"b"})).stages} == {"a"}
     reason = refused(job(), nodes[1:], quarantined=frozenset({"b"}))
-    assert reason == "waits for 1 node; node b is quarantined; c has no worker on device 0"
+    assert reason == "waits for 1 node; node b is in quarantine; c has no worker on device 0"
 
 
 def test_names_sort_by_their_numbers() -> None:

@@ -53,10 +53,10 @@ def test_the_bar_rises_with_doubt_for_every_change_and_with_spread_for_cuts() ->
     assert judge(replace(TWICE, spread=9.0)).is_worth_it, "noise hides no node that is slowed to a third"
     assert judge(replace(TWICE, present_s=1.3, spread=(1.3 - WORTH_A_CUT) / SPREADS - 0.01)).is_worth_it
     noisy = replace(TWICE, present_s=1.3, spread=(1.3 - WORTH_A_CUT) / SPREADS + 0.01)
-    assert judge(noisy).reason == "a plan predicted 1.3× faster lies within the noise of what was measured"
+    assert judge(noisy).reason == "a plan predicted 1.3× faster lies within the noise of the measurements"
     assert judge(replace(noisy, brings_workers=True)).is_worth_it
     doubted = judge(replace(TWICE, doubt=1.0, brings_workers=True))
-    assert doubted.reason == "a plan predicted 2× faster is doubted: plans of late did not bring what was predicted"
+    assert doubted.reason == "a plan predicted 2× faster is doubted: recent plans missed their predicted speed"
     assert doubted.is_close
     assert doubted.wait_s > 0, "doubt is forgotten by time alone"
 

@@ -40,7 +40,7 @@ def stage(node: str, *layers: str, groups: tuple[int, ...] = (), depth: int = 1)
 def test_a_move_that_saves_more_than_it_costs_is_made() -> None:
     verdict = judge(HALF_AGAIN)
     assert verdict.is_worth_it
-    assert verdict.reason == "saves 50 s for 10 s of moving"
+    assert verdict.reason == "saves 50 s, costs 10 s"
 
 
 def test_the_plan_in_force_may_be_the_best() -> None:
@@ -50,7 +50,10 @@ def test_the_plan_in_force_may_be_the_best() -> None:
 def test_near_the_end_a_move_does_not_pay() -> None:
     verdict = judge(replace(HALF_AGAIN, batches_left=29))
     assert not verdict.is_worth_it
-    assert verdict.reason == "a plan predicted 1.5× faster would save 10 s over the batches left, and moving costs 10 s"
+    assert (
+        verdict.reason
+        == "a plan predicted 1.5× faster would save 10 s over the remaining batches, and moving costs 10 s"
+    )
     assert verdict.wait_s == 0, "time only brings the end nearer"
 
 
@@ -161,7 +164,7 @@ def test_a_flapping_node_does_not_thrash_the_job(flapping_s: float) -> None:
 
 def test_a_reason_is_told_again_when_it_says_something_else() -> None:
     """Between 40 and 50 seconds it would come and go with every measurement; other words, or half as much, are news."""
-    reason = "a plan predicted 1.2× faster would save {} over the batches left, and moving costs 30 s"
+    reason = "a plan predicted 1.2× faster would save {} over the remaining batches, and moving costs 30 s"
     before = reason.format("40 s")
     assert not is_news(before, before)
     assert not is_news(before, reason.format("50 s"))
@@ -169,4 +172,4 @@ def test_a_reason_is_told_again_when_it_says_something_else() -> None:
     assert is_news(before, reason.format("1e+03 s"))
     assert is_news(before, "")
     assert is_news("", before)
-    assert is_news(before, before.replace("over the batches left", "until plans change again"))
+    assert is_news(before, before.replace("over the remaining batches", "until plans change again"))

@@ -67,7 +67,7 @@ def test_a_plan_says_that_exactness_is_given_up_and_why() -> None:
     spec = job(wire="int8")
     far = plan_of(spec, APART)
     assert (far.is_exact, far.codecs, far.was_rounded) == (False, ("int8",), True)
-    assert "int8 wire compression rounds what the links between sites carry (stages 0 → 1)" in far.exact_reason
+    assert "int8 wire compression rounds the frames of the links between sites (stages 0 → 1)" in far.exact_reason
     assert any("as int8" in sentence for sentence in far.explanation())
     near = plan_of(spec, TOGETHER)
     assert (near.is_exact, near.codecs, near.was_rounded) == (True, (), False)
@@ -75,7 +75,7 @@ def test_a_plan_says_that_exactness_is_given_up_and_why() -> None:
     for where in ("sites", "stages"):
         alone = planned(job(wire="int8", wire_between=where), TOGETHER[:1])
         assert (alone.is_exact, alone.codecs) == (True, ())
-        assert 'wire = "int8" codes no link of this plan: it has one stage, and so no cut' in alone.exact_reason
+        assert 'wire = "int8" codes no link of this plan: the plan has one stage, and so no cut' in alone.exact_reason
     after = planned(spec, TOGETHER, was_rounded=True)
     assert (after.is_exact, after.was_rounded) == (False, True)
     assert "an earlier plan" in after.exact_reason

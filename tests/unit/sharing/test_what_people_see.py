@@ -34,7 +34,8 @@ def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
     urgent = reports["urgent"]
     assert (urgent.user, urgent.priority, urgent.queue_length) == ("alice", 7, 3)
     assert report_line(urgent, now=0.0) == (
-        "urgent: queued · 1 of 3 in the queue · waits for devices of job now: keeps its devices until it has run for 600 s"
+        "urgent: queued · 1 of 3 in the queue · "
+        "waits for devices of job now: keeps its devices until it has run for 600 s"
     )
 
 
