@@ -1,4 +1,4 @@
-"""host:port and ranges of ports as text. An IPv6 host stands in brackets before a colon, and nowhere else."""
+"""host:port and ranges of ports as text. An IPv6 host has brackets before a colon, and only there."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ MAX_PORT_DIGITS = len(str(MAX_PORT))
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeEndpoint:
-    """Where a node's daemon is dialled, and who has to answer there."""
+    """The address of a node's daemon, and the name with which it must answer."""
 
     name: str
-    """The node's, which its certificate bears; empty: not known, it has to bear the host that is dialled."""
+    """The node's name, in its certificate; empty: unknown, so the certificate must bear the dialled host."""
     address: str
     """host:port"""
 
@@ -22,9 +22,9 @@ class NodeEndpoint:
 
 
 def split_address(text: str, key: str) -> tuple[str, int]:
-    """Host, without its brackets, and port. Raises ConfigError, naming the setting's key, when it is not host:port.
+    """Return host, without its brackets, and port. Raises ConfigError, naming the setting's key, for any other text.
 
-    A host with colons has to stand in brackets, and no other may.
+    A host with colons must have brackets, and no other host may.
     """
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -37,12 +37,12 @@ def split_address(text: str, key: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """host:port, as gRPC takes it."""
+    """Return host:port, as gRPC takes it."""
     return f"{bracketed(host)}:{port}"
 
 
 def read_ports(text: str, key: str) -> range:
-    """The ports that `7100-7107` or `7100` names. Raises ConfigError, naming the setting's key."""
+    """Return the ports that `7100-7107` or `7100` names. Raises ConfigError, naming the setting's key."""
     first, dash, last = text.partition("-")
     numbers = [first, last] if dash else [first, first]
     if not all(number.isascii() and number.isdigit() and len(number) <= MAX_PORT_DIGITS for number in numbers):
@@ -54,5 +54,5 @@ def read_ports(text: str, key: str) -> range:
 
 
 def bracketed(host: str) -> str:
-    """The host as it stands before a colon."""
+    """Return the host as it is written before a colon."""
     return f"[{host}]" if ":" in host else host

@@ -36,7 +36,9 @@ class CertificateAuthority:
 
     @classmethod
     def create(cls, directory: Path, *, validity: timedelta = THROW_AWAY_VALIDITY) -> Self:
-        """A new authority in a folder, made if it is not there. Raises ConfigError when one is there already."""
+        """Make an authority in a folder, which is made if needed. Raises ConfigError when the folder already
+        has one.
+        """
         if (directory / CA_KEY_FILE).exists():
             raise ConfigError("has a certificate authority already; take another folder or delete it", str(directory))
         _make_private_directory(directory)
@@ -56,7 +58,7 @@ class CertificateAuthority:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """The authority that `create` once made. Raises ConfigError when it is not there or not readable."""
+        """Return the authority that `create` has made. Raises ConfigError when it is missing or unreadable."""
         try:
             certificate = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
             key = serialization.load_pem_private_key((directory / CA_KEY_FILE).read_bytes(), password=None)
@@ -69,10 +71,10 @@ class CertificateAuthority:
         return cls(directory, certificate, key)
 
     def issue(self, name: str, *, hosts: Iterable[str] = (), validity: timedelta | None = None) -> Path:
-        """A certificate for a node, a server or a person: the folder with its ca.pem, cert.pem and key.pem.
+        """Make a certificate for a node, a server or a person: a folder with ca.pem, cert.pem and key.pem.
 
-        hosts: names and addresses beside the name itself and the loopback. An older one of the same name is replaced.
-        Raises ConfigError for a name that cannot be a folder's or that every certificate bears.
+        hosts: names and addresses in addition to the name itself and the loopback. An older certificate of the name is
+        replaced. Raises ConfigError for a name that cannot be a folder's or that every certificate bears.
         """
         if not name or name in {".", "..", *LOCAL_HOSTS} or set(name) & set("/\0:"):
             raise ConfigError(f"{name!r} cannot be the name of a certificate", str(self.directory))
@@ -105,7 +107,7 @@ class CertificateAuthority:
 
 
 def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The names and addresses that a certificate bears."""
+    """Return the names and addresses in a certificate."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -165,7 +167,7 @@ def _make_private_directory(directory: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that nobody else may read, not even while it is being written."""
+    """Write a file that no other user may read, not even while it is being written."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -29,7 +29,7 @@ PACE = "pace"
 
 @dataclass
 class InjectedFaultError(Exception):
-    """Somebody asked for it."""
+    """A test requested this failure."""
 
     fault: str
 
@@ -48,7 +48,7 @@ class Fault:
     times: int = 1
     seconds: float = 0.0
     after: str = ""
-    """The id of a fault that must have struck before."""
+    """Id of a fault that must have struck before."""
 
 
 class FaultPoints:
@@ -59,11 +59,11 @@ class FaultPoints:
         self._read_at = 0
         self._armed: list[Fault] = []
         self.actions: dict[str, Callable[[float], None]] = {}
-        """What else may be done here, by name."""
+        """Further actions of this process, by name."""
 
     @property
     def is_armed(self) -> bool:
-        """Whether any fault could strike: a hot path asks this first."""
+        """Return whether any fault could strike: a hot path asks this first."""
         return self._path is not None
 
     def names(self, place: str) -> bool:
@@ -73,7 +73,7 @@ class FaultPoints:
         return any(fault.at == place for fault in self._armed)
 
     def at(self, place: str, **facts: object) -> None:
-        """Strike if a fault is armed for this place and these facts. Raises ValueError for a file that is no such."""
+        """Strike if a fault is armed for this place and these facts. Raises ValueError for an invalid file."""
         self._refresh()
         for fault in self._armed:
             is_here = fault.at == place and all(facts.get(name) == value for name, value in fault.when.items())
@@ -127,7 +127,7 @@ class FaultPoints:
                 raise ValueError(f"a fault cannot {other!r}")
 
     def _claim(self, fault: Fault, facts: dict[str, object]) -> bool:
-        """Note the strike, durably; False when it has struck often enough, in whatever process."""
+        """Note the strike, durably; return False when it has struck often enough, in any process."""
         if fault.times == 0:
             return True
         folder = self._struck_folder
@@ -176,7 +176,7 @@ def pace_faults(forward_s: float, **more_s: float) -> list[dict[str, Any]]:
 
 
 def _flip_bit(path: Path) -> None:
-    """In the middle of a file."""
+    """Flip a bit in the middle of a file."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
@@ -188,7 +188,7 @@ _points = FaultPoints()
 
 
 def arm() -> None:
-    """Look out for the file that the environment names, if it names one."""
+    """Watch the file that the environment names, if it names one."""
     global _points
     path = os.environ.get(ENVIRONMENT)
     actions = _points.actions
@@ -197,12 +197,12 @@ def arm() -> None:
 
 
 def is_armed(place: str = "") -> bool:
-    """Whether any fault could strike in this process, or one is asked for at this place."""
+    """Return whether any fault could strike in this process or, given a place, is armed there."""
     return _points.names(place) if place else _points.is_armed
 
 
 def fault_point(place: str, **facts: object) -> None:
-    """A place where a test may let this process fail."""
+    """Mark a place where a test may let this process fail."""
     if _points.is_armed:
         _points.at(place, **facts)
 

@@ -1,6 +1,6 @@
-"""What is measured, as it lies in etcd: a job's progress and goodput, times of layers, ways between nodes.
+"""Measurements in etcd: a job's progress and goodput, times of layers, ways between nodes.
 
-Records as in records.py; where one is missing, estimates take its place.
+Records as in records.py; estimates replace a missing one.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingRecord:
-    """`jobs/<job>/reading/<node>`, leased by its node: it reads the job's data, to verify it."""
+    """`jobs/<job>/reading/<node>`, leased by its node, which is reading the job's data to verify it."""
 
     num_bytes: int
     total_bytes: int
@@ -31,78 +31,78 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputRecord:
-    """`jobs/<job>/goodput/<generation>/<position>`, leased by its node: what a worker's seconds went to."""
+    """`jobs/<job>/goodput/<generation>/<position>`, leased by its node: how a worker's seconds were spent."""
 
     node: str
     incarnation: str
-    """Of the worker's process. Only its newest record counts: its seconds go on from plan to plan."""
+    """Incarnation of the worker's process. Only its newest record counts: its seconds go on from plan to plan."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By class, since it began to serve the job."""
+    """Seconds by class, since it began to serve the job."""
     recent: dict[str, float] = field(default_factory=dict)
-    """The same for the last minute, of this plan only."""
+    """Seconds by class in the last minute, of this plan only."""
     typical_s: float = 0.0
     num_replayed: int = 0
     num_resumed: int = 0
     trouble: str = ""
-    """Why its last periodic snapshot was not written, or how far apart they are now."""
+    """Reason why its last periodic snapshot was not written, or the present interval of snapshots."""
     waits_for: str = ""
-    """The neighbour, with its address, that it has waited for so long that it stands still; empty: it works."""
+    """Neighbour, with its address, for which it waits so long that it stands still; empty: it works."""
     awaited_worker: int = -1
-    """The position in the plan of that neighbour; -1: it works, or waits for no neighbour."""
+    """Position of that neighbour in the plan; -1: it works, or waits for no neighbour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """What one layer takes on a device, as medians of the newest samples."""
+    """Times of one layer on a device, as medians of the newest samples."""
 
     forward_s: float
-    """One microbatch."""
+    """Forward of one microbatch."""
     backward_s: float
-    """One microbatch, with what is computed again."""
+    """Backward of one microbatch, with its recomputation."""
     update_s: float = 0.0
     """One update."""
     spread: float = 0.0
-    """By how much the samples of a microbatch differ, relatively: half of what their middle ones span."""
+    """Relative spread of the samples of a microbatch: half of the range of their middle ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRecord:
-    """`jobs/<job>/profile/<node>/<device>`, leased by its node: what the worker of a device has measured."""
+    """`jobs/<job>/profile/<node>/<device>`, leased by its node: the measurements of a device's worker."""
 
     generation: int
-    """Of the plan under which it was measured."""
+    """Generation of the plan under which it was measured."""
     layers: dict[str, LayerTime] = field(default_factory=dict)
-    """By kind of layer: `embed`, `block` or `head`, as far as it has some."""
+    """Times by kind of layer: `embed`, `block` or `head`, as far as it has some."""
     peak_bytes: int = 0
-    """Most that was allocated on a CUDA device; 0: not known."""
+    """Maximum allocation on a CUDA device; 0: not known."""
     num_samples: int = 0
-    """Microbatches that were timed."""
+    """Number of timed microbatches."""
     replan_s: float = 0.0
-    """What the last planned change took of this worker; 0: none yet."""
+    """Seconds that the last planned change cost this worker; 0: none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProbe:
-    """What a node has measured of the way to another one."""
+    """A node's measurement of the way to another one."""
 
     round_trip_s: float
     bytes_per_s: float
-    """From the other one to this one."""
+    """Bytes a second from the other node to this one."""
     loss: float = 0.0
-    """Of the packets from the other one, the part that is lost; 0: hardly any, or nobody counts them."""
+    """Share of the packets from the other node that is lost; 0: hardly any, or nobody counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord:
-    """`probes/<node>`, leased: the ways from a node to its peers, as it has measured them."""
+    """`probes/<node>`, leased: a node's measurements of the ways to its peers."""
 
     incarnation: str
     peers: dict[str, LinkProbe] = field(default_factory=dict)
-    """By the name of the other node."""
+    """Measurements by the name of the other node."""
 
 
 class Port(StrEnum):
-    """Which port of a node was dialled."""
+    """The port of a node that was dialled."""
 
     DAEMON = "daemon"
     WORKER = "worker"
@@ -110,20 +110,20 @@ class Port(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachFact:
-    """What a node found when it dialled one port of another node, or another port of its own machine."""
+    """The result of dialling one port of another node, or another port of the node's own machine."""
 
     to: str
-    """The name of the node that was dialled."""
+    """Name of the node that was dialled."""
     to_incarnation: str
     port: Port
     address: str
     """host:port that was dialled."""
     device_index: int = -1
-    """The device whose worker listens there; -1: the daemon does."""
+    """Device whose worker listens there; -1: the daemon listens there."""
     reason: str = ""
-    """Why it does not answer; empty: it answers, with TLS and as the process that is meant."""
+    """Reason why it does not answer; empty: it answers, with TLS and as the expected process."""
     measured_at: float = 0.0
-    """Seconds since the epoch by the clock of the node that dialled, for people."""
+    """Seconds since the epoch by the clock of the dialling node, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,5 +131,5 @@ class ReachRecord:
     """`reach/<node>`, leased by its node: which ports of other nodes it reaches. At most one fact for each port."""
 
     incarnation: str
-    """Of the node that dialled: what another process found does not count."""
+    """Incarnation of the dialling node: another process's facts do not count."""
     facts: tuple[ReachFact, ...] = ()

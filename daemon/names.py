@@ -1,4 +1,4 @@
-"""Which names jobs, nodes and sites may have: they become keys, folders and lines on terminals. Pure."""
+"""Checks the names of jobs, nodes and sites: they become keys, folders and lines on terminals. Pure."""
 
 import re
 from typing import Final
@@ -6,22 +6,22 @@ from typing import Final
 _JOB: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _MAX_PART: Final = 128
-"""Characters of an id that becomes a folder's name."""
+"""Maximum number of characters of an id that becomes a folder's name."""
 
 JOB_NAME_RULE: Final = "1 to 63 lower-case letters, digits and inner hyphens"
 NODE_NAME_RULE: Final = "1 to 253 letters, digits, hyphens, dots and underscores, and begins with a letter or digit"
 
 
 def is_job_name(name: str) -> bool:
-    """Whether a job may have this name; see JOB_NAME_RULE."""
+    """Return whether a job may have this name; see JOB_NAME_RULE."""
     return _JOB.fullmatch(name) is not None
 
 
 def is_node_name(name: str) -> bool:
-    """Whether a node may have this name; see NODE_NAME_RULE. Every host name is one."""
+    """Return whether a node may have this name; see NODE_NAME_RULE. Every host name is valid."""
     return _NODE.fullmatch(name) is not None
 
 
 def is_path_part(text: str) -> bool:
-    """Whether an id can be the name of one file or folder, and nothing else."""
+    """Return whether an id can be the name of one file or folder, and nothing else."""
     return len(text) <= _MAX_PART and text.isprintable() and "/" not in text and text not in (".", "..")

@@ -1,4 +1,4 @@
-"""Whether this side's own certificate can serve: who refuses it often cannot, or does not, say why."""
+"""Checks this side's own certificate: a peer that refuses it often cannot, or does not, say why."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -13,17 +13,17 @@ _PURPOSES: Final = {_CLIENTS: "clients (clientAuth)", _SERVERS: "servers (server
 
 
 def read_certificate(pem: bytes, where: str) -> x509.Certificate:
-    """The first certificate of a PEM file. Raises ConfigError, naming the file."""
+    """Return the first certificate of a PEM file. Raises ConfigError, naming the file."""
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as error:
-        raise ConfigError("is no certificate in PEM", where) from error
+        raise ConfigError("is not a certificate in PEM", where) from error
 
 
 def check_own_certificate(
     certificate: x509.Certificate, where: str, *, serves: bool, now: datetime | None = None
 ) -> None:
-    """Raises ConfigError, naming the file and what to do, for one that every peer refuses.
+    """Raise ConfigError, naming the file and what to do, for a certificate that every peer refuses.
 
     serves: whether this side also listens. now: by this machine's clock if None.
     """
@@ -31,7 +31,7 @@ def check_own_certificate(
     try:
         allowed = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
-        return  # for every purpose
+        return  # an absent extension allows every purpose
     for purpose in (_CLIENTS, _SERVERS) if serves else (_CLIENTS,):
         if purpose not in allowed:
             what = f"may not be used by {_PURPOSES[purpose]}: make one that may with `headway certs`"
@@ -39,7 +39,7 @@ def check_own_certificate(
 
 
 def check_dates(certificate: x509.Certificate, where: str, *, now: datetime) -> None:
-    """Raises ConfigError for one that is not valid yet, or not any more, by a clock that says now."""
+    """Raise ConfigError for a certificate that is not yet or no longer valid at `now`."""
     told = f"this machine's clock says {_date(now)}"
     if now < certificate.not_valid_before_utc:
         first = _date(certificate.not_valid_before_utc)

@@ -1,4 +1,4 @@
-"""A record as bytes: JSON, with the version of its format in front. Pure."""
+"""Writes a record as bytes: JSON, with the version of its format in front. Pure."""
 
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Final, TypeVar
@@ -6,14 +6,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 FORMAT: Final = 1
-"""Of every record. It rises when an older release would misread what a newer one writes; new fields alone need none."""
+"""Format of every record. It rises when an older release would misread a newer record; new fields alone need none."""
 _FORMAT_HEAD: Final = f'{{"format":{FORMAT}'.encode()
 
 RecordT = TypeVar("RecordT")
 
 
 class UnreadableRecordError(ValueError):
-    """Bytes that are no such record."""
+    """The bytes are not a valid record."""
 
 
 class NewerFormatError(UnreadableRecordError):
@@ -26,7 +26,7 @@ class _Format:
 
 
 def encode(record: object) -> bytes:
-    """A record as JSON, with the version of its format in front."""
+    """Return a record as JSON, with the version of its format in front."""
     raw = msgspec.json.encode(record)
     if not raw.startswith(b"{") or not is_dataclass(record):
         return raw
@@ -34,7 +34,7 @@ def encode(record: object) -> bytes:
 
 
 def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
-    """JSON as a record. Raises NewerFormatError, and UnreadableRecordError, naming the field."""
+    """Return the record of JSON. Raises NewerFormatError, and UnreadableRecordError, naming the field."""
     try:
         if not raw.startswith(_FORMAT_HEAD + b","):
             found = msgspec.json.decode(raw, type=_Format).format
@@ -46,5 +46,5 @@ def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
 
 
 def to_builtins(record: object) -> Any:
-    """A record as plain dicts and lists, for `--json`."""
+    """Return a record as plain dicts and lists, for `--json`."""
     return msgspec.to_builtins(record)

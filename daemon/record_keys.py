@@ -1,4 +1,4 @@
-"""The names of the keys in etcd: where each record lies. Pure."""
+"""The names of the keys in etcd, one for each record. Pure."""
 
 PREFIX = "/headway/"
 
@@ -22,12 +22,12 @@ class Keys:
 
     @staticmethod
     def job(job: str) -> str:
-        """The prefix of everything about a job."""
+        """Return the prefix of all keys of a job."""
         return f"{Keys.JOBS}{job}/"
 
     @staticmethod
     def of(job: str, leaf: str) -> str:
-        """`spec`, `desired`, `phase`, `plan`, `next`, `stop`, `checkpoint` or `progress` of a job."""
+        """Return the key of a job's `spec`, `desired`, `phase`, `plan`, `next`, `stop`, `checkpoint` or `progress`."""
         return f"{Keys.JOBS}{job}/{leaf}"
 
     @staticmethod
@@ -36,7 +36,7 @@ class Keys:
 
     @staticmethod
     def workers(job: str, generation: int) -> str:
-        """The prefix of all workers of a generation."""
+        """Return the prefix of all workers of a generation."""
         return f"{Keys.JOBS}{job}/workers/{generation:08d}/"
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The oracle: the recurrence of docs/numerics.md in one plain loop, with autograd over the whole model.
 
-Whatever the cluster does to a job must end in the bits that this loop ends in. So it shares with the pipeline what
-computes a layer, draws a batch and steps an optimizer, and nothing that schedules, sends, stores or recovers.
+Every run of a job on a cluster must end in the bits of this loop. So it shares with the pipeline the code that computes
+a layer, draws a batch and steps an optimizer. It shares nothing that schedules, sends, stores or recovers.
 """
 
 import math
@@ -37,7 +37,7 @@ Weights = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What one batch gave."""
+    """The result of one batch."""
 
     batch: int
     loss: float
@@ -55,12 +55,12 @@ def reference(
     device: torch.device | str = "cpu",
     optimizers_from: OptimizerFactory | None = None,
 ) -> Weights:
-    """Train a job in this process and return W_B: fp32, whatever the job's dtype. `on_batch` is told of each batch.
+    """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
 
-    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to go on; CompilationError.
+    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to continue; CompilationError.
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds: the first layers of the stages whose links
-    with the stage before are coded. A cluster with these cuts, and one plan from beginning to end, has the same bits.
+    with the earlier stage are coded. A cluster with these cuts, and one plan from beginning to end, has equal bits.
 
     optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
     """
@@ -129,7 +129,7 @@ def reference(
 
 
 class _CodedCut:
-    """A coded link in the middle of the loop: rounds what goes down, and what comes back up."""
+    """A coded link in the middle of the loop: rounds hidden states downwards, and gradients upwards."""
 
     def __init__(self, job: "JobSpec") -> None:
         self.codec = codec_between(job.train, is_between_sites=True)
@@ -137,13 +137,13 @@ class _CodedCut:
         self.feedback = Feedback(self.codec, num_groups=job.train.reduction_groups) if has_feedback else None
 
     def carry(self, hidden: Tensor, microbatch: int) -> Tensor:
-        """The hidden states that arrive."""
+        """Return the hidden states that arrive."""
         carried: Tensor = _Carried.apply(hidden, self, microbatch)  # type: ignore[no-untyped-call]
         return carried
 
 
 class _Carried(torch.autograd.Function):
-    """The codec both ways; for autograd, the identity."""
+    """The codec both ways; the identity for autograd."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, cut: _CodedCut, microbatch: int) -> Tensor:
@@ -179,7 +179,7 @@ def _clip(gradient: Weights, clip_norm: float) -> None:
 
 
 def _fold(numbers: list[float]) -> float:
-    """Left to right. Not `sum`, which compensates its rounding since Python 3.12."""
+    """Fold from left to right. `sum` would compensate its rounding since Python 3.12."""
     return reduce(add, numbers)
 
 
@@ -188,7 +188,7 @@ def _moved(parameters: dict[str, Tensor], device: torch.device) -> dict[str, Ten
 
 
 def _assembled(job: "JobSpec", weights: Weights, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """The model: layer name to module, with parameters of its own that start as copies of the weights."""
+    """Return the model: layer name to module, with its own parameters that start as copies of the weights."""
     model = {}
     for name in job.layers:
         model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)

@@ -1,4 +1,4 @@
-"""`headway reference`: the plain loop, from the job file to the same files that a run leaves."""
+"""`headway reference`: the plain loop, from the job file to the files that a run leaves."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +31,9 @@ def run_reference(
     coded_cuts: Sequence[str] = (),
     progress: IO[str] | None = None,
 ) -> str:
-    """Write DIR/metrics.jsonl and DIR/model/; returns which runs have these bits, in a sentence.
+    """Write DIR/metrics.jsonl and DIR/model/; return which runs have these bits, in a sentence.
 
-    coded_cuts: as for `reference`. progress: where a line that overwrites itself goes.
+    coded_cuts: as for `reference`. progress: stream for a line that overwrites itself.
 
     Raises ConfigError, DataError and JobFailedError.
     """
@@ -85,7 +85,7 @@ def run_reference(
 
 
 def _check_memory(spec: JobSpec, source: str, device: str) -> None:
-    """Raises ConfigError for a model that this process cannot hold: the plain loop has all of it in one place."""
+    """Raise ConfigError for a model that this process cannot hold: the plain loop has all of it in memory."""
     groups = spec.train.reduction_groups
     needed = sum(cost.resident_bytes + groups * cost.group_bytes + cost.activation_bytes for cost in layer_costs(spec))
     memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else memory_bytes()
@@ -95,14 +95,14 @@ def _check_memory(spec: JobSpec, source: str, device: str) -> None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has a class of its own for CUDA alone."""
+    """Return whether memory ran out: torch has its own class for CUDA alone."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
-    """Raises ConfigError for cuts that no coded link of this job can have."""
+    """Raise ConfigError for cuts that no coded link of this job can have."""
     if cuts and not is_rounding(spec.train):
-        raise ConfigError("this job's links round nothing, so cuts change no bit: leave it out", "--coded-cuts")
+        raise ConfigError("this job's links round nothing, so cuts change no bit: leave the option out", "--coded-cuts")
     for cut in cuts:
         if cut not in spec.layers[1:]:
             raise ConfigError(
@@ -117,8 +117,8 @@ def _comparable(spec: JobSpec, cuts: Sequence[str]) -> str:
     if not is_rounding(train):
         return "every run of this job on one arithmetic class has these bits"
     if cuts:
-        return f"runs under one plan whose coded links end at {', '.join(cuts)} have these bits, others have not"
+        return f"runs under one plan whose coded links end at {', '.join(cuts)} have these bits, others do not"
     return (
-        f'wire = "{train.wire}" rounds what coded links carry: only runs without such links have these bits; '
+        f'wire = "{train.wire}" rounds frames on coded links: only runs without such links have these bits; '
         "--coded-cuts names the layers where they end (`headway status --json`: coded_cuts)"
     )

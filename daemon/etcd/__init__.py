@@ -1,1 +1,1 @@
-"""The store of all decisions, as its client sees it: transactions, leases, watches that resume."""
+"""The client of the store of all decisions: transactions, leases, watches that resume."""

@@ -1,7 +1,8 @@
-"""etcd's API as Headway uses it: keys are text, values bytes, every call has a deadline, every error names its target.
+"""The parts of etcd's API that Headway uses. Keys are text, values bytes; calls have deadlines; errors name their
+target.
 
-A client of our own because none of the published ones survives the death of an etcd together with TLS; the reasons are
-in docs/decisions.md. Wire format: proto/etcd.proto.
+Headway has its own client because no published one survives the death of an etcd together with TLS; the reasons are in
+docs/decisions.md. Wire format: proto/etcd.proto.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -35,39 +36,39 @@ PAGE_KEYS = 1000
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One key as etcd has it."""
+    """One key in etcd."""
 
     key: str
     value: bytes
     mod_revision: int
-    """Of the last change."""
+    """Revision of the last change."""
     create_revision: int
     version: int
-    """Changes since the creation."""
+    """Number of changes since the creation."""
     lease_id: int
-    """0: none."""
+    """Lease of the key; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All keys of a prefix as of one revision. A watch from `revision + 1` misses nothing."""
+    """All keys of a prefix at one revision. A watch from `revision + 1` misses nothing."""
 
     revision: int
     entries: tuple[KeyValue, ...]
     cluster_id: int = 0
     raft_term: int = 0
-    """Rises with every election, also over restarts: a lower one is another history."""
+    """Raft term, which rises with every election, also over restarts: a lower one is another history."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdStatus:
-    """What an etcd member says of itself."""
+    """An etcd member's report about itself."""
 
     version: str
     database_bytes: int
     has_leader: bool
     is_leader: bool
-    """Of the members."""
+    """True if the member leads the members."""
     revision: int
 
 
@@ -82,7 +83,7 @@ class EtcdClient:
 
     @property
     def target(self) -> str:
-        """The endpoints, for messages."""
+        """Return the endpoints, for messages."""
         return self._connection.target
 
     async def __aenter__(self) -> Self:
@@ -94,18 +95,18 @@ class EtcdClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection. Leases are not revoked: who granted one revokes it."""
+        """Close the connection. Leases are not revoked: their owners revoke them."""
         await self._connection.close()
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        """The key, or None where there is none."""
+        """Return the key, or None if it does not exist."""
         reply = await self._range(etcd_pb2.RangeRequest(key=to_bytes(key)))
         return _key_value(reply.kvs[0]) if reply.kvs else None
 
     async def get_prefix(self, prefix: str, *, page_keys: int = PAGE_KEYS) -> Snapshot:
-        """Every key that begins with a prefix, sorted, as of one revision however many pages it takes.
+        """Return every key that begins with a prefix, sorted, at one revision for all pages.
 
         Raises CompactedError when that revision is compacted between two pages: ask again.
         """
@@ -124,30 +125,31 @@ class EtcdClient:
             start = reply.kvs[-1].key + b"\0"
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
-        """Set a key; returns the revision. Raises LeaseLostError when the lease is gone."""
+        """Set a key; return the revision. Raises LeaseLostError when the lease is gone."""
         request = etcd_pb2.PutRequest(key=to_bytes(key), value=value, lease=lease_id)
         reply = await self._connection.unary(lambda channel: KVStub(channel).Put, request, is_repeatable=False)
         return int(reply.header.revision)
 
     async def delete(self, key: str) -> bool:
-        """Delete a key; returns whether it was there."""
+        """Delete a key; return whether it existed."""
         return await self._delete(Delete(key)) > 0
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Delete every key that begins with a prefix; returns how many there were."""
+        """Delete every key that begins with a prefix; return their number."""
         return await self._delete(Delete(prefix, is_prefix=True))
 
     async def transaction(self, compare: Iterable[Compare], changes: Iterable[Change]) -> int:
         """Make all changes in one revision, which is returned, if every comparison holds.
 
-        Raises ConflictError when one does not hold (nothing is changed then), LeaseLostError, and ValueError for a
-        transaction that changes a key twice.
+        Raises ConflictError when one does not hold (then nothing changes), LeaseLostError, and ValueError for a
+        transaction
+        that changes a key twice.
         """
         conditions = tuple(compare)
         request = transaction_request(conditions, tuple(changes))
         reply = await self._connection.unary(lambda channel: KVStub(channel).Txn, request, is_repeatable=False)
         if not reply.succeeded:
-            raise ConflictError(", ".join(condition.key for condition in conditions), "changed by somebody else")
+            raise ConflictError(", ".join(condition.key for condition in conditions), "changed by another process")
         return int(reply.header.revision)
 
     async def compact(self, revision: int) -> None:
@@ -158,7 +160,7 @@ class EtcdClient:
     # --- leases ------------------------------------------------------------------------------------------------------
 
     async def grant_lease(self, ttl_s: int, *, is_strict: bool = False) -> Lease:
-        """A lease that is kept alive until it is revoked or lost. etcd may grant a longer one than asked for.
+        """Return a lease that is kept alive until it is revoked or lost. etcd may grant a longer one than requested.
 
         is_strict: it counts as lost when it was not renewed in time, although etcd may still know it.
         """
@@ -174,13 +176,13 @@ class EtcdClient:
         )
 
     async def grant_passing_lease(self, ttl_s: int) -> int:
-        """A lease that nobody renews: keys under its id vanish after `ttl_s` seconds."""
+        """Return a lease that is never renewed: keys under its id vanish after `ttl_s` seconds."""
         request = etcd_pb2.LeaseGrantRequest(TTL=ttl_s)
         reply = await self._connection.unary(lambda channel: LeaseStub(channel).LeaseGrant, request, is_repeatable=True)
         return int(reply.ID)
 
     async def renew_lease(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        """Renew once; returns the seconds granted. Raises LeaseLostError when etcd does not know the lease."""
+        """Renew a lease once; return the seconds granted. Raises LeaseLostError when etcd does not know the lease."""
 
         async def send(
             channel: grpc.aio.Channel, timeout_s: float, metadata: Metadata
@@ -198,7 +200,7 @@ class EtcdClient:
         return int(reply.TTL)
 
     async def revoke_lease(self, lease_id: int) -> None:
-        """End a lease, anybody's: its keys are deleted at once. One that is already gone is no error."""
+        """End any lease: its keys are deleted at once. A lease that is already gone is no error."""
         request = etcd_pb2.LeaseRevokeRequest(ID=lease_id)
         with suppress(LeaseLostError):
             await self._connection.unary(lambda channel: LeaseStub(channel).LeaseRevoke, request, is_repeatable=True)
@@ -206,11 +208,11 @@ class EtcdClient:
     # --- watches and health ------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
-        """Changes of a prefix from a revision on, without loss, until the connection breaks; see etcd.watch."""
+        """Yield changes of a prefix from a revision on, without loss, until the connection breaks; see etcd.watch."""
         return watch(self._connection, prefix, from_revision=from_revision)
 
     async def status(self) -> EtcdStatus:
-        """The member's own word; also the cheapest way to find out whether anybody answers."""
+        """Return the member's report; also the cheapest way to find out whether any member answers."""
         reply = await self._connection.unary(
             lambda channel: MaintenanceStub(channel).Status, etcd_pb2.StatusRequest(), is_repeatable=True
         )

@@ -18,11 +18,11 @@ Metadata = tuple[tuple[str, str], ...]
 PROBE_KEY = b"\0"
 RETRY_PAUSE_S = 0.1
 OLD_NAME = "headway"
-"""What every certificate of earlier releases bears: an etcd whose certificate lacks its host is asked for this name."""
+"""Name in every certificate of earlier releases: an etcd whose certificate lacks its host is dialled by this name."""
 OTHER_NAME = "Hostname Verification Check failed"
-"""What gRPC says of a certificate that bears another name."""
+"""Words of gRPC for a certificate with another name."""
 FIRST_ATTEMPT_S = 1.5
-"""Time that one endpoint of several gets before the next is tried; it doubles, for answers that need longer."""
+"""Time for one endpoint of several before the next is tried; it doubles, for answers that need longer."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -41,7 +41,7 @@ _SILENT = frozenset(
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
-        # What a call may end with when its server dies in the middle of a message:
+        # A call may end with these when its server dies in the middle of a message:
         grpc.StatusCode.UNKNOWN,
         grpc.StatusCode.INTERNAL,
         grpc.StatusCode.ABORTED,
@@ -54,14 +54,14 @@ _OLD_LOGIN = ("invalid auth token", "revision of auth store is old", "auth token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdAccess:
-    """Where etcd is, and who asks."""
+    """The addresses of etcd, and the credentials of its client."""
 
     endpoints: tuple[str, ...]
     """host:port of each member; tried in turn."""
     identity: TlsIdentity | None = None
-    """None: no TLS. An identity without certificate and key only checks the server's."""
+    """TLS identity; None: no TLS. An identity without certificate and key only checks the server's."""
     server_name: str = ""
-    """The name that the server's certificate must bear; empty: the host that is dialled, or `headway`."""
+    """Name that the server's certificate must bear; empty: the host that is dialled, or `headway`."""
     user: str = ""
     password: str = field(default="", repr=False)
     timeout_s: float = 5.0
@@ -69,7 +69,9 @@ class EtcdAccess:
 
 
 class EtcdConnection:
-    """One endpoint at a time, the next one when it is silent. Nothing is dialled before the first call."""
+    """A connection to one endpoint at a time; the next one follows when it is silent. Nothing is dialled before the
+    first call.
+    """
 
     def __init__(self, access: EtcdAccess) -> None:
         if not access.endpoints:
@@ -78,34 +80,34 @@ class EtcdConnection:
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._expected: dict[str, str] = {}
-        """Endpoint to the name that its certificate has to bear, where its host has proved not to be one."""
+        """Endpoint to the name that its certificate has to bear, if its host has proved to be another."""
         self._token: Metadata = ()
         self._login = asyncio.Lock()
 
     @property
     def target(self) -> str:
-        """The endpoints, for error messages."""
+        """Return the endpoints, for error messages."""
         return "etcd at " + ", ".join(self.access.endpoints)
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel to the present endpoint."""
+        """Return the channel to the present endpoint."""
         if self.endpoint not in self._channels:
             self._channels[self.endpoint] = self._open(self.endpoint)
         return self._channels[self.endpoint]
 
     @property
     def endpoint(self) -> str:
-        """host:port of the member that is asked at present."""
+        """Return host:port of the member that is asked at present."""
         return self.access.endpoints[self._index]
 
     @property
     def metadata(self) -> Metadata:
-        """The login token, as every call must send it; empty without a user."""
+        """Return the login token for every call; empty without a user."""
         return self._token
 
     def leave(self, endpoint: str) -> None:
-        """Turn to the next endpoint, unless somebody else has already turned away from this one."""
+        """Turn to the next endpoint, unless another call has already turned away from this one."""
         if endpoint == self.endpoint:
             self._index = (self._index + 1) % len(self.access.endpoints)
 
@@ -124,9 +126,10 @@ class EtcdConnection:
     ) -> ReplyT:
         """Run `send(channel, timeout_s, metadata)` on an endpoint that answers.
 
-        A repeatable call is sent again, elsewhere if there is an elsewhere, until it is answered or the deadline is
-        over. One that changes something is sent once, on a connection known to be up: when its answer is lost, nobody
-        knows whether it was done, and StoreUnreachableError says so.
+        A repeatable call is sent again, at another endpoint if there is one, until it is answered or the deadline is
+        over. A
+        call that changes something is sent once, on a connection known to be up. When its answer is lost, nobody knows
+        whether it was done, and StoreUnreachableError says so.
         """
         loop = asyncio.get_running_loop()
         timeout_s = self.access.timeout_s if timeout_s is None else timeout_s
@@ -156,7 +159,7 @@ class EtcdConnection:
         *,
         is_repeatable: bool,
     ) -> ReplyT:
-        """`call` for a method with one request and one reply, named by its stub on a channel."""
+        """Do `call` for a method with one request and one reply, named by its stub on a channel."""
 
         def send(channel: grpc.aio.Channel, timeout_s: float, metadata: Metadata) -> Awaitable[ReplyT]:
             return method(channel)(request, timeout=timeout_s, metadata=metadata)
@@ -174,11 +177,11 @@ class EtcdConnection:
             self._token = (("token", reply.token),)
 
     def translated(self, error: grpc.aio.AioRpcError) -> StoreError:
-        """gRPC's error as one of ours."""
+        """Return gRPC's error as one of ours."""
         details = (error.details() or "").removeprefix("etcdserver: ").removeprefix("mvcc: ")
         if is_silence(error):
             return self._unreachable(error, self.access.timeout_s)
-        if _FULL in details:  # nothing is wrong with the request, and it passes when somebody makes room
+        if _FULL in details:  # the request is right, and succeeds when an administrator makes room
             return StoreUnreachableError(self.target, f"no room: {details}; compact, defragment, disarm its alarm")
         if "lease not found" in details:
             return LeaseLostError(self.target, details)
@@ -189,7 +192,7 @@ class EtcdConnection:
             user = f"user {self.access.user}" if self.access.user else "a client without a user"
             return StoreError(self.target, f"{user} is refused: {details}")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return StoreError(self.target, "what answers there is not etcd, perhaps a daemon; name etcd's own port")
+            return StoreError(self.target, "the server there is not etcd, perhaps a daemon; name etcd's own port")
         return StoreError(self.target, details or error.code().name)
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
@@ -213,7 +216,7 @@ class EtcdConnection:
                 return
             except grpc.aio.AioRpcError as error:
                 if not is_silence(error):
-                    return  # whatever it says, somebody answered
+                    return  # any answer proves that the endpoint is up
                 if OTHER_NAME in (error.details() or "") and await self._expects_old_name(endpoint):
                     continue
                 self.leave(endpoint)
@@ -222,7 +225,7 @@ class EtcdConnection:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _expects_old_name(self, endpoint: str) -> bool:
-        """Dial an endpoint anew, by the name of earlier releases; False when that is so already."""
+        """Dial an endpoint again, by the name of earlier releases; return False when that was done already."""
         if self.access.server_name or endpoint in self._expected:
             return False
         self._expected[endpoint] = OLD_NAME
@@ -246,7 +249,8 @@ class EtcdConnection:
             if not (self.access.user and is_login_refused(error)):
                 raise
             await self.log_in(timeout_s=left_s())
-            return await send(self.channel, left_s(), self._token)  # nothing was done before: right for a write, too
+            # nothing was sent: retrying is right for a write, too
+            return await send(self.channel, left_s(), self._token)
 
     def _unreachable(self, error: grpc.aio.AioRpcError, timeout_s: float, remark: str = "") -> StoreUnreachableError:
         reason = f"no answer within {timeout_s:.3g} s: {one_line(error)}"
@@ -257,17 +261,17 @@ class EtcdConnection:
 
 
 def one_line(error: grpc.aio.AioRpcError) -> str:
-    """What gRPC says, for a person."""
+    """Return gRPC's message, for people."""
     details = " ".join((error.details() or "").split()).removeprefix("failed to connect to all addresses; ")
     return details or error.code().name
 
 
 def is_silence(error: grpc.aio.AioRpcError) -> bool:
-    """Whether this says nothing about the request: nobody answered, or one that cannot serve just now."""
+    """Return whether the error says nothing about the request: no member answered, or one that cannot serve now."""
     return error.code() in _SILENT or _OVERLOADED in (error.details() or "")
 
 
 def is_login_refused(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a fresh login may help: the token is missing, forgotten by the server or older than its users."""
+    """Return whether a new login may help: the token is missing, forgotten by the server or older than its users."""
     details = error.details() or ""
     return error.code() is grpc.StatusCode.UNAUTHENTICATED or any(text in details for text in _OLD_LOGIN)

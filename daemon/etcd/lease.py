@@ -1,4 +1,4 @@
-"""A lease as its holder sees it: kept alive in the background until it is revoked or lost."""
+"""A lease from its holder's side: kept alive in the background until it is revoked or lost."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -11,7 +11,7 @@ from headway.daemon.errors import LeaseLostError, StoreError, StoreUnreachableEr
 RENEWALS_PER_TTL = 3
 RETRY_PAUSE_S = 0.2
 OVERDUE_TIMEOUT_S = 2.0
-"""Of each attempt to renew a lease that may have run out while etcd was away."""
+"""Timeout of each attempt to renew a lease that may have run out while etcd was away."""
 
 
 class Renew(Protocol):
@@ -29,12 +29,14 @@ class Revoke(Protocol):
 class Lease:
     """Liveness for as long as this process runs and reaches etcd.
 
-    A strict lease is lost no later than etcd ends it: its deadline is counted from the moment a renewal was sent, and
-    nobody may act under it afterwards. A lenient one is lost when etcd says so, and only then: an etcd that is away
-    ends no lease, and one that was stopped gives every lease its full time again when it is back.
+    A strict lease is lost no later than etcd ends it: its deadline counts from when a renewal was sent, and nobody may
+    act
+    under it afterwards. A lenient lease is lost only when etcd says so. An etcd that is away ends no lease, and a
+    restarted
+    one gives every lease its full time again.
 
-    Neither is a lock: a holder that was stopped for a while may act before it notices. Whoever decides something under
-    a lease compares the revision of a key that hangs on it in the same transaction.
+    Neither is a lock: a holder that was stopped for a while may act before it notices. So a decision under a lease
+    compares, in its transaction, the revision of a key under the lease.
     """
 
     def __init__(
@@ -42,12 +44,12 @@ class Lease:
     ) -> None:
         self.id = lease_id
         self.ttl_s = ttl_s
-        """As granted."""
+        """Time to live, as granted."""
         self.is_strict = is_strict
         self.lost = asyncio.Event()
         """Set once, when the lease is over: unknown to etcd, revoked here or, if strict, not renewed in time."""
         self.reason = ""
-        """Why it was lost."""
+        """Reason why it was lost."""
         self._renew = renew
         self._revoke = revoke
         self._target = target
@@ -65,18 +67,18 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which the lease certainly lasts; 0 when it is lost or nobody knows."""
+        """Return for how many seconds the lease certainly lasts; 0 when it is lost or nobody knows."""
         return 0.0 if self.lost.is_set() else max(self._deadline - self._clock(), 0.0)
 
     def check(self) -> None:
-        """Raise LeaseLostError when the lease is lost, and a strict one also unless it certainly holds now."""
+        """Raise LeaseLostError when the lease is lost, and for a strict one also unless it certainly holds now."""
         if self.lost.is_set() or (self.is_strict and self.remaining_s <= 0):
             raise LeaseLostError(self._target, self.reason or f"lease {self.id:x} ran out")
 
     async def revoke(self) -> None:
         """Stop renewing and end the lease; its keys are deleted at once. Idempotent.
 
-        An etcd that does not answer lets it expire by itself: that is no error here.
+        If etcd does not answer, the lease expires by itself: that is no error here.
         """
         was_lost = self.lost.is_set()
         self._lose("revoked by its holder")
@@ -93,12 +95,12 @@ class Lease:
                 await self._renew_once()
         except LeaseLostError as error:
             self._lose(error.reason)
-        except Exception as error:  # our own fault: nothing will renew this lease any more
+        except Exception as error:  # a bug of ours: nothing renews this lease any more
             self._lose(str(error))
 
     @property
     def _rest_s(self) -> float:
-        """How much of a full lease is left when it is time to renew."""
+        """Return how much of a full lease is left when it is time to renew."""
         return self.ttl_s * (1 - 1 / RENEWALS_PER_TTL)
 
     async def _renew_once(self) -> None:

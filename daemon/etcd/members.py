@@ -1,4 +1,4 @@
-"""The members of etcd as people name them, in a list or between commas: one rule for daemons and clients."""
+"""Reads the members of etcd from a list or between commas: one rule for daemons and clients."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,11 @@ from headway.daemon.errors import ConfigError
 
 
 def read_members(told: Iterable[str], where: str, *, has_certificates: bool) -> tuple[str, ...]:
-    """host:port of each member. An entry may name several, between commas, each with its scheme or without.
+    """Return host:port of each member. An entry may name several, between commas, each with its scheme or without.
 
-    Certificates mean TLS, and none mean none: a scheme that says otherwise is refused. Raises ConfigError, naming
-    `where` it was told.
+    Certificates mean TLS, and no certificates mean no TLS: a contradicting scheme is refused. Raises ConfigError,
+    naming
+    `where` the entry came from.
     """
     entries = [text.strip() for entry in told for text in entry.split(",")]
     if not any(entries):

@@ -1,4 +1,4 @@
-"""What an etcd transaction is made of: comparisons, and the changes that happen only if all of them hold. Pure."""
+"""The parts of an etcd transaction: comparisons, and changes that happen only if all comparisons hold. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from headway.proto import etcd_pb2
 
 
 class Target(Enum):
-    """What of a key is compared. An absent key has revisions and version 0, and no value that could be compared."""
+    """The compared property of a key. An absent key has revisions and version 0, and no value to compare."""
 
     VERSION = etcd_pb2.Compare.VERSION
     CREATE_REVISION = etcd_pb2.Compare.CREATE
@@ -16,7 +16,7 @@ class Target(Enum):
 
 
 class Relation(Enum):
-    """How it is compared."""
+    """The relation of a comparison."""
 
     EQUAL = etcd_pb2.Compare.EQUAL
     NOT_EQUAL = etcd_pb2.Compare.NOT_EQUAL
@@ -35,17 +35,17 @@ class Compare:
 
     @classmethod
     def absent(cls, key: str) -> "Compare":
-        """The key does not exist."""
+        """Require that the key does not exist."""
         return cls(key, Target.CREATE_REVISION, 0)
 
     @classmethod
     def present(cls, key: str) -> "Compare":
-        """The key exists."""
+        """Require that the key exists."""
         return cls(key, Target.CREATE_REVISION, 0, Relation.GREATER)
 
     @classmethod
     def unchanged(cls, key: str, mod_revision: int) -> "Compare":
-        """The key was last changed in this revision; 0: it does not exist."""
+        """Require that the key was last changed in this revision; 0: it does not exist."""
         return cls(key, Target.MOD_REVISION, mod_revision)
 
 
@@ -60,7 +60,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a key, or every key that begins with it. Deleting what is absent is no error."""
+    """Delete a key, or every key that begins with it. Deleting an absent key is no error."""
 
     key: str
     is_prefix: bool = False
@@ -70,7 +70,7 @@ Change = Put | Delete
 
 
 def transaction_request(compare: tuple[Compare, ...], changes: tuple[Change, ...]) -> etcd_pb2.TxnRequest:
-    """etcd's message for: if every comparison holds, make every change, all in one revision.
+    """Return etcd's message for: if every comparison holds, make every change, all in one revision.
 
     Raises ValueError when a key is changed twice, which etcd would refuse.
     """
@@ -109,7 +109,7 @@ def _change_message(change: Change) -> etcd_pb2.RequestOp:
 
 
 def delete_request(change: Delete) -> etcd_pb2.DeleteRangeRequest:
-    """etcd's message for one deletion."""
+    """Return etcd's message for one deletion."""
     key = to_bytes(change.key)
     return (
         etcd_pb2.DeleteRangeRequest(key=range_start(key), range_end=prefix_end(key))
@@ -119,22 +119,22 @@ def delete_request(change: Delete) -> etcd_pb2.DeleteRangeRequest:
 
 
 def to_bytes(key: str) -> bytes:
-    """A key as etcd has it."""
+    """Return a key as etcd's bytes."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def to_text(key: bytes) -> str:
-    """A key as we name it. One that is no text comes back as it was by `to_bytes`."""
+    """Return a key as text. A key that is no text comes back unchanged by `to_bytes`."""
     return key.decode("utf-8", "surrogateescape")
 
 
 def range_start(prefix: bytes) -> bytes:
-    """The first key of the range of a prefix; etcd knows no empty key."""
+    """Return the first key of the range of a prefix; etcd knows no empty key."""
     return prefix or b"\0"
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with a prefix: the first key after them, in etcd's notation.
+    """Return the end of the range of all keys that begin with a prefix: the first key after them, in etcd's notation.
 
     An empty prefix, or one of 0xff alone, has no end: etcd writes that as a zero byte.
     """

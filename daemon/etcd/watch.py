@@ -16,9 +16,9 @@ from headway.proto import etcd_pb2, etcd_pb2_grpc
 WatchCall = grpc.aio.StreamStreamCall[Any, Any]
 
 QUIET_S = 2.0
-"""After so long without an event the server is asked whether it is still there."""
+"""Seconds without an event after which the server is asked whether it is still there."""
 SILENT_S = 3.0
-"""A server that does not answer that for so long is taken for gone."""
+"""Seconds after which a server that does not answer that counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class KeyEvent:
 
     key: str
     value: bytes | None
-    """None: deleted."""
+    """Value; None: deleted."""
     mod_revision: int
     create_revision: int
-    """0 for a deletion."""
+    """Revision of the creation; 0 for a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,18 @@ class WatchBatch:
 
     @property
     def revision(self) -> int:
-        """Of the last event."""
+        """Return the revision of the last event."""
         return self.events[-1].mod_revision
 
 
 async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
-    """Every change of keys that begin with a prefix, from a revision on, until the connection breaks.
+    """Yield every change of keys that begin with a prefix, from a revision on, until the connection breaks.
 
-    It does not resume: an etcd that is back may be another one, or an older state of the same one, and would keep a
-    watch that waits for a revision of the future silent. So whoever watches lists again.
+    The watch does not resume. An etcd that is back may be another one, or an older state of the old one, and would
+    leave a
+    watch for a future revision silent. So the caller lists again.
 
-    Only events tell a revision, never a header: a server that is catching up names revisions in headers whose events it
+    Only events give a revision, never a header: a server that is catching up names revisions in headers whose events it
     has not sent yet.
 
     Raises StoreUnreachableError when the stream breaks, falls silent or its server has not come as far as
@@ -67,7 +68,7 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
             if reply.events:
                 yield WatchBatch(tuple(map(_key_event, reply.events)))
     except asyncio.CancelledError as error:
-        # grpc says so too when the call was cancelled and not we: a watch must never end in silence.
+        # grpc says so even if it cancelled the call and we did not: a watch must never end in silence
         if (ours := asyncio.current_task()) is not None and ours.cancelling():
             raise
         connection.leave(endpoint)
@@ -87,7 +88,7 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
 async def _stream_with_login(
     connection: EtcdConnection, prefix: str, from_revision: int
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
-    """`_stream`, with a fresh login if the present one has been forgotten."""
+    """Do `_stream`, with a new login if the present one has been forgotten."""
     try:
         async for reply in _stream(connection, prefix, from_revision):
             yield reply
@@ -101,7 +102,9 @@ async def _stream_with_login(
 
 
 async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -> AsyncIterator[etcd_pb2.WatchResponse]:
-    """One stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError for silence."""
+    """Yield one stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError
+    for silence.
+    """
     start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
     create = etcd_pb2.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision, progress_notify=True)
     metadata = (("hasleader", "true"), *connection.metadata)
@@ -125,9 +128,9 @@ async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -
 
 
 async def _next(call: WatchCall, target: str) -> object:
-    """The next reply, or EOF. A server that is quiet is asked for its progress; it answers at once, if it lives.
+    """Return the next reply, or EOF. A quiet server is asked for its progress; a living one answers at once.
 
-    A question that is under way is never cancelled while the watch goes on: grpc would cancel the whole call.
+    A question under way is never cancelled while the watch continues: grpc would cancel the whole call.
     """
     reading = asyncio.create_task(call.read())
     tasks: list[asyncio.Task[Any]] = [reading]
@@ -146,7 +149,7 @@ async def _next(call: WatchCall, target: str) -> object:
 
 
 async def _ask_for_progress(call: WatchCall) -> None:
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `read` tells what happened
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `read` reports the error
         await call.write(etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest()))
 
 

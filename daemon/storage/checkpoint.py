@@ -1,8 +1,8 @@
 """Durable storage of boundaries: `<checkpoint_dir>/<job>/<uid>/<boundary>/<layer>.safetensors`; a manifest comes last.
 
-Without its manifest a checkpoint does not exist. Any fsspec file system serves; on a local one every file, the
-manifest too, appears by an atomic rename. All functions block, perhaps for ever: call them by FileThreads. Whatever
-goes wrong is a RecoveryError; a NoAccessError, which is one, where this node lacks credentials or a package.
+Without its manifest a checkpoint does not count. Any fsspec file system serves; on a local one every file, the manifest
+too, appears by an atomic rename. All functions block, perhaps for ever: call them by FileThreads. Every failure is a
+RecoveryError; it is a NoAccessError if this node lacks credentials or a package.
 """
 
 import os
@@ -26,10 +26,9 @@ MAX_MANIFEST_BYTES: Final = 16 << 20
 
 
 def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) -> str:
-    """A job's checkpoint folder as a URL or absolute path.
+    """Return a job's checkpoint folder as a URL or absolute path.
 
-    Raises ConfigError for a relative one where the cluster has no root for it: nodes of different machines would each
-    write into a folder of their own.
+    Raises ConfigError for a relative folder on a cluster without a root: each machine would write into its own folder.
     """
     if "://" in checkpoint_dir or os.path.isabs(checkpoint_dir):  # noqa: PTH117 (a URL is no Path)
         return checkpoint_dir.rstrip("/")
@@ -43,7 +42,7 @@ def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) ->
 
 
 def file_name(layer: str) -> str:
-    """A layer's file within the folder of a boundary."""
+    """Return the name of a layer's file within the folder of a boundary."""
     return f"{layer}.safetensors"
 
 
@@ -72,7 +71,7 @@ def copy_to_checkpoint(
 
 
 def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lambda: None) -> None:
-    """Make the checkpoint exist: the last write. Raises RecoveryError, naming the URL.
+    """Write the manifest, which makes the checkpoint count: the last write. Raises RecoveryError, naming the URL.
 
     beat: is called before the step that makes the file appear. If it raises, the file does not appear.
     """
@@ -80,7 +79,7 @@ def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lamb
 
 
 def read_manifest(url: str) -> CheckpointRecord:
-    """The manifest of a boundary's folder. Raises RecoveryError when it is not there or not readable."""
+    """Return the manifest of a boundary's folder. Raises RecoveryError when it is missing or unreadable."""
     try:
         return decode(read_manifest_bytes(url), CheckpointRecord)
     except (ValueError, RecursionError) as error:
@@ -88,7 +87,7 @@ def read_manifest(url: str) -> CheckpointRecord:
 
 
 def read_manifest_bytes(url: str) -> bytes:
-    """What a manifest's file holds, and no more than a manifest may hold. Raises RecoveryError, naming the URL."""
+    """Return the bytes of a manifest's file, up to the maximum. Raises RecoveryError, naming the URL."""
     target = f"{url}/{MANIFEST}"
     raw = bytearray()
     for chunk in _read(target, offset=0):
@@ -99,7 +98,7 @@ def read_manifest_bytes(url: str) -> bytes:
 
 
 def delete_checkpoint(url: str) -> None:
-    """Delete a boundary's folder, its manifest first, so that it never looks whole. One that is gone is no error.
+    """Delete a boundary's folder, its manifest first, so that it never looks complete. A missing folder is no error.
 
     Raises RecoveryError, naming the URL.
     """
@@ -111,14 +110,14 @@ def delete_checkpoint(url: str) -> None:
 
 
 def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
-    """(timeline, boundary, whether its manifest is there) of every boundary's folder in a folder.
+    """Return (timeline, boundary, whether its manifest exists) for every boundary's folder in a folder.
 
-    None if that is not there. Raises RecoveryError, naming the URL.
+    Returns None if the folder does not exist. Raises RecoveryError, naming the URL.
     """
     file_system, path = open_url(url)
     found = []
     with told_as(url, "listed"):
-        file_system.invalidate_cache(path)  # object stores remember listings
+        file_system.invalidate_cache(path)  # object stores cache listings
         entries = file_system.ls(path, detail=True) if file_system.isdir(path) else []
         for entry in entries:
             folder = entry["name"].rstrip("/")
@@ -132,9 +131,10 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
 def fetch_from_checkpoint(
     url: str, layer: str, expected: CheckpointFile, target: Path, *, beat: Callable[[], None] = lambda: None
 ) -> None:
-    """Bring one layer's file, verified, to a local path.
+    """Fetch one layer's file, verified, to a local path.
 
-    Raises DamagedCopyError when it is altered, StorageAwayError when the checkpoint cannot be read, and RecoveryError
+    Raises DamagedCopyError when the file is altered, StorageAwayError when the checkpoint cannot be read, and
+    RecoveryError
     when the target cannot be written.
 
     beat: is called with each chunk.
@@ -163,12 +163,12 @@ def fetch_from_checkpoint(
 
 
 def read_from_checkpoint(url: str, layer: str, *, offset: int = 0) -> Iterator[bytes]:
-    """One layer's file from an offset on, in chunks, unverified. Raises RecoveryError, naming the URL."""
+    """Yield one layer's file from an offset on, in unverified chunks. Raises RecoveryError, naming the URL."""
     return _read(f"{url}/{file_name(layer)}", offset=offset)
 
 
 def probe(checkpoint_dir: str) -> None:
-    """Make sure that a resolved checkpoint folder can be written to. Raises RecoveryError, naming it."""
+    """Test that a resolved checkpoint folder can be written to. Raises RecoveryError, naming it."""
     target = f"{checkpoint_dir}/.probe-{secrets.token_hex(8)}"
     _write(target, iter([b"headway"]))
     file_system, path = open_url(target)
@@ -177,7 +177,9 @@ def probe(checkpoint_dir: str) -> None:
 
 
 def _write(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] = lambda: None) -> None:
-    """A whole file: on a local file system synced and renamed into place; elsewhere as its own put does it."""
+    """Write a whole file: on a local file system it is synced and renamed into place; elsewhere the driver's put writes
+    it.
+    """
     file_system, path = open_url(url)
     with told_as(url, "written"):
         if not is_local(file_system):
@@ -199,7 +201,7 @@ def _write(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] = lamb
 
 
 def _put(file: Any, chunks: Iterator[bytes], beat: Callable[[], None]) -> None:
-    """Write a driver's file and close it. After an error nothing of it may appear: closing would complete it."""
+    """Write a driver's file and close it. After an error no part of it may appear: closing would complete it."""
     try:
         for chunk in chunks:
             file.write(chunk)
@@ -221,7 +223,7 @@ def _read(url: str, *, offset: int) -> Iterator[bytes]:
         with told_as(url, "read", StorageAwayError):
             file.seek(offset)
         while True:
-            # Not around the yield: what the reader of a chunk raises is its own.
+            # The yield is outside: an exception of the chunk's reader is its own.
             with told_as(url, "read", StorageAwayError):
                 chunk = file.read(CHUNK_BYTES)
             if not chunk:

@@ -1,7 +1,7 @@
-"""The boundary to file systems: whatever a driver raises becomes our error, with the URL and one plain sentence.
+"""Translates errors of file systems: any driver's exception becomes our error, with the URL and one plain sentence.
 
-Drivers raise what their libraries raise (botocore, aiohttp, google.auth), and few of these are OSErrors. None of them
-is imported here: they are told apart by the names of their classes.
+Drivers raise their libraries' errors (botocore, aiohttp, google.auth), and few of these are OSErrors. None of these
+libraries is imported here: their errors are known by the names of their classes.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ import fsspec
 from headway.daemon.errors import NoAccessError, RecoveryError
 
 MAX_SENTENCE: Final = 300
-"""Characters of a driver's message that are repeated."""
+"""Maximum number of characters quoted from a driver's message."""
 
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}}
 }
-"""Of drivers that are patient themselves: an outage is to be told within seconds, and daemons try again anyway.
+"""Options for drivers that retry by themselves: an outage must be reported within seconds, and daemons retry anyway.
 
 A protocol that the configuration of fsspec names keeps that configuration.
 """
@@ -50,7 +50,9 @@ _NO_ANSWER: Final = (
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path there. Raises NoAccessError when its package is missing, RecoveryError."""
+    """Return the file system of a URL, and the path there. Raises NoAccessError when its package is missing,
+    RecoveryError.
+    """
     protocol = url.partition("://")[0]
     options = {} if protocol in fsspec.config.conf else OPTIONS.get(protocol, {})
     with told_as(url, "opened"):
@@ -59,12 +61,12 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def is_local(file_system: Any) -> bool:
-    """Whether a file system is this machine's own tree of files."""
+    """Return whether a file system is this machine's own tree of files."""
     return "file" in ((file_system.protocol,) if isinstance(file_system.protocol, str) else file_system.protocol)
 
 
 def file_system_of(url: str) -> str:
-    """Which file system a URL or path is on, as far as its text says: what hangs there says nothing of another."""
+    """Return a key of the file system of a URL or path, by its text: a hang of one says nothing about another."""
     protocol, separator, rest = url.partition("://")
     if separator:
         return f"{protocol}://{rest.partition('/')[0]}"
@@ -73,9 +75,9 @@ def file_system_of(url: str) -> str:
 
 @contextmanager
 def told_as(url: str, done: str, kind: type[RecoveryError] = RecoveryError) -> Iterator[None]:
-    """Around calls of a driver. Raises NoAccessError or an error of this kind, naming the URL; our own errors pass.
+    """Translate a driver's errors into NoAccessError or `kind`, naming the URL; our own errors pass.
 
-    done: what could not be done to it, as in "cannot be read".
+    done: the verb of the failed action, as in "cannot be read".
     """
     try:
         yield
@@ -87,12 +89,12 @@ def told_as(url: str, done: str, kind: type[RecoveryError] = RecoveryError) -> I
 
 
 def lacks_access(error: BaseException) -> bool:
-    """Whether this node lacks the package or the credentials, so that another attempt here would fail too."""
+    """Return whether this node lacks the package or the credentials, so that another attempt here would fail too."""
     return isinstance(error, ImportError) or _is_named(error, _NO_CREDENTIALS)
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says, in one line of printable characters."""
+    """Return an error's message as one line of printable characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = next(iter(str(error).strip().splitlines()), "")
@@ -111,7 +113,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
-    """Whether an error, or what caused it, is of a class with one of the names, or of a class below it."""
+    """Return whether an error, or its cause, is of a class with one of the names, or of a subclass."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

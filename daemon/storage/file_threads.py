@@ -1,8 +1,8 @@
 """Threads for calls that a file system may never answer: a few for each purpose and file system.
 
-A call that shows no progress for its time is given up: its slot is free again, and its thread is left alone. Only so
-many threads may be left on one file system; then the purpose refuses it at once and says so, until one comes back.
-The threads are daemons: one that hangs for ever does not keep the process from ending.
+A call without progress for its time is given up: its slot is free again, and its thread is left alone. A limited number
+of threads may be left on one file system. Beyond it, the purpose refuses the file system at once and says so, until a
+thread comes back. The threads are daemons: one that hangs for ever does not keep the process from ending.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from headway.daemon.storage.file_system import file_system_of, sentence
 
 T = TypeVar("T")
 Beat = Callable[[], None]
-"""For a call to say that it moves. Raises AbandonedError where nobody waits for it any more."""
+"""Function by which a call reports progress. It raises AbandonedError if the call was given up."""
 
 SILENCE_S: Final = 60.0
-"""Without a step forward for so long, a call counts as hung."""
+"""Seconds without progress after which a call counts as hung."""
 MOST_HUNG: Final = 3
-"""Threads that may be left behind on one file system."""
+"""Maximum number of threads left behind on one file system."""
 SOON_S: Final = 2.0
-"""A call whose asker went away ends with its next step; one that has not after this time hangs."""
+"""A call whose caller is gone ends with its next step; after this time it counts as hung."""
 
 
 class AbandonedError(Exception):
@@ -32,7 +32,7 @@ class AbandonedError(Exception):
 
 
 class FileThreads:
-    """The calls for one purpose. For one event loop."""
+    """The calls for one purpose, in one event loop."""
 
     def __init__(
         self, purpose: str, *, num_at_once: int = 2, silence_s: float = SILENCE_S, most_hung: int = MOST_HUNG
@@ -43,18 +43,20 @@ class FileThreads:
         self._most_hung = most_hung
         self._num_at_once = num_at_once
         self._systems: dict[str, _FileSystem] = {}
-        """Those that are asked, or owe an answer."""
+        """File systems with running or hung calls."""
 
     @property
     def num_hung(self) -> int:
-        """Threads that were left behind and have not come back."""
+        """Return the number of threads that were left behind and have not come back."""
         return sum(len(system.left) for system in self._systems.values())
 
     async def run(self, url: str, act: Callable[[Beat], T], *, on_late: Callable[[], None] = lambda: None) -> T:
-        """What act(beat) returns, from a thread. on_late: is called when a call that was given up ends after all.
+        """Return the result of act(beat), from a thread. on_late: is called when a call that was given up ends after
+        all.
 
-        Raises RecoveryError, naming the URL, for whatever act raises but ConfigError; StorageAwayError when it hangs,
-        and when earlier calls to its file system still do.
+        Raises RecoveryError, naming the URL, for any error of act except ConfigError. Raises StorageAwayError when act
+        hangs,
+        or earlier calls to its file system still hang.
         """
         name = file_system_of(url)
         system = self._systems.setdefault(name, _FileSystem(asyncio.Semaphore(self._num_at_once)))
@@ -94,7 +96,7 @@ class FileThreads:
             system.left.discard(call)
             self._forget_idle()
             if not ended.cancelled():
-                ended.exception()  # nobody waits for it
+                ended.exception()  # nobody waits for the result
             on_late()
 
         call.is_abandoned = True
@@ -117,7 +119,7 @@ class FileThreads:
 
 @dataclass(slots=True)
 class _FileSystem:
-    """What one purpose asks of one file system."""
+    """The calls of one purpose to one file system."""
 
     slots: asyncio.Semaphore
     left: "set[_Call]" = field(default_factory=set)
@@ -136,11 +138,11 @@ class _Call:
         self._act = act
 
     def work(self) -> None:
-        """In the thread."""
+        """Run the call in its thread."""
         try:
             result = self._act(self._beat)
         except StopIteration as error:
-            self._tell(None, RuntimeError(in_one_line(error)))  # a Future takes every exception but this one
+            self._tell(None, RuntimeError(in_one_line(error)))  # a Future takes every exception except this one
         except BaseException as error:
             self._tell(None, error)
         else:

@@ -1,7 +1,8 @@
-"""Folders in shared places, such as /dev/shm, that die with their owner: who comes next removes those of the dead.
+"""Folders in shared places, such as /dev/shm, that die with their owner: a later process removes those of dead owners.
 
-Beside a folder lies `<folder>.owner`, which its owner keeps locked. The kernel ends the lock with the process, however
-that ends, so a lock that can be had proves that nobody owns the folder.
+Next to a folder lies `<folder>.owner`, which its owner keeps locked. The kernel releases the lock when the process
+ends,
+in any way. So a lock that can be taken proves that the folder has no owner.
 """
 
 import fcntl
@@ -14,11 +15,11 @@ from typing import Final
 SUFFIX: Final = ".owner"
 PREFIX: Final = "headway-"
 PATIENCE_S: Final = 5.0
-"""For somebody who removes the folder just now, under the same lock."""
+"""Maximum wait for a process that is removing the folder under the lock."""
 
 
 class OwnedFolder:
-    """One folder, which may not be there yet. `claim` before it is made, `release` when it is gone."""
+    """One folder, which may not exist yet. Call `claim` before it is made, and `release` when it is gone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -26,7 +27,7 @@ class OwnedFolder:
         self._lock = -1
 
     def claim(self) -> bool:
-        """Own it, until this process ends. Returns False when another process does."""
+        """Own the folder until this process ends. Returns False when another process owns it."""
         until = time.monotonic() + PATIENCE_S
         while (lock := _locked(self._owner, flags=os.O_CREAT)) is None:
             if time.monotonic() > until:
@@ -37,11 +38,11 @@ class OwnedFolder:
 
     @property
     def owner_file(self) -> Path:
-        """What lies beside the folder as long as it is owned."""
+        """Return the file next to the folder that marks it as owned."""
         return self._owner
 
     def release(self) -> None:
-        """Own it no more. Idempotent."""
+        """Give up the folder. Idempotent."""
         if self._lock >= 0:
             self._owner.unlink(missing_ok=True)
             os.close(self._lock)
@@ -69,7 +70,7 @@ def remove_ownerless(parent: Path, *, prefix: str = PREFIX) -> list[Path]:
 
 
 def _locked(path: Path, *, flags: int) -> int | None:
-    """The file, open and locked, if nobody else has the lock; it may have been removed by who had it before."""
+    """Return the file, open and locked, if no other process has the lock; its earlier owner may have removed it."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     except OSError:

@@ -1,10 +1,10 @@
-"""Names of what a node's store holds. Pure."""
+"""Names the files of a node's store. Pure."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 JOURNAL = "journal"
-"""Counts as a layer wherever files are named: the losses so far, kept by the last stage."""
+"""Name of the journal, which counts as a layer wherever files are named: the losses so far, kept by the last stage."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,8 +27,8 @@ class StoredFile:
     path: Path
     size_bytes: int
     checksum: str
-    """Of its content, see stages/state_file.py."""
+    """Checksum of its content, see stages/state_file.py."""
     generation: int = 0
-    """Of the plan under which it was written or fetched."""
+    """Generation of the plan under which it was written or fetched."""
     uid: str = ""
-    """Of the submission that it belongs to: a job of the same name after it has no use for it."""
+    """Submission to which it belongs: a later job of its name cannot use it."""

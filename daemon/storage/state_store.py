@@ -1,4 +1,4 @@
-"""The layer files that a node holds: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and checksum."""
+"""Keeps a node's layer files: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and checksum."""
 
 import os
 import shutil
@@ -18,40 +18,40 @@ NUM_MKDIR_ATTEMPTS: Final = 10
 
 
 class StateStore:
-    """The store of one node, in a folder of its own. Not thread-safe, but files may be read and hashed in threads."""
+    """The store of one node, in its own folder. Not thread-safe, but files may be read and hashed in threads."""
 
     def __init__(self, directory: Path, *, quota_bytes: int = 0) -> None:
-        """quota_bytes 0: what the file system has."""
+        """quota_bytes 0: the size of the file system."""
         self._directory = directory
         self._quota_bytes = quota_bytes
         self._files: dict[StateKey, StoredFile] = {}
         self._incoming: dict[StateKey, int] = {}
-        """Files on their way in, and how large they will be."""
+        """Arriving files, with their final size."""
         self.on_change: Callable[[], None] = lambda: None
-        """Told whenever another file is held, or one less."""
+        """Called whenever the set of held files changes."""
 
     @property
     def contents(self) -> Mapping[StateKey, StoredFile]:
-        """What is held, by key."""
+        """Return the held files by key."""
         return MappingProxyType(self._files)
 
     @property
     def awaited(self) -> Set[StateKey]:
-        """Files on their way in."""
+        """Return the keys of arriving files."""
         return frozenset(self._incoming)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held by complete files."""
+        """Return the bytes of complete files."""
         return sum(file.size_bytes for file in self._files.values())
 
     def open(self) -> None:
-        """Make the folder, private to this user, and wipe what an earlier daemon left. Raises ConfigError."""
+        """Make the folder, private to this user, and delete files of an earlier daemon. Raises ConfigError."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self._directory.lstat()
             if not self._directory.is_dir() or self._directory.is_symlink() or status.st_uid != os.getuid():
-                raise ConfigError("belongs to somebody else, or is no folder", str(self._directory))
+                raise ConfigError("belongs to another user, or is not a folder", str(self._directory))
             self._directory.chmod(0o700)
             self.wipe()
         except OSError as error:
@@ -65,12 +65,12 @@ class StateStore:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def close(self) -> None:
-        """Delete the folder itself: what it held dies with its daemon."""
+        """Delete the folder itself: its files end with its daemon."""
         self._files.clear()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def directory_of(self, job: str, timeline: int, boundary: int) -> Path:
-        """The folder of a boundary's files, made if it is not there. Raises RecoveryError."""
+        """Return the folder of a boundary's files, made if it does not exist. Raises RecoveryError."""
         directory = self.timeline_directory_of(job, timeline) / str(boundary)
         for attempt in range(1, NUM_MKDIR_ATTEMPTS + 1):
             try:
@@ -78,16 +78,16 @@ class StateStore:
                 break
             except OSError as error:
                 if isinstance(error, FileNotFoundError) and attempt < NUM_MKDIR_ATTEMPTS:
-                    continue  # a thread deleted an empty folder above it just now
+                    continue  # a thread has just deleted an empty folder above it
                 raise RecoveryError(str(directory), f"cannot be made: {error.strerror or error}") from error
         return directory
 
     def timeline_directory_of(self, job: str, timeline: int) -> Path:
-        """Where the folders of a timeline's boundaries lie, each named by its number."""
+        """Return the folder that has the folders of a timeline's boundaries, each named by its number."""
         return self._directory / job / str(timeline)
 
     def path_of(self, key: StateKey) -> Path:
-        """Where a file of this key lies or would lie, in a folder that is there. Raises RecoveryError."""
+        """Return the path of a key's file, in a folder that exists. Raises RecoveryError."""
         self.directory_of(key.job, key.timeline, key.boundary)
         return self._place_of(key)
 
@@ -95,7 +95,7 @@ class StateStore:
         return self.timeline_directory_of(key.job, key.timeline) / str(key.boundary) / f"{key.layer}.safetensors"
 
     def get(self, key: StateKey) -> StoredFile | None:
-        """The file of a key, or None."""
+        """Return the file of a key, or None."""
         return self._files.get(key)
 
     def adopt(
@@ -111,7 +111,7 @@ class StateStore:
     ) -> StoredFile:
         """Take in a file that was written into `directory_of` the key, within the quota unless told otherwise.
 
-        Raises RecoveryError when it is not there, or there is no room.
+        Raises RecoveryError when the file does not exist, or there is no room.
         """
         try:
             found_bytes = path.stat().st_size
@@ -127,7 +127,7 @@ class StateStore:
         return self._files[key]
 
     def require_room(self, size_bytes: int, what: str, *, held: StateKey | None = None) -> None:
-        """Raise RecoveryError, with the figures, when so many bytes more would exceed the quota."""
+        """Raise RecoveryError, with the figures, when this many more bytes would exceed the quota."""
         replaced_bytes = self._files[held].size_bytes if held in self._files else 0
         awaited_bytes = sum(awaited for key, awaited in self._incoming.items() if key != held)
         after_bytes = self.size_bytes - replaced_bytes + awaited_bytes + size_bytes
@@ -139,9 +139,9 @@ class StateStore:
             )
 
     def receive(self, key: StateKey, *, size_bytes: int) -> "IncomingFile":
-        """Begin, or go on with, a file that comes in pieces; `adopt` it when it is in place, or `abandon` it.
+        """Begin or continue a file that comes in pieces; `adopt` it when it is in place, or `abandon` it.
 
-        Raises RecoveryError when it would exceed the quota, with all that is on its way in, or has no folder.
+        Raises RecoveryError when it would exceed the quota, together with all arriving files, or has no folder.
         """
         self.require_room(size_bytes, str(key), held=key)
         path = self.path_of(key)
@@ -149,25 +149,25 @@ class StateStore:
         return IncomingFile(str(key), path, size_bytes=size_bytes)
 
     def abandon(self, key: StateKey) -> None:
-        """Drop what has come in of a file. Nothing has: no error."""
+        """Drop the pieces of an arriving file. If there are none, nothing happens."""
         if self._incoming.pop(key, None) is not None:
             path = self._place_of(key)
             partial_path(path).unlink(missing_ok=True)
             _remove_if_empty(path.parent, up_to=self._directory)
 
     def read(self, key: StateKey, *, offset: int = 0) -> Iterator[bytes]:
-        """The file's bytes from an offset on, in chunks. Raises RecoveryError when it is not held."""
+        """Yield the file's bytes from an offset on, in chunks. Raises RecoveryError when the file is not held."""
         file = self._files.get(key)
         if file is None:
-            raise RecoveryError(str(key), "is not held here")
+            raise RecoveryError(str(key), "is not held by this node")
         return read_chunks(file.path, offset=offset)
 
     def delete(self, key: StateKey) -> None:
-        """Delete a file, and its folders when they are empty. Deleting what is not held is no error."""
+        """Delete a file, and its folders when they are empty. Deleting a file that is not held is no error."""
         self.remove(self.forget([key]))
 
     def forget(self, keys: Iterable[StateKey]) -> list[Path]:
-        """Hold files no more; returns what is to be removed."""
+        """Stop holding files; return the paths to remove."""
         paths = [file.path for key in keys if (file := self._files.pop(key, None)) is not None]
         if paths:
             self.on_change()
@@ -180,14 +180,14 @@ class StateStore:
             _remove_if_empty(path.parent, up_to=self._directory)
 
     def known_paths(self) -> frozenset[Path]:
-        """Every file that is held or on its way in."""
+        """Return the path of every held or arriving file."""
         awaited = [self._place_of(key) for key in self._incoming]
         return frozenset({*(file.path for file in self._files.values()), *awaited, *map(partial_path, awaited)})
 
     def sweep(self, known: Set[Path], *, older_than: float, spared: Set[Path] = frozenset()) -> int:
-        """Delete files that are not known and were last written before a time; returns their bytes. For a thread.
+        """Delete unknown files that were last written before a time; return their bytes. For a thread.
 
-        spared: folders of which nothing is deleted.
+        spared: folders in which nothing is deleted.
         """
         num_bytes = 0
         for path in [path for path in self._files_on_disk() if path not in known]:
@@ -199,39 +199,39 @@ class StateStore:
                     self.remove([path])
                     num_bytes += status.st_size
             except OSError:
-                continue  # gone meanwhile
+                continue  # the file is already gone
         return num_bytes
 
     def _files_on_disk(self) -> Iterator[Path]:
-        """Every file of the folder. Folders come and go meanwhile: os.walk passes over those that it cannot list."""
+        """Return every file of the folder. Folders come and go meanwhile: os.walk skips those that it cannot list."""
         for folder, _, names in os.walk(self._directory):
             yield from (Path(folder) / name for name in names)
 
 
 class IncomingFile:
-    """A state file on its way in: bytes go to a partial file beside it, which takes its name when it is verified.
+    """An arriving state file: bytes go to a partial file next to it, which takes its name when it is verified.
 
-    The checksum is computed as the bytes come. Those of an earlier attempt are read again.
+    The checksum is computed as the bytes come. Bytes of an earlier attempt are read again.
     """
 
     def __init__(self, what: str, path: Path, *, size_bytes: int) -> None:
-        """what: for messages."""
+        """what: name of the file for messages."""
         self.path = path
         self._what = what
         self._size_bytes = size_bytes
         self._partial = partial_path(path)
         self._content: ContentCheck | None = None
-        """Of what is here, if it came from the first byte on without a break."""
+        """Checksum of the bytes, if they came from the first byte on without a break."""
 
     @property
     def offset(self) -> int:
-        """Bytes that are here already."""
+        """Return the number of bytes that have arrived."""
         return self._partial.stat().st_size if self._partial.exists() else 0
 
     def append(self, data: bytes, *, offset: int) -> None:
-        """Add a chunk. Raises RecoveryError when it does not follow on what is here, or there is no room for it.
+        """Add a chunk. Raises RecoveryError when it does not follow the last one, or there is no room for it.
 
-        What would make the file larger than it was said to be is not written, and what is here is dropped.
+        A chunk that would exceed the announced size is not written, and the bytes so far are dropped.
         """
         if offset + len(data) > self._size_bytes:
             self._partial.unlink(missing_ok=True)
@@ -247,7 +247,7 @@ class IncomingFile:
             raise RecoveryError(self._what, f"{self._partial.parent}: {error.strerror}") from error
 
     def verify(self, checksum: str) -> None:
-        """Check what is here; may run in a thread. Raises RecoveryError, and drops it, when it is something else."""
+        """Check the bytes; may run in a thread. Raises RecoveryError, and drops the file, when they are wrong."""
         from headway.stages.errors import DamagedFileError
         from headway.stages.state_file import content_checksum
 
@@ -273,20 +273,20 @@ class IncomingFile:
             try:
                 self._content.update(data)
             except DamagedFileError:
-                self._content = None  # `verify` reads it again, and tells
+                self._content = None  # `verify` reads it again, and reports
 
     def put_in_place(self) -> None:
-        """The verified file gets its name."""
+        """Give the verified file its name."""
         self._partial.replace(self.path)
 
 
 def partial_path(path: Path) -> Path:
-    """Where a file lies while it comes in."""
+    """Return the path of a file while it arrives."""
     return path.with_suffix(".partial")
 
 
 def read_chunks(path: Path, *, offset: int = 0) -> Iterator[bytes]:
-    """A file's bytes from an offset on, at most CHUNK_BYTES at a time."""
+    """Yield a file's bytes from an offset on, at most CHUNK_BYTES at a time."""
     with path.open("rb") as file:
         file.seek(offset)
         while chunk := file.read(CHUNK_BYTES):
@@ -298,5 +298,5 @@ def _remove_if_empty(directory: Path, *, up_to: Path) -> None:
         try:
             directory.rmdir()
         except OSError:
-            return  # something is in it, or it is gone
+            return  # the folder has files, or is gone
         directory = directory.parent

@@ -1,7 +1,7 @@
 """Brings layer files into a node's store: from other nodes, resumed where a holder failed, or from a checkpoint.
 
-A file that does not have the checksum it was registered with is dropped, and its holder is asked whether its own is
-still good (a request for the bytes after the last one): it finds out by itself, and lets the file go.
+A file whose checksum differs from its registration is dropped. Then its holder is asked for the bytes after the last
+one: that makes the holder check its own file, and delete a damaged one.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from headway.stages.errors import PeerError, UnavailableError
 log = structlog.get_logger()
 
 SILENCE_S: Final = 10.0
-"""A holder that sends nothing for so long is given up for the next one."""
+"""Seconds of silence after which the next holder is asked."""
 MOST_SILENCES: Final = 6
-"""So many times as long for a file that does not move while its connection does."""
+"""Multiple of that time for a file that does not move while its connection does."""
 
 
 async def fetch_from_nodes(
@@ -41,13 +41,15 @@ async def fetch_from_nodes(
     unhurried: bool = False,
     is_forwarded: bool = False,
 ) -> None:
-    """Fetch a file from the first holder that gives it, going on at the next where one failed.
+    """Fetch a file from the first holder that gives it, continuing at the next where one failed.
 
-    unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: who has no such file itself reads it
-    where it can, from the checkpoint folder too.
+    unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: a holder without the file reads it
+    where
+    it can, also from the checkpoint folder.
 
-    Raises RecoveryError with every holder's reason when none does, or when the checksum is another. What has come in
-    stays for the next attempt, until it is abandoned.
+    Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
+    come
+    stay for the next attempt, until the file is abandoned.
     """
     incoming = store.receive(key, size_bytes=expected.size_bytes)
     reasons = []
@@ -68,7 +70,7 @@ async def fetch_from_nodes(
             continue
         log.info("state_fetched", key=str(key), peer=endpoint.address, size_bytes=expected.size_bytes)
         return
-    raise RecoveryError(str(key), "; ".join(reasons) or "nobody holds it")
+    raise RecoveryError(str(key), "; ".join(reasons) or "no node holds it")
 
 
 async def fetch_checkpointed(
@@ -99,7 +101,7 @@ async def download(
     unhurried: bool = False,
     is_forwarded: bool = False,
 ) -> None:
-    """A file from one holder, verified and in place, but in no store. Raises PeerError or RecoveryError."""
+    """Download a file from one holder, verified and in place, but into no store. Raises PeerError or RecoveryError."""
     offset = incoming.offset
     try:
         pieces = client.fetch_state(endpoint, key, offset=offset, forward=is_forwarded, unhurried=unhurried)
@@ -125,10 +127,11 @@ async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKe
 async def in_time(
     endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], *, heard: dict[str, float] | None = None
 ) -> AsyncIterator[bytes]:
-    """The pieces as they come. Raises UnavailableError when the next one does not.
+    """Yield the pieces as they come. Raises UnavailableError when the next one does not.
 
-    heard: when each address sent the last piece of any file. On a slow line the pieces of many files take turns, so a
-    file is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
+    heard: when each address sent the last piece of any file. On a slow line the pieces of many files take turns. So a
+    file
+    is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
     """
     heard = {} if heard is None else heard
     while True:

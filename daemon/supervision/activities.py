@@ -1,7 +1,7 @@
-"""The owner of a daemon's activities: an exception ends one attempt of one activity, and nothing else.
+"""Owns a daemon's activities: an exception ends one attempt of one activity, and nothing else.
 
 An activity that raises is restarted after a pause (restart_policy.py). Its traceback is logged once for each new error.
-Only `InvariantLostError` passes through: daemon/errors.py lists what raises it.
+Only `InvariantLostError` passes through: daemon/errors.py lists its causes.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 Run = Callable[[], Awaitable[None]]
 
 CALLBACKS: Final = "callbacks"
-"""Name of what runs in the event loop outside of any activity."""
+"""Name of the code that runs in the event loop outside of any activity."""
 FAULT_POLL_S: Final = 0.2
 
 
@@ -39,18 +39,18 @@ class Activities:
 
     @property
     def ailments(self) -> dict[str, str]:
-        """What ails this daemon: activity to sentence. Empty when all is well."""
+        """Return this daemon's ailments: activity to sentence. Empty when all is well."""
         now = self._clock()
         failing = {name: health.sentence for name, health in self._health.items() if health.is_ailing(now)}
         return dict(sorted((failing | self._troubles).items()))
 
     @property
     def num_failures(self) -> Mapping[str, int]:
-        """How often each activity has failed since the daemon started."""
+        """Return how often each activity has failed since the daemon started."""
         return {name: health.num_failures for name, health in sorted(self._health.items())}
 
     def trouble(self, name: str, reason: str) -> None:
-        """Note a condition that ails this daemon until it is noted with an empty reason."""
+        """Note a condition that ails this daemon; an empty reason ends it."""
         if self._troubles.get(name, "") == reason:
             return
         if reason:
@@ -83,7 +83,7 @@ class Activities:
             except InvariantLostError:
                 raise
             except asyncio.CancelledError as error:
-                # grpc cancels calls by itself now and then: only a task that was told to end may end by it.
+                # grpc sometimes cancels calls by itself: only a task that was told to end may end by cancellation
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
@@ -93,11 +93,11 @@ class Activities:
             await asyncio.sleep(max(self._health[name].resumes_at - self._clock(), 0.0))
 
     def watch_callbacks(self) -> None:
-        """Let errors of callbacks of the running event loop be logged and told, as those of activities are."""
+        """Log and report errors of callbacks of the running event loop, as those of activities."""
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
 
     async def _attempt(self, name: str, run: Run) -> None:
-        """Run it once. In a test, a fault may strike it at any moment."""
+        """Run the activity once. In a test, a fault may strike it at any moment."""
         if not is_armed():
             await run()
             return

@@ -1,7 +1,8 @@
-"""When a worker counts as dead though its process is there: it is silent, stands still, or owes an answer. Pure.
+"""Decides when a worker counts as dead although its process exists: it is silent, stands still, or owes an answer.
+Pure.
 
-All times are seconds of one clock that the caller reads. Who judges must have been awake: when the daemon itself was
-stopped for a while, every clock here starts anew.
+All times are seconds of one clock that the caller reads. The judge must have been awake: when the daemon itself was
+stopped for a while, every clock here restarts.
 """
 
 from collections.abc import Mapping
@@ -12,62 +13,64 @@ from headway.daemon.jobs.preparation import PLAIN_S
 from headway.daemon.supervision.worker_status import JobGeneration, OrderKind, WorkerStatus
 
 TICK_S: Final = 0.5
-"""How often the daemon judges."""
+"""Interval of the daemon's judgements."""
 STALL_S: Final = 2.0
-"""A judge who comes later than this was stopped himself."""
+"""A judge that comes later than this was itself stopped."""
 HELLO_TIMEOUT_S: Final = 120.0
-"""For a new process to import the model and to attach."""
+"""Time for a new process to import the model and to attach."""
 SERVING_SILENCE_S: Final = 5.0
-"""While it serves a generation; a worker says every second that it lives."""
+"""Maximum silence while it serves a generation; a living worker reports every second."""
 BUSY_SILENCE_S: Final = 15.0
-"""While it owes an answer that has a deadline of its own: reading and importing may keep its other thread waiting."""
+"""Maximum silence while it owes an answer with its own deadline: reading and importing may block its other thread."""
 IDLE_SILENCE_S: Final = 30.0
 MIN_STANDSTILL_S: Final = 5.0
 STANDSTILL_FACTOR: Final = 20.0
-"""How many times the typical seconds of an operation one of them may take."""
+"""Multiple of the typical seconds of an operation that one operation may take."""
 PREPARING_STANDSTILL_S: Final = 20.0
-"""While it also owes an answer to Prepare, which it obeys between two operations."""
+"""The limit while it also owes an answer to Prepare, which it handles between two operations."""
 FIRST_OPERATION_S: Final = 120.0
-"""For the first operation of its kind in a generation, which may have to compile and to allocate: so much, and"""
+"""Time for the first operation of its kind in a generation, which may have to compile and to allocate, …"""
 FIRST_OPERATION_BATCHES: Final = 4.0
-"""so many times what a whole batch was predicted to take."""
+"""… plus this multiple of a batch's predicted time."""
 LOADING_S: Final = 300.0
-"""To load or to write layers, beside the time that their bytes take."""
+"""Time to load or to write layers, in addition to the time for their bytes."""
 ANSWER_TIMEOUT_S: Final[Mapping[OrderKind, float]] = {
     OrderKind.PREPARE: PLAIN_S,
     OrderKind.START: LOADING_S,
     OrderKind.WRITE: LOADING_S,
     OrderKind.RELEASE: 60.0,
 }
-"""A worker that has not answered by then is killed. A stop takes as long as its batch; the coordinator watches that."""
+"""Time after which a worker without answer is killed. A stop takes as long as its batch; the coordinator
+watches that.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What a heartbeat says of the run."""
+    """A heartbeat's figures about the run."""
 
     of: JobGeneration
     num_operations: int
-    """Done since the start of the generation."""
+    """Operations done since the start of the generation."""
     is_runnable: bool
-    """Whether an operation is running or could run."""
+    """True if an operation runs or could run."""
     typical_s: float
     """Median seconds of an operation; 0: none was done."""
     batch: int = -1
     expected_s: float = 0.0
-    """Mean seconds of the kind of operation that runs now; 0: none of the kind was done."""
+    """Mean seconds of operations of the running kind; 0: none of the kind was done."""
     num_steps: int = 0
-    """Parts of updates that the process has done: an update that moves on stands not still."""
+    """Number of update parts that the process has done: an advancing update does not stand still."""
 
     @property
     def progress(self) -> tuple[JobGeneration, int, int]:
-        """What is another when anything was done."""
+        """Return a value that changes with any progress."""
         return self.of, self.num_operations, self.num_steps
 
 
 @dataclass(frozen=True, slots=True)
 class _Deadline:
-    """When an answer is overdue, and how long there was for it."""
+    """The time when an answer is overdue, and the time that was given."""
 
     at: float
     within_s: float
@@ -80,14 +83,14 @@ class StallWatch:
         self._ticked_at = now
 
     def tick(self, now: float) -> float:
-        """For how long the process was stopped since the last tick; 0 when it was not."""
+        """Return for how long the process was stopped since the last tick; 0 when it was not."""
         late_s = now - self._ticked_at - TICK_S
         self._ticked_at = now
         return late_s if late_s > STALL_S else 0.0
 
 
 class Liveness:
-    """One worker process, from its start to its end."""
+    """The life of one worker process, from its start to its end."""
 
     def __init__(self, now: float) -> None:
         self._heard_at = now
@@ -96,14 +99,14 @@ class Liveness:
         self._deadlines: dict[tuple[OrderKind, JobGeneration], _Deadline] = {}
         self._first_operation_s = FIRST_OPERATION_S
         self.beat: Beat | None = None
-        """The newest, if it is from this process's present generation."""
+        """The newest heartbeat of this process's present generation."""
 
     def heard(self, now: float) -> None:
-        """A report arrived."""
+        """Note that a report arrived."""
         self._heard_at = now
 
     def felt(self, beat: Beat, now: float) -> None:
-        """A heartbeat arrived."""
+        """Note that a heartbeat arrived."""
         self._heard_at = self._felt_at = now
         before = self.beat
         is_same = before is not None and before.progress == beat.progress
@@ -114,9 +117,9 @@ class Liveness:
     def ordered(
         self, kind: OrderKind, of: JobGeneration, now: float, *, within_s: float | None = None, batch_s: float = 0.0
     ) -> None:
-        """An order was given that has to be answered. within_s: in place of what its kind is given.
+        """Note an order that has to be answered. within_s: overrides the time of its kind.
 
-        batch_s: of a Start, the seconds that a batch is predicted to take.
+        batch_s: for a Start, the predicted seconds of a batch.
         """
         if kind is OrderKind.START:
             self._first_operation_s = FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * batch_s
@@ -125,14 +128,14 @@ class Liveness:
             self._deadlines[kind, of] = _Deadline(now + within_s, within_s)
 
     def overslept(self, stalled_s: float, now: float) -> None:
-        """The judge was stopped: nothing that he has not heard meanwhile counts."""
+        """Restart all times, because the judge was stopped: missing reports prove nothing."""
         self._heard_at = self._felt_at = self._moved_at = now
         self._deadlines = {
             entry: _Deadline(deadline.at + stalled_s, deadline.within_s) for entry, deadline in self._deadlines.items()
         }
 
     def complaint(self, status: WorkerStatus, now: float) -> str:
-        """Why the process is to be killed; nothing while it is well."""
+        """Return why the process is to be killed; None while it is well."""
         owed = [entry for entry in self._deadlines if entry in status.pending]
         self._deadlines = {entry: self._deadlines[entry] for entry in owed}
         if not status.is_up:
@@ -151,7 +154,7 @@ class Liveness:
         return f"{what} {limit_s:g} s" if now - self._heard_at >= limit_s else ""
 
     def _stands_still(self, status: WorkerStatus, least_s: float) -> str:
-        """As far as its heartbeats say: nothing follows from those that have not come."""
+        """Return whether heartbeats show a standstill; missing heartbeats prove nothing."""
         beat = self.beat
         if beat is None or beat.of != status.started or not beat.is_runnable:
             return ""

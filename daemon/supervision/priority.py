@@ -1,4 +1,4 @@
-"""How much of the CPU a process gets beside others (Linux: niceness belongs to each thread)."""
+"""Sets a process's share of the CPU relative to others (Linux: niceness belongs to each thread)."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ HIGHEST_NICE = 19
 
 
 def lower_priority(pid: int) -> bool:
-    """Let a process that has just begun go behind ours. Returns False when that could not be taken back later."""
+    """Lower the priority of a process that has just begun. Returns False when that could not be undone later."""
     if not _may_restore():
         return False
     with suppress(OSError):
@@ -30,7 +30,7 @@ def _own() -> int:
 
 
 def _may_restore() -> bool:
-    """Whether the kernel lets this user raise a priority again. A thread of its own tries it."""
+    """Return whether the kernel lets this user raise a priority again. A separate thread tries it."""
     outcome: list[bool] = []
 
     def attempt() -> None:

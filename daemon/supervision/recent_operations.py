@@ -1,4 +1,4 @@
-"""Asks workers for their last operations and waits for the answers, for as long as somebody would."""
+"""Asks workers for their last operations and waits a limited time for the answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,14 +11,14 @@ ANSWER_TIMEOUT_S: Final = 5.0
 
 
 class RecentOperationsDesk:
-    """Questions that are under way. Lives in the event loop of the main thread."""
+    """Questions under way. Lives in the event loop of the main thread."""
 
     def __init__(self) -> None:
         self._open: dict[int, asyncio.Future[control_pb2.RecentOperations]] = {}
         self._num_asked = 0
 
     async def ask(self, worker: str, send: Callable[[control_pb2.Order], None]) -> control_pb2.RecentOperations:
-        """What a worker answers. Raises UnavailableError, naming it, when it does not within ANSWER_TIMEOUT_S."""
+        """Return a worker's answer. Raises UnavailableError, naming it, when none comes within ANSWER_TIMEOUT_S."""
         self._num_asked += 1
         request = self._num_asked
         answer: asyncio.Future[control_pb2.RecentOperations] = asyncio.get_running_loop().create_future()
@@ -33,7 +33,7 @@ class RecentOperationsDesk:
             del self._open[request]
 
     def answered(self, told: control_pb2.RecentOperations) -> None:
-        """An answer came; one that nobody waits for any more is dropped."""
+        """Note an answer; one that nobody waits for is dropped."""
         answer = self._open.get(told.request)
         if answer is not None and not answer.done():
             answer.set_result(told)

@@ -1,7 +1,8 @@
-"""Which worker process computes on which device, and the spares that wait to take over.
+"""Knows which worker process computes on which device, and the spares that wait to take over.
 
-A spare has imported everything and touched no device. When a worker dies, the spare is that device's worker at once,
-so that a death costs no start of Python; the next spare follows when the node had time to breathe.
+A spare has imported everything and touched no device. When a worker dies, the spare becomes that device's worker at
+once,
+so a death costs no start of Python. The next spare follows after a pause for the node.
 """
 
 import asyncio
@@ -27,45 +28,47 @@ log = structlog.get_logger()
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
 HEALTHY_AFTER_S: Final = 60.0
-"""A worker that lived so long is followed by another without delay."""
+"""A worker that lived this long is replaced without delay."""
 CODE_DIR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 SPARE_PAUSE_S: Final = 1.0
-"""How long a generation runs before the first spare takes CPU time from it."""
+"""Time for which a generation runs before the first spare takes CPU time from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What every worker of a node is started with."""
+    """The settings of every worker of a node."""
 
     node: str
     host: str
-    """Where it listens for its neighbours."""
+    """Host where it listens for its neighbours."""
     certificates: Path
     ports: str = ""
-    """Where it may listen, such as 7100-7107; empty: on any free port."""
+    """Ports where it may listen, such as 7100-7107; empty: any free port."""
     runtime_dir: Path
     """Private folder for the socket."""
     output_dir: Path
-    """What workers print goes here."""
+    """Folder of the workers' printed output."""
     logs_dir: Path
     history_dir: Path | None = None
     num_spares: int = 1
     is_to_be_measured: Callable[[Device], bool] = lambda _device: False
-    """Whether a device's speed is not known yet."""
+    """True if a device's speed is not known yet."""
 
     @property
     def socket_path(self) -> Path:
-        """Where workers attach."""
+        """Return the socket where workers attach."""
         return self.runtime_dir / "workers.sock"
 
     @property
     def code_dir(self) -> Path:
-        """Where what was compiled for jobs is kept, for the node's next process. Private: it is executed."""
+        """Return the private folder of code compiled for jobs, for the node's next process. Private, because it is
+        executed.
+        """
         return self.output_dir.with_name("compiled")
 
 
 class WorkerHandle:
-    """One device's worker, or a spare: the process that is there now, its stream, and its status."""
+    """One device's worker, or a spare: its present process, its stream, and its status."""
 
     def __init__(self, device: Device, index: int) -> None:
         self.device = device
@@ -75,24 +78,24 @@ class WorkerHandle:
         self.stream: WorkerStream | None = None
         self.liveness = Liveness(0.0)
         self.heartbeat = control_pb2.Heartbeat()
-        """The newest of this process."""
+        """The newest heartbeat of this process."""
         self.last_words = control_pb2.Refused()
-        """The error that its process said it would end of."""
+        """The error with which its process said it would end."""
         self.num_quick_deaths = 0
         self.verdict = ""
         self.was_moved = False
-        """Why we killed it, if we did."""
+        """True if we killed it because its machine's address changed."""
         self.start_failure = ""
-        """Why its last process ended before it attached; empty once one has."""
+        """Reason why its last process ended before it attached; empty once one has."""
 
     @property
     def name(self) -> str:
-        """For people: `worker cpu:0`."""
+        """Return the name for people: `worker cpu:0`."""
         return "spare worker" if self.index == SPARE_INDEX else f"worker {self.device.kind}:{self.index}"
 
     @property
     def process_name(self) -> str:
-        """The same for folders."""
+        """Return the name for folders."""
         return self.name.replace(" ", "-").replace(":", "-")
 
 
@@ -107,9 +110,9 @@ class Roster:
         on_exit: Callable[[WorkerHandle, WorkerProcess], None],
         on_not_started: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_exit: told of every end, before another process takes the place.
+        """on_exit: called at every end, before another process takes the place.
 
-        on_not_started: told when a device's process could not be started.
+        on_not_started: called when a device's process could not be started.
         """
         self._on_not_started = on_not_started
         self.workers = [WorkerHandle(device, index) for index, device in enumerate(devices)]
@@ -122,12 +125,12 @@ class Roster:
 
     @property
     def everybody(self) -> Iterator[WorkerHandle]:
-        """Workers and spares that have a process."""
+        """Return workers and spares that have a process."""
         return (handle for handle in self._all if handle.process is not None)
 
     @property
     def trouble(self) -> str:
-        """Why a worker or a spare does not start; empty: each has, or is about to."""
+        """Return why a worker or a spare does not start; empty: each has, or is about to."""
         failed = (handle for handle in self._all if handle.start_failure)
         return next((f"{handle.name} does not start: {handle.start_failure}" for handle in failed), "")
 
@@ -136,38 +139,40 @@ class Roster:
         return iter((*self.workers, *self._spares))
 
     def start(self) -> None:
-        """One process per device."""
+        """Start one process per device."""
         for handle in self.workers:
             self._spawn(handle)
 
     def could_not_start(self, reason: str) -> None:
-        """No process can be started: plans leave the devices out until `start`."""
+        """Note that no process can be started: plans leave the devices out until `start`."""
         for handle in self.workers:
             handle.status = handle.status.died(Failure(reason))
 
     def want_spares(self) -> None:
-        """From now on keep spares, the first of them after a pause: a generation has begun to run."""
+        """Keep spares from now on, the first of them after a pause: a generation has begun to run."""
         if not self._are_spares_wanted:
             self._are_spares_wanted = True
             for handle in self._spares:
                 self._later(SPARE_PAUSE_S, handle)
 
     def listen_at(self, host: str) -> None:
-        """Processes that start from now on listen at another host."""
+        """Let processes that start from now on listen at another host."""
         self._settings = replace(self._settings, host=host)
 
     def close(self) -> None:
-        """Start nothing any more."""
+        """Start no more processes."""
         self._is_stopping = True
         for timer in self._timers:
             timer.cancel()
 
     def of_stream(self, stream: WorkerStream) -> WorkerHandle | None:
-        """Whose stream it is; None when its process was given up."""
+        """Return the owner of a stream; None when its process was given up."""
         return next((handle for handle in self.everybody if handle.stream is stream), None)
 
     def claimed_by(self, hello: control_pb2.WorkerHello) -> WorkerHandle | None:
-        """Whose process says hello; None when it is none of ours, or says another device than it was told."""
+        """Return the worker whose process says hello; None when it is not ours, or names another device than it was
+        told.
+        """
         for handle in self.everybody:
             assert handle.process is not None, "everybody has one"
             if handle.process.pid == hello.pid:
@@ -175,7 +180,7 @@ class Roster:
         return None
 
     def did_attach(self, handle: WorkerHandle) -> None:
-        """Its process has imported everything."""
+        """Note that its process has imported everything."""
         handle.start_failure = ""
         if handle.process is not None and handle.process.is_lowered:
             restore_priority(handle.process.pid)
@@ -202,7 +207,7 @@ class Roster:
             self._later(max(backoff_s, SPARE_PAUSE_S), spare)
 
     def _best_spare(self) -> WorkerHandle | None:
-        """One that has attached, or one that at least has begun."""
+        """Return a spare that has attached, or one that at least has started."""
         begun = [spare for spare in self._spares if spare.process is not None]
         return min(begun, key=lambda spare: spare.stream is None, default=None)
 
@@ -216,7 +221,7 @@ class Roster:
             took = spare.status
             handle.status = handle.status.attached(took.incarnation, pid=took.pid, address=took.address)
         spare.status = WorkerStatus(device_index=SPARE_INDEX)
-        self.did_attach(handle)  # whatever it still has to import is urgent now
+        self.did_attach(handle)  # its remaining imports are urgent now
         log.info("spare_took_over", worker=handle.name, pid=handle.process.pid, is_ready=handle.status.is_up)
 
     def _later(self, delay_s: float, handle: WorkerHandle) -> None:
@@ -260,7 +265,7 @@ class Roster:
         log.info("worker_started", worker=handle.name, pid=handle.process.pid)
 
     def _not_started(self, handle: WorkerHandle, reason: str) -> None:
-        """The device is down until another attempt succeeds."""
+        """Mark the device as down until another attempt succeeds."""
         handle.num_quick_deaths += 1
         delay_s = _backoff_s(handle.num_quick_deaths)
         log.error("worker_not_started", worker=handle.name, reason=reason, next_attempt_in_s=delay_s)

@@ -1,4 +1,4 @@
-"""Keeps one worker process per device up, carries orders to it, and says what each of them is doing."""
+"""Keeps one worker process per device up, sends it orders, and reports its state."""
 
 import asyncio
 import shutil
@@ -27,36 +27,36 @@ log = structlog.get_logger()
 
 QUIT_TIMEOUT_S = 5.0
 MAX_ERROR_CHARACTERS = 200_000
-"""Of a failure's text; etcd refuses values beyond 1.5 MB."""
+"""Maximum number of characters of a failure's text; etcd refuses values beyond 1.5 MB."""
 MAX_DAMAGED = 8
 """Files that a worker may refuse before its generation is given up."""
 
 
 DYING_S = 5.0
-"""For a worker that told of its own error to end of it."""
+"""Grace period for a worker to exit after it reported a fatal error."""
 
 
 class Listener(Protocol):
-    """Whom the supervisor tells: the agent."""
+    """The listener of the supervisor: the agent."""
 
     def worker_changed(self) -> None:
-        """Some worker's status is another."""
+        """Note that a worker's status has changed."""
         ...
 
     def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
-        """A worker wrote layer files. Returns why they cannot be kept, or nothing."""
+        """Note layer files that a worker wrote. Returns why they cannot be kept, or an empty text."""
         ...
 
     def worker_progressed(self, progress: control_pb2.Progress) -> None:
-        """The last stage's worker finished batches."""
+        """Note batches that the last stage's worker finished."""
         ...
 
     def worker_refused_file(self, path: str) -> None:
-        """A file that a worker was to load is damaged; Start is due again once there is another."""
+        """Note a damaged file that a worker was to load; Start is due again once there is another."""
         ...
 
     def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
-        """A periodic snapshot was not written, or late."""
+        """Note a periodic snapshot that was not written, or late."""
         ...
 
 
@@ -74,7 +74,7 @@ class Supervisor:
     ) -> None:
         """activities: owns the watch over workers.
 
-        on_change: told when a process came or went, so that `down_devices` and `worker_ports` may have changed.
+        on_change: called when a process came or went, so that `down_devices` and `worker_ports` may have changed.
         """
         self._settings = settings
         self._listener = listener
@@ -88,22 +88,22 @@ class Supervisor:
 
     @property
     def socket_path(self) -> Path:
-        """Where workers attach."""
+        """Return the socket where workers attach."""
         return self._settings.socket_path
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
-        """One per device, by index."""
+        """Return the statuses, one per device, by index."""
         return tuple(handle.status for handle in self._roster.workers)
 
     @property
     def down_devices(self) -> tuple[int, ...]:
-        """Devices whose worker died and has no successor yet."""
+        """Return devices whose worker died and has no successor yet."""
         return tuple(handle.index for handle in self._roster.workers if handle.status.has_died)
 
     @property
     def worker_ports(self) -> tuple[WorkerPort, ...]:
-        """Where the workers that are up listen, by device."""
+        """Return where the running workers listen, by device."""
         return tuple(
             WorkerPort(device_index=handle.index, address=status.address, incarnation=status.incarnation)
             for handle in self._roster.workers
@@ -112,12 +112,12 @@ class Supervisor:
 
     @property
     def trouble(self) -> str:
-        """Why a worker or a spare does not start; empty: each has, or is about to."""
+        """Return why a worker or a spare does not start; empty: each has, or is about to."""
         return self._roster.trouble
 
     @property
     def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:
-        """The newest of each worker that is up, by device index."""
+        """Return the newest heartbeat of each running worker, by device index."""
         return {handle.index: handle.heartbeat for handle in self._roster.workers if handle.status.is_up}
 
     async def run(self) -> None:
@@ -163,7 +163,7 @@ class Supervisor:
         self.socket_path.unlink(missing_ok=True)
 
     def move(self, host: str) -> None:
-        """Have every worker listen at another host: the machine has lost the address of those that run."""
+        """Let every worker listen at another host, because the machine has lost the address of the present ones."""
         self._settings = replace(self._settings, host=host)
         self._roster.listen_at(host)
         for handle in list(self._roster.everybody):
@@ -188,9 +188,9 @@ class Supervisor:
         within_s: float | None = None,
         batch_s: float = 0.0,
     ) -> bool:
-        """Send an order to a worker and expect its answer. Returns False when the worker is just going.
+        """Send an order to a worker and expect its answer. Returns False when the worker is about to exit.
 
-        within_s, batch_s: as `Liveness.ordered`.
+        within_s, batch_s: as in `Liveness.ordered`.
         """
         handle = self._roster.workers[device_index]
         if handle.stream is None:
@@ -214,16 +214,16 @@ class Supervisor:
             handle.stream.send(order)
 
     async def recent_operations(self, device_index: int) -> control_pb2.RecentOperations:
-        """What a device's worker did last. Raises UnavailableError, naming it."""
+        """Return the last operations of a device's worker. Raises UnavailableError, naming it."""
         handle = self._roster.workers[device_index]
         if handle.stream is None:
             raise UnavailableError(handle.name, "is not up")
         return await self._recent.ask(handle.name, handle.stream.send)
 
     def fail(self, device_index: int, of: JobGeneration, reason: str, *, is_hopeless: bool = False) -> None:
-        """Note that a worker cannot do its part of a generation, for a reason outside of it.
+        """Note that a worker cannot do its part of a generation, for an outside reason.
 
-        is_hopeless: another attempt would meet the same.
+        is_hopeless: another attempt would fail for this reason again.
         """
         handle = self._roster.workers[device_index]
         handle.status = handle.status.failed(Failure(reason, is_hopeless=is_hopeless), of=of)
@@ -237,19 +237,19 @@ class Supervisor:
                 handle.status = handle.status.forgetting(over)
 
     def log_path(self, job: str) -> Path:
-        """Where the workers of this node write what they say about a job."""
+        """Return the log in which the workers of this node write about a job."""
         return self._settings.logs_dir / f"{job}.log"
 
     # --- Attachments: the socket's side -----------------------------------------------------------------------------
 
     def attach(self, stream: WorkerStream) -> str:
-        """A worker said hello: it must be a process of ours that has not attached before."""
+        """Attach a worker that said hello: it must be an unattached process of ours."""
         hello = stream.hello
         handle = self._roster.claimed_by(hello)
         if handle is None:
-            return f"pid {hello.pid} is no worker of this daemon for device {hello.device_index}"
+            return f"pid {hello.pid} is not this daemon's worker for device {hello.device_index}"
         if handle.stream is not None:
-            return f"pid {hello.pid} is attached already"
+            return f"pid {hello.pid} is already attached"
         handle.stream = stream
         address = join_address(self._settings.host, hello.link_port)
         handle.status = handle.status.attached(hello.incarnation, pid=hello.pid, address=address)
@@ -263,11 +263,11 @@ class Supervisor:
         """Turn a report into the worker's next status, and tell the listener."""
         handle = self._roster.of_stream(stream)
         if handle is None:
-            return  # from a process that has been given up
+            return  # the process has been given up
         handle.liveness.heard(_now())
         try:
             self._take(handle, report)
-        except Exception as error:  # one report costs its job's generation, and not the worker's stream
+        except Exception as error:  # an error costs the report's generation, not the worker's stream
             of = handle.status.started or handle.status.prepared
             kind = report.WhichOneof("report")
             log.exception("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job)
@@ -291,7 +291,7 @@ class Supervisor:
                 self._listener.worker_changed()
 
     def detach(self, stream: WorkerStream) -> None:
-        """A stream ended. A worker without one has no orders and no purpose: its process follows."""
+        """Note the end of a stream. A worker without stream gets no orders, so its process is ended."""
         handle = self._roster.of_stream(stream)
         if handle is not None:
             handle.stream = None
@@ -344,7 +344,7 @@ class Supervisor:
             self._listener.worker_refused_file(refused.damaged_path)
             handle.status = handle.status.refused_file(of)
             return
-        if refused.fault and not refused.hopeless:  # its process is ending of it: that is the failure
+        if refused.fault and not refused.hopeless:  # its process is exiting with this error: the exit is the failure
             handle.last_words = refused
             asyncio.get_running_loop().call_later(DYING_S, self._end, handle, handle.process)
             return
@@ -364,13 +364,16 @@ class Supervisor:
     # --- Watching over them -----------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Kill workers that are dead though their process is there. Judges from what was heard while it was awake."""
+        """Kill workers that are dead although their process exists. Reports count only for the time when it
+        was awake.
+        """
         stalls = StallWatch(_now())
         while True:
             await asyncio.sleep(TICK_S)
             if stalled_s := stalls.tick(_now()):
                 log.warning("daemon_was_stalled", seconds=round(stalled_s, 1))
             for handle in list(self._roster.everybody):
+                # A judge that was stopped has missed reports: it gives every worker its full time again.
                 if stalled_s:
                     handle.liveness.overslept(stalled_s, _now())
                 elif complaint := handle.liveness.complaint(handle.status, _now()):
@@ -392,10 +395,10 @@ class Supervisor:
         if not handle.status.is_up:
             handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
         handle.status = handle.status.died(failure)
-        asyncio.get_running_loop().call_soon(self._changed)  # once a spare has taken over, if there is one
+        asyncio.get_running_loop().call_soon(self._changed)  # by then a spare may have taken over
 
     def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:
-        """What ended it, and the last lines that it wrote to its job's log."""
+        """Return how the process ended, and the last lines that it wrote to its job's log."""
         parts = [f"node {self._settings.node}: {handle.verdict}{process.exit_reason}"]
         handle.verdict = ""
         if handle.status.job:

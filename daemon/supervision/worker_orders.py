@@ -1,4 +1,4 @@
-"""Steps as the messages that a worker understands. Pure, but for the folder that a Write goes to."""
+"""Turns steps into messages for a worker. Pure, except for the folder that a Write goes to."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWri
 
 @dataclass(frozen=True, slots=True)
 class AddressedOrder:
-    """A message for a worker, and what its answer will speak of."""
+    """A message for a worker, and the run to which its answer belongs."""
 
     kind: OrderKind
     of: JobGeneration
     message: control_pb2.Order
     within_s: float | None = None
-    """For the answer, in place of what such orders are given."""
+    """Time for the answer, instead of the time of its kind."""
     batch_s: float = 0.0
-    """Of a Start: predicted seconds of a batch."""
+    """Predicted seconds of a batch, for a Start."""
 
 
 def order_message(
@@ -52,7 +52,7 @@ def order_message(
     *,
     data_state: Callable[[str], str] = lambda _: "",
 ) -> AddressedOrder:
-    """The order that a step gives. spec_of and log_path are asked for the step's job, data_state for its data."""
+    """Return the order of a step. spec_of and log_path are called for the step's job, data_state for its data."""
     match step:
         case OrderPrepare():
             spec = spec_of(step.of.job)
@@ -122,7 +122,7 @@ def order_message(
 
 
 def loading_s(spec: JobSpec, layers: Collection[str]) -> float:
-    """For a worker to load or write the state of so many layers, at the slowest that is not late."""
+    """Return the time for a worker to load or write the state of some layers, at the minimum rate."""
     return LOADING_S + transfer_s(sum(cost.state_bytes for cost in layer_costs(spec) if cost.name in layers))
 
 

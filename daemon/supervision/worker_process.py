@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import (
 )
 
 # start_processes installs handlers that raise an exception for each signal of this variable, over the daemon's own.
-# Nobody sends this one.
+# No process sends this signal.
 os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGUSR2"
 
 LAST_LINES = 200
@@ -42,7 +42,7 @@ class WorkerProcess:
         self.name = name
         self.started_at = time.monotonic()
         self._on_exit = on_exit
-        # An empty NOTIFY_SOCKET: a worker has nothing to say to the service manager.
+        # An empty NOTIFY_SOCKET: a worker does not report to the service manager.
         own = {"PYTHONSAFEPATH": "1", "NOTIFY_SOCKET": "", "TORCHELASTIC_RUN_ID": name, **environment}
         self._context = start_processes(
             name,
@@ -57,20 +57,20 @@ class WorkerProcess:
         self._loop.add_reader(self._pidfd, self._exited)
         self.exited = asyncio.Event()
         self.exit_reason = ""
-        """What ended it, with its traceback, once it has exited."""
+        """How it ended, with its traceback, once it has exited."""
         self.fault = ""
-        """The error in one line, if one of its own ended it."""
+        """The error in one line, if it ended by its own error."""
         self.is_lowered = False
-        """Whether others go before it, for want of anything urgent to do."""
+        """True if its priority is lowered, while it has no urgent work."""
 
     def kill(self, signal_number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal, unless it has exited."""
+        """Send a signal, unless the process has exited."""
         if not self.exited.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal_number)
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Wait for its exit; after the time is over, kill it and wait for that."""
+        """Wait for its exit; when the time is over, kill it and wait for that."""
         try:
             await asyncio.wait_for(self.exited.wait(), timeout_s)
         except TimeoutError:
@@ -82,7 +82,7 @@ class WorkerProcess:
         os.close(self._pidfd)
         try:
             self.exit_reason = self._take_leave()
-        except Exception as error:  # its own files about its end may be damaged; that it ended is certain
+        except Exception as error:  # its files about its end may be damaged, but its end is certain
             self.exit_reason = (
                 f"{self.name} (pid {self.pid}) ended, and how is not known: {type(error).__name__}: {error}"
             )
@@ -90,7 +90,7 @@ class WorkerProcess:
         self._on_exit(self)
 
     def _take_leave(self) -> str:
-        """Close what belongs to the process. Returns what ended it."""
+        """Close what belongs to the process. Return how it ended."""
         result = self._context.wait(timeout=0)
         self._context.close()
         assert isinstance(self._context, SubprocessContext), "a command, not a function, was started"
@@ -118,7 +118,7 @@ class WorkerProcess:
 
 
 def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
-    """The last lines of a text file, shortened where they are very long; none when there is no such file."""
+    """Return the last lines of a text file, very long ones shortened; none when the file does not exist."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return [line.rstrip("\n")[:MAX_LINE_CHARACTERS] for line in deque(file, maxlen=count)]

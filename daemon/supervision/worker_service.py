@@ -1,7 +1,7 @@
-"""The unix socket between a daemon and its workers: one stream each, orders down, reports up.
+"""Serves the unix socket between a daemon and its workers: one stream each, orders down, reports up.
 
-Who may speak here: gRPC does not show a peer's credentials, so the socket lies in a folder that only this user can
-enter (0700), and a hello is accepted only from a process that the supervisor has started, by its pid, and only once.
+gRPC does not show a peer's credentials. So the socket lies in a folder that only this user can enter (0700). A hello is
+accepted only from a process that the supervisor has started, by its pid, and only once.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class WorkerStream:
         self._orders: asyncio.Queue[control_pb2.Order | None] = asyncio.Queue()
 
     def send(self, order: control_pb2.Order) -> None:
-        """Hand an order over; it goes out in the order given."""
+        """Hand an order over; orders go out in the sequence in which they were given."""
         self._orders.put_nowait(order)
 
     def close(self) -> None:
@@ -38,29 +38,29 @@ class WorkerStream:
         self._orders.put_nowait(None)
 
     async def orders(self) -> AsyncIterator[control_pb2.Order]:
-        """The orders in turn, until the stream is closed."""
+        """Yield the orders in turn, until the stream is closed."""
         while (order := await self._orders.get()) is not None:
             yield order
 
 
 class Attachments(Protocol):
-    """Whom the socket's server asks and tells: the supervisor."""
+    """The handler of the socket's server: the supervisor."""
 
     def attach(self, stream: WorkerStream) -> str:
-        """A worker said hello. Returns why it is refused, or nothing."""
+        """Attach a worker that said hello. Returns why it is refused, or an empty text."""
         ...
 
     def report(self, stream: WorkerStream, report: control_pb2.Report) -> None:
-        """An attached worker said something."""
+        """Take a report of an attached worker."""
         ...
 
     def detach(self, stream: WorkerStream) -> None:
-        """Its stream has ended."""
+        """Note that its stream has ended."""
         ...
 
 
 class WorkerService(control_pb2_grpc.WorkerServicer):
-    """headway.control.Worker"""
+    """The gRPC service headway.control.Worker."""
 
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
@@ -68,7 +68,7 @@ class WorkerService(control_pb2_grpc.WorkerServicer):
     async def Attach(  # noqa: N802 (the name on the wire)
         self, requests: AsyncIterator[control_pb2.Report], context: Any
     ) -> AsyncIterator[control_pb2.Order]:
-        """One worker, from its hello to its end."""
+        """Serve one worker, from its hello to its end."""
         stream = await self._hello(requests, context)
         reading = asyncio.ensure_future(self._read(stream, requests))
         try:
@@ -105,7 +105,9 @@ class WorkerService(control_pb2_grpc.WorkerServicer):
 
 
 async def serve_workers(socket_path: Path, attachments: Attachments) -> grpc.aio.Server:
-    """A started server on a unix socket, whose folder is made private. Stop it with `await server.stop(grace)`."""
+    """Return a started server on a unix socket, whose folder is made private. Stop it with `await
+    server.stop(grace)`.
+    """
     socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path.parent.chmod(0o700)
     socket_path.unlink(missing_ok=True)

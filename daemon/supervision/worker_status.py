@@ -1,4 +1,4 @@
-"""What a daemon knows about one of its workers: a value that reports and orders turn into the next one. Pure."""
+"""The daemon's knowledge of one of its workers: a value that reports and orders turn into the next one. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,12 +6,12 @@ from enum import StrEnum
 from typing import Final
 
 SPARE_INDEX: Final = 2**32 - 1
-"""The device index of a worker that has no device yet, also in its hello."""
+"""Device index of a worker that has no device yet, also in its hello."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobGeneration:
-    """One plan of one job: what every order and report belongs to."""
+    """One plan of one job, to which every order and report belongs."""
 
     job: str
     generation: int
@@ -26,7 +26,7 @@ class Standstill:
 
 
 class OrderKind(StrEnum):
-    """What workers are ordered. Quit and the spacing of snapshots have no answer."""
+    """Kinds of orders to workers. Quit and the spacing of snapshots have no answer."""
 
     PREPARE = "prepare"
     START = "start"
@@ -39,7 +39,9 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker could not do its part of a generation. All but the text is as in WorkerRecord."""
+    """The reason why a worker could not do its part of a generation. Its fields except the text are as in
+    WorkerRecord.
+    """
 
     text: str
     batch: int = -1
@@ -56,71 +58,71 @@ class WorkerStatus:
 
     device_index: int
     incarnation: str = ""
-    """Empty while no process has said hello."""
+    """Incarnation of the process; empty while none has said hello."""
     pid: int = 0
     address: str = ""
-    """Where its neighbours in the plan dial."""
+    """Address at which its neighbours in the plan dial it."""
     job: str = ""
-    """The job it serves since the last Prepare, until Released."""
+    """Job that it serves since the last Prepare, until Released."""
     prepared: JobGeneration | None = None
     started: JobGeneration | None = None
     layers: tuple[str, ...] = ()
-    """Of the last Start."""
+    """Layers of the last Start."""
     has_journal: bool = False
-    """Of the last Start: whether it writes the journal."""
+    """True if the last Start made it write the journal."""
     chosen: Standstill | None = None
     stopped: Standstill | None = None
     pending: frozenset[tuple[OrderKind, JobGeneration]] = frozenset()
     """Orders without an answer yet."""
     num_damaged: int = 0
-    """Files that it refused to load since it was prepared, because they are not what they should be."""
+    """Damaged files that it refused to load since it was prepared."""
     failures: Mapping[JobGeneration, Failure] = field(default_factory=dict)
-    """Why it could not do its part of a generation: its process died, or it refused an order."""
+    """Reasons why it could not do its part of a generation: its process died, or it refused an order."""
     has_died: bool = False
-    """A process was there, and the next one is not there yet."""
+    """True if a process was there, and the next one is not there yet."""
 
     @property
     def is_up(self) -> bool:
-        """Whether a process is there to take orders."""
+        """Return whether a process is there to take orders."""
         return bool(self.incarnation)
 
     def awaits(self, kind: OrderKind, of: JobGeneration) -> bool:
-        """Whether an order has been given and not been answered."""
+        """Return whether an order was given and not yet answered."""
         return (kind, of) in self.pending
 
     def ordered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
-        """After an order was given."""
+        """Return the status after an order was given."""
         if kind is OrderKind.SPACE_SNAPSHOTS:
             return self
         status = replace(self, pending=self.pending | {(kind, of)})
         return replace(status, job=of.job) if kind is OrderKind.PREPARE else status
 
     def answered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
-        """After its answer came."""
+        """Return the status after the order was answered."""
         return replace(self, pending=self.pending - {(kind, of)})
 
     def starting(self, layers: tuple[str, ...], *, has_journal: bool) -> "WorkerStatus":
-        """After Start was ordered: these layers are what it will hold."""
+        """Return the status after Start was ordered: the worker will hold these layers."""
         return replace(self, layers=layers, has_journal=has_journal)
 
     def did_prepare(self, of: JobGeneration) -> "WorkerStatus":
-        """After it answered Prepare."""
+        """Return the status after it answered Prepare."""
         return replace(self.answered(OrderKind.PREPARE, of), prepared=of, job=of.job, num_damaged=0)
 
     def did_start(self, of: JobGeneration) -> "WorkerStatus":
-        """After it answered Start."""
+        """Return the status after it answered Start."""
         return replace(self.answered(OrderKind.START, of), started=of)
 
     def did_choose(self, chosen: Standstill) -> "WorkerStatus":
-        """After it chose, as the lead of the first stage, where to stop."""
+        """Return the status after it chose, as the lead of the first stage, where to stop."""
         return replace(self.answered(OrderKind.CHOOSE_STOP, chosen.of), chosen=chosen)
 
     def did_stop(self, stopped: Standstill) -> "WorkerStatus":
-        """After it came to a boundary, by order or because the job ends there."""
+        """Return the status after it stopped at a boundary, by order or at the job's end."""
         return replace(self.answered(OrderKind.STOP_AT, stopped.of), stopped=stopped)
 
     def released(self) -> "WorkerStatus":
-        """After it let go of its job: nothing of it is left but the failures."""
+        """Return the status after it released its job: only the failures remain."""
         return WorkerStatus(
             device_index=self.device_index,
             incarnation=self.incarnation,
@@ -130,16 +132,16 @@ class WorkerStatus:
         )
 
     def failed(self, failure: Failure, *, of: JobGeneration) -> "WorkerStatus":
-        """After it could not do its part of one generation."""
+        """Return the status after it could not do its part of one generation."""
         pending = frozenset(entry for entry in self.pending if entry[1] != of)
         return replace(self, pending=pending, failures={**self.failures, of: failure})
 
     def refused_file(self, of: JobGeneration) -> "WorkerStatus":
-        """After it could not start because a file is damaged: Start is due again, with another file."""
+        """Return the status after it refused a damaged file: Start is due again, with another file."""
         return replace(self.answered(OrderKind.START, of), num_damaged=self.num_damaged + 1)
 
     def died(self, failure: Failure) -> "WorkerStatus":
-        """After its process ended: every generation that it served is lost here."""
+        """Return the status after its process ended: every generation that it served is lost here."""
         served = {of for _, of in self.pending} | {
             of
             for of in (self.prepared, self.started, self.stopped.of if self.stopped else None)
@@ -149,11 +151,11 @@ class WorkerStatus:
         return WorkerStatus(device_index=self.device_index, failures=failures, has_died=True)
 
     def attached(self, incarnation: str, *, pid: int, address: str) -> "WorkerStatus":
-        """After a process said hello that has done nothing yet; what the one before it failed at is kept."""
+        """Return the status after a new process said hello; the earlier process's failures stay."""
         return WorkerStatus(
             device_index=self.device_index, incarnation=incarnation, pid=pid, address=address, failures=self.failures
         )
 
     def forgetting(self, is_over: "frozenset[JobGeneration]") -> "WorkerStatus":
-        """Without the failures of generations that are over."""
+        """Return the status without the failures of generations that are over."""
         return replace(self, failures={of: why for of, why in self.failures.items() if of not in is_over})
