@@ -1,1 +1,1 @@
-"""What a daemon is: its settings, its life, its membership, and what it does about the plans."""
+"""The daemon of one node: its settings, its life, its membership, and its work on plans."""

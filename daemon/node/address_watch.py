@@ -1,10 +1,10 @@
 """Follows a machine whose address changes under a running daemon.
 
-Workers listen at one address, which the node's record names. When the machine has it no more, the address by which it
-reaches etcd takes its place; whether others reach that is for them to prove. Where there is none, the node says so.
+Workers listen at one address, which the node's record names. When the machine loses it, the address by which it reaches
+etcd takes its place; peers then prove whether they reach it. If there is no such address, the node says so.
 
-A connection from an address that is gone is dead, and gRPC notices after 13 s. The node's lease ends sooner, so such
-connections are shut within a second: the next call dials from the address that there is.
+A connection from a lost address is dead, and gRPC notices after 13 s. The node's lease ends sooner. So such connections
+are shut within a second, and the next call dials from the present address.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from headway.stages.own_sockets import end_connections_from, unmapped
 log = structlog.get_logger()
 
 GLANCE_EVERY_S: Final = 1.0
-"""Between two looks at the addresses from which this process has connections: a lease is renewed with 3 s to spare."""
+"""Interval of looks at the addresses of this process's connections: a lease is renewed with 3 s to spare."""
 GLANCES_A_LOOK: Final = 3
-"""A look at the host itself may ask a name server."""
+"""Number of such looks per look at the host itself, which may ask a name server."""
 NUM_LOOKS: Final = 2
-"""An address counts as gone after so many looks in a row: a lease of DHCP may be renewed between two."""
+"""Number of looks in a row after which an address counts as gone: DHCP may renew a lease between two looks."""
 
 
 class AddressWatch:
-    """`run` until cancelled."""
+    """Watches the address; `run` until cancelled."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class AddressWatch:
         moved: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
-        """host: what others dial. may_move: whether the daemon itself listens at every address.
+        """host: the host that others dial. may_move: whether the daemon itself listens at every address.
 
-        moved: told of another host, at which workers are to listen. tell: what is wrong; empty: nothing.
+        moved: receives another host, at which workers then listen. tell: receives the fault; empty: there is none.
         """
         self._host = host
         self._may_move = may_move
@@ -50,13 +50,13 @@ class AddressWatch:
         self._moved = moved
         self._tell = tell
         self._held: frozenset[str] = frozenset()
-        """The addresses of this machine that the host means, while it has them."""
+        """Addresses of this machine that the host means, while the machine has them."""
         self._num_gone = 0
         self._sources: frozenset[str] = frozenset()
-        """The addresses from which this process has connections: those of the host, and the one towards etcd."""
+        """Addresses from which this process has connections: those of the host, and the one towards etcd."""
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Look repeatedly."""
         while True:
             await self.look()
             for _ in range(GLANCES_A_LOOK):
@@ -64,16 +64,16 @@ class AddressWatch:
                 self.glance()
 
     def glance(self) -> None:
-        """Shut the connections from addresses that this machine has no more."""
+        """Shut the connections from addresses that this machine has lost."""
         gone = {address for address in self._sources if not is_here(address)}
         if gone and (num_ended := end_connections_from({unmapped(address) for address in gone})):
             log.warning("dead_connections_shut", addresses=sorted(gone), number=num_ended)
 
     async def look(self) -> None:
-        """See whether the address is still there, and do what is to be done when it is not."""
+        """Check that the address is still there, and react if it is not."""
         now = await own_addresses(self._host)
         if now is None:
-            return  # a name server that is away takes no address from anybody
+            return  # an outage of a name server changes no address
         self._held = self._held or now
         if now & self._held:
             self._num_gone = 0
@@ -91,11 +91,11 @@ class AddressWatch:
             self._moved(other)
             return
         why = "`listen` names it too" if other else "no other address of its own reaches etcd"
-        self._tell(f"{self._host} is no address of this machine any more, and {why}: set advertise_host, and restart")
+        self._tell(f"{self._host} is no longer an address of this machine, and {why}: set advertise_host, and restart")
 
 
 def is_here(address: str) -> bool:
-    """Whether an address is this machine's. One with the name of a network card goes with the card."""
+    """Return whether an address is this machine's. An address with a network card's name goes with the card."""
     try:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
@@ -104,7 +104,7 @@ def is_here(address: str) -> bool:
 
 
 async def own_addresses(host: str) -> frozenset[str] | None:
-    """Those that a host means and this machine has; None while nobody says what it means."""
+    """Return this machine's addresses that a host means; None while the name cannot be resolved."""
     try:
         found = await resolved(host)
     except (OSError, UnicodeError):
@@ -113,7 +113,7 @@ async def own_addresses(host: str) -> frozenset[str] | None:
 
 
 async def address_towards(members: Iterable[str]) -> str:
-    """The address of this machine from which it would dial some member of etcd; empty: there is no way to any."""
+    """Return the address from which this machine would dial an etcd member; empty: no route exists."""
     for member in members:
         host, port = split_address(member, "etcd")
         try:
@@ -123,7 +123,7 @@ async def address_towards(members: Iterable[str]) -> str:
         for family, address in found:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 try:
-                    probe.connect((address[0], port, *address[2:]))  # sends nothing: the kernel chooses a route
+                    probe.connect((address[0], port, *address[2:]))  # nothing is sent: the kernel chooses a route
                 except OSError:
                     continue
                 return str(probe.getsockname()[0])

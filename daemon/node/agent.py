@@ -1,7 +1,7 @@
-"""Carries out what agent_orders.py says is due, again at every change of the cluster or of a worker.
+"""Carries out the steps that agent_orders.py finds due, again at every change of the cluster or of a worker.
 
-Orders go out at once. Everything that waits (etcd, transfers, files) is a task of its own, one per step at a time; a
-step that failed rests a little and is due again, and one that keeps failing is the failure of its worker's generation.
+Orders go out at once. A step that waits (for etcd, transfers, files) is a task of its own, one per step at a time. A
+failed step rests a little and is due again. A step that keeps failing becomes the failure of its worker's generation.
 """
 
 import asyncio
@@ -83,23 +83,23 @@ log = structlog.get_logger()
 WorkersStep = (
     OpenData | FetchState | OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots
 )
-"""Without such a step a worker cannot do its part of a generation."""
+"""Steps without which a worker cannot do its part of a generation."""
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
-"""Errors of steps that say by themselves what is wrong; of any other the traceback is logged."""
+"""Errors that explain themselves; for any other the traceback is logged."""
 MAX_ATTEMPTS: Final = 5
-"""Failures before the worker's generation is given up. An outage of storage is none of them."""
+"""Failures before the worker's generation is given up. An outage of storage does not count."""
 REST_S: Final = 0.2
-"""After a first failure; doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
+"""Pause after a first failure; it doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
-"""After a comparison that did not hold: the view is about to catch up."""
+"""Pause after a comparison that did not hold: the view is about to catch up."""
 NUM_MISSED_REMEMBERED: Final = 8
-"""Boundaries of a generation whose snapshots were not written."""
+"""Number of boundaries of a generation whose missing snapshots are remembered."""
 WATCH_S: Final = 5.0
-"""A write of ours that the watch has not shown by then was undone: its lease ended, or etcd is another."""
+"""A write of ours that the watch has not shown by then was undone: its lease ended, or etcd was replaced."""
 
 
 class Agent:
-    """One node's part in every plan, for the time of one incarnation."""
+    """One node's part in every plan, during one incarnation."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -109,9 +109,9 @@ class Agent:
         self._failures = StepFailures()
         self._resting: set[object] = set()
         self._broken: dict[str, str] = {}
-        """Jobs whose records raised an error at the last look, and which."""
+        """Jobs whose records raised an error at the last look, with the error."""
         self._storage_troubles: set[str] = set()
-        """Ailments: what could not be read at the last attempt."""
+        """Ailments of storage that could not be read at the last attempt."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
@@ -140,32 +140,32 @@ class Agent:
         self.goodput.on_silence = self._links.is_silent
         self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
 
-    # --- What wakes it ----------------------------------------------------------------------------------------------
+    # --- Triggers ---------------------------------------------------------------------------------------------------
 
     def cluster_changed(self) -> None:
-        """The view is another."""
+        """Note that the view has changed."""
         self._due.set()
 
     def worker_changed(self) -> None:
-        """Some worker's status is another."""
+        """Note that a worker's status has changed."""
         self.progress.hurry()
         self._due.set()
 
     def worker_progressed(self, progress: control_pb2.Progress) -> None:
-        """The last stage's worker finished batches."""
+        """Note batches that the last stage's worker finished."""
         self.progress.add(progress)
 
     def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
-        """A worker wrote layer files: they belong to the store now. Returns why not, if they cannot."""
+        """Take layer files that a worker wrote into the store. Returns why they cannot be kept, or an empty text."""
         return self._keeper.wrote(wrote)
 
     def worker_refused_file(self, path: str) -> None:
-        """A worker found a file damaged: it goes, and another is fetched before Start is ordered again."""
+        """Drop a damaged file; another is fetched before Start is ordered again."""
         self._keeper.refused_file(Path(path))
         self._due.set()
 
     def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
-        """A periodic snapshot was not written, or late."""
+        """Note a periodic snapshot that was not written, or late."""
         self.goodput.book.missed_snapshot(missed)
         of = JobGeneration(missed.job, missed.generation)
         if missed.factor > self._spacings.get(of, Spacing()).factor:
@@ -184,7 +184,7 @@ class Agent:
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     def activities(self, supervisor: Supervisor) -> dict[str, Run]:
-        """What an agent does all the time, by name."""
+        """Return an agent's permanent activities, by name."""
         return {
             "agent": lambda: self._carry_out_steps(supervisor),
             "progress reports": self.progress.run,
@@ -196,7 +196,7 @@ class Agent:
         }
 
     async def run(self, supervisor: Supervisor) -> None:
-        """All of it, until cancelled."""
+        """Run all activities until cancelled."""
         await self._around.activities.run(self.activities(supervisor))
 
     async def _carry_out_steps(self, supervisor: Supervisor) -> None:
@@ -208,11 +208,13 @@ class Agent:
                 self._due.clear()
 
     def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
-        """Start everything that is due. Returns whether a worker's status changed by that, so that more may be due."""
+        """Start everything that is due. Returns whether that changed a worker's status, so that more may be due."""
         view = self._around.view
+        # etcd's history went back: revisions of our earlier writes mean nothing now.
         if view.epoch != self._epoch:
             self._epoch = view.epoch
             self._written.clear()
+        # After an outage some steps wait until every node has registered again: look again then.
         if view.steady_since is not None and view.steady_since != self._steady_since:
             wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
             asyncio.get_running_loop().call_later(max(wait_s, 0.0) + REST_S, self._due.set)
@@ -222,8 +224,10 @@ class Agent:
         broken: dict[str, Exception] = {}
         node = self._node_state(supervisor)
         steps = next_steps(view, node, broken=broken)
+        # A step that is no longer due starts with a clean record when it is due again.
         self._failures.keep_only({*map(name_of, steps), *self._resting, *self._tasks} if self._failures else ())
         self._give_up_broken(broken, node, supervisor)
+        # An unwanted fetch keeps its claim until it ends; then this loop runs again.
         self._end_unwanted_fetches(steps)
         self._forget_storage_that_answers(steps)
         for step in steps:
@@ -231,17 +235,18 @@ class Agent:
                 continue
             try:
                 has_changed |= self._begin(step, steps, supervisor, group)
-            except Exception as error:  # one step is one job's
+            except Exception as error:  # an error of one step concerns one job
                 self._failed(step, error, supervisor)
         return has_changed
 
     def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
-        """Give an order, or start a task. Returns whether a worker's status changed. Raises what one step may raise."""
+        """Give an order, or start a task. Returns whether a worker's status changed. Raises the step's errors."""
         if isinstance(step, OrderStep):
             log_path, state_of = supervisor.log_path, self._around.library.state_of
             order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
             if isinstance(step, OrderPrepare) and step.data_path:
-                self._data_paths.pop(self._spec(step.of.job).data.sha256, None)  # looked at again for the next one
+                # the next Prepare verifies the data again
+                self._data_paths.pop(self._spec(step.of.job).data.sha256, None)
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             has_changed = supervisor.order(
                 step.device_index,
@@ -266,12 +271,12 @@ class Agent:
         return False
 
     def _ended(self, step: Step) -> None:
-        """Also if it was cancelled before it began, so that nothing of it has run."""
+        """Forget the task; runs even if the task was cancelled before it began."""
         self._tasks.pop(name_of(step), None)
         self._due.set()
 
     def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
-        """A job whose records raise an error has its workers here failed; no other job is touched."""
+        """Fail the workers of jobs whose records raise an error; other jobs are untouched."""
         told, self._broken = self._broken, {name: in_one_line(error) for name, error in broken.items()}
         for name, reason in self._broken.items():
             if told.get(name) != reason:
@@ -286,16 +291,17 @@ class Agent:
                     supervisor.fail(worker.device_index, of, text)
 
     def _may_begin(self, step: Step) -> bool:
-        """Whether no other step works on what this one would work on, and its last failure was long enough ago."""
+        """Return whether no running step claims an object of this one, and its last failure was long enough ago."""
         claimed = claims(step, self._around.node)
         is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
         return is_free and name_of(step) not in self._resting and not self._is_under_way(step)
 
     def _end_unwanted_fetches(self, steps: list[Step]) -> None:
-        """End fetches of what is not due any more, whose file goes, and those from a holder that is gone meanwhile.
+        """End fetches that are no longer due, whose file goes, or whose holder is gone.
 
-        Copies too, which may come slowly, with a file that a worker waits for now. What has come in from such a holder,
-        or of such a copy, stays: the step that follows goes on there.
+        A slow copy ends too, when a worker now waits for its file. Bytes from such a holder, or of such a copy, stay:
+        the next
+        step continues from them.
         """
         wanted: dict[StateKey, frozenset[str]] = {}
         for step in steps:
@@ -335,7 +341,7 @@ class Agent:
         )
 
     def _look_at_jobs(self) -> None:
-        """What was in force, of jobs that etcd has or that this node remembers; and data that one of them may open."""
+        """Note the plans in force of jobs that etcd has or this node remembers, and the data that they may open."""
         jobs = self._around.view.jobs.values()
         kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
         self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
@@ -347,7 +353,7 @@ class Agent:
         self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
 
     def _spec(self, job: str) -> JobSpec:
-        """Raises RecoveryError when the job was removed since the step was due."""
+        """Return a job's spec. Raises RecoveryError when the job was removed since the step was due."""
         view = self._around.view.jobs.get(job)
         if view is None or view.spec is None:
             raise RecoveryError(job, "was removed")
@@ -386,7 +392,9 @@ class Agent:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 
     def _forget_storage_that_answers(self, steps: list[Step]) -> None:
-        """While storage is away no worker runs whose goodput could say so: the node's record does, until then."""
+        """Forget storage that answers again. While storage is away no worker runs to report it, so the node's record
+        does.
+        """
         for ailment in self._storage_troubles - {_storage_ailment(step) for step in steps}:
             self._around.activities.trouble(ailment, "")
             self._storage_troubles.discard(ailment)
@@ -421,7 +429,7 @@ class Agent:
                 await self._keeper.delete(step)
 
     def _conditions(self, step: Step) -> list[Compare]:
-        """That what a record rests on is still as it is now, while it is decided about."""
+        """Require that the inputs of a record have not changed since it was decided about."""
         if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop):
             return []
         view = self._around.view
@@ -441,7 +449,7 @@ class Agent:
     async def _register(
         self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop, conditions: list[Compare]
     ) -> None:
-        """Write a record, provided that the plan it belongs to is still the one that it was decided by."""
+        """Write a record, if the plan by which it was decided is still the job's plan."""
         around = self._around
         key = etcd_key(step, around.node)
         job = around.view.jobs.get(job_of_step(step))
@@ -460,7 +468,7 @@ class Agent:
         log.info("record_written", key=key)
 
     def _remember(self, key: str, revision: int) -> None:
-        """So that nothing is done by what the view says of a key before it shows our write."""
+        """Remember a write, so that no step follows a view that does not show it yet."""
 
         def forget() -> None:
             if self._written.get(key) == revision:
@@ -471,7 +479,7 @@ class Agent:
         asyncio.get_running_loop().call_later(WATCH_S, forget)
 
     def _is_under_way(self, step: Step) -> bool:
-        """Whether our last write about the step's key has not come back by the watch yet."""
+        """Return whether the watch has not yet shown our last write to the step's key."""
         if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState):
             return False
         key = etcd_key(step, self._around.node)
@@ -479,7 +487,7 @@ class Agent:
 
 
 def _storage_ailment(step: Step) -> str:
-    """Under which name a node tells that a step of a start waits for storage; empty: no such step."""
+    """Return the name of the ailment of a start's step that waits for storage; empty: it is no such step."""
     if isinstance(step, OpenData):
         return data_ailment(step.of.job)
     return checkpoint_ailment(step.of.job) if isinstance(step, FetchState) and step.checkpoint_url else ""

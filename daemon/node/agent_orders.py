@@ -1,7 +1,7 @@
-"""What a node does about the plans that name it: one pure function from all it knows to the steps that are due.
+"""Finds the steps that are due on a node: one pure function of its whole knowledge and the plans that name it.
 
-Level-triggered: it looks at how things are, never at what has changed, so it can be asked again at any time, and a step
-that failed or was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
+Level-triggered: it looks at the present state and at no event, so it can be called at any time. A step that failed or
+was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,9 +38,9 @@ from headway.daemon.supervision.worker_status import Failure, JobGeneration, Ord
 
 
 def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:
-    """Everything that is due on this node now. Steps whose order is on its way are not due again.
+    """Return every step that is due on this node now. A step whose order is on its way is not due again.
 
-    broken: takes the error of each job whose records raise one; such a job has no steps, and the others have theirs.
+    broken: receives the error of each job whose records raise one; such a job has no steps, and others have theirs.
     Without it the error is raised.
     """
     errors: dict[str, Exception] = {}
@@ -68,7 +68,7 @@ def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exceptio
 
 
 def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """What the plans of one job ask of this node."""
+    """Return the steps that the plans of one job require of this node."""
     if job.submission is None or view.why_set_aside(job.name):
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
@@ -90,13 +90,13 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
 
 
 def is_over(view: ClusterView, of: JobGeneration) -> bool:
-    """Whether no record speaks of a generation any more, so that its failures can be forgotten."""
+    """Return whether no record names a generation any more, so that its failures can be forgotten."""
     job = view.jobs.get(of.job)
     return job is None or all(plan is None or plan.generation != of.generation for plan in (job.plan, job.next))
 
 
 def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
-    """Whether any plan, in force or being prepared, names this node."""
+    """Return whether a plan, in force or being prepared, names this node."""
     return any(
         stage.node == node and stage.node_incarnation == incarnation
         for job in view.jobs.values()
@@ -107,7 +107,7 @@ def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
 
 
 def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
-    """Whether some plan still loads from a boundary of which a file is held here: other nodes may be fetching it."""
+    """Return whether a plan still loads a boundary of which this node holds a file: other nodes may be fetching it."""
     return any((key.timeline, key.boundary) in pinned(view.jobs[key.job]) for key in held if key.job in view.jobs)
 
 
@@ -120,7 +120,7 @@ def _prepare(post: Post, node: NodeState) -> Iterator[Step]:
     if not worker.is_up or is_done or of in worker.failures or worker.awaits(OrderKind.PREPARE, of):
         return
     if worker.job not in ("", of.job):
-        return  # it has another job to let go of first
+        return  # the worker first has to let go of another job
     data_path: str | None = ""
     if post.position in post.plan.replicas[0]:
         data_path = node.data_paths.get(post.data_sha256)
@@ -162,7 +162,7 @@ def _start(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
 
 
 def _fetch_ahead(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
-    """A recovery's files come while its workers are prepared: where they are is known already."""
+    """Fetch a recovery's files while its workers are prepared: their sources are already known."""
     if post.of in post.worker.failures:
         return
     for part in post.parts:
@@ -172,7 +172,7 @@ def _fetch_ahead(view: ClusterView, post: Post, node: NodeState) -> Iterator[Ste
 
 
 def _is_first_on_its_node(post: Post) -> bool:
-    """Whether no other replica of the stage before it is on this node: they would write the same files."""
+    """Return whether no earlier replica of the stage is on this node: they would write the same files."""
     workers = post.plan.replicas[post.plan.stage_index(post.position)]
     return next(other for other in workers if post.plan.stages[other].node == post.stage.node) == post.position
 
@@ -218,9 +218,9 @@ def _save(post: Post, node: NodeState) -> Iterator[Step]:
 
 
 def _parts_to_save(post: Post, save: Save) -> tuple[str, ...]:
-    """All parts for a checkpoint; else the layers that change hands, and the journal at every stop.
+    """Return all parts for a checkpoint; otherwise the layers that move, and the journal at every stop.
 
-    Of a stage's replicas, which all have the same, the one that leads writes.
+    All replicas of a stage have equal parts, so only the lead writes.
     """
     plan, successor = post.plan, post.job.next
     if not plan.is_lead(post.position):
@@ -232,7 +232,7 @@ def _parts_to_save(post: Post, save: Save) -> tuple[str, ...]:
     )
 
 
-# --- What etcd is told ----------------------------------------------------------------------------------------------
+# --- Reports to etcd --------------------------------------------------------------------------------------------
 
 
 def _register(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
@@ -250,13 +250,15 @@ def _register(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
 
 
 def _tells_of_the_device(view: ClusterView, post: Post, node: NodeState) -> bool:
-    """Whether our node record says if the device has a worker now: the failure's next plan depends on it."""
+    """Return whether our node record says if the device has a worker now: the next plan after a failure
+    depends on it.
+    """
     own = view.nodes.get(node.name)
     return own is None or (post.worker.device_index in own.down_devices) == post.worker.has_died
 
 
 def _tells_of_the_pair(view: ClusterView, post: Post, record: WorkerRecord) -> bool:
-    """Whether etcd says that the neighbour is out of reach, so that the next plan avoids the pair; or it is gone."""
+    """Return whether etcd says that the neighbour is out of reach or gone, so that the next plan avoids the pair."""
     if not record.was_unreached or not 0 <= record.lost_peer < len(post.plan.stages):
         return True
     other = post.plan.stages[record.lost_peer]

@@ -1,4 +1,4 @@
-"""What a daemon can do next about the plans: one dataclass per step. Pure; agent.py carries them out."""
+"""The steps that a daemon can take about plans: one dataclass per step. Pure; agent.py carries them out."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ from headway.daemon.supervision.worker_status import JobGeneration
 
 @dataclass(frozen=True, slots=True)
 class OpenData:
-    """Have the job's token shards on this node."""
+    """Open the job's token shards on this node."""
 
     device_index: int
     of: JobGeneration
@@ -19,32 +19,32 @@ class OpenData:
 
 @dataclass(frozen=True, slots=True)
 class OrderPrepare:
-    """Get a worker ready for its part of a plan."""
+    """Prepare a worker for its part of a plan."""
 
     device_index: int
     of: JobGeneration
     position: int
-    """Of the worker in the plan."""
+    """Position of the worker in the plan."""
     plan: PlanRecord
     data_path: str
-    """Empty except on the first stage."""
+    """Folder of the token shards; empty except on the first stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProveLink:
-    """Dial a worker that one of ours will have a link with, before the plan comes into force."""
+    """Dial a worker with which one of ours will have a link, before the plan comes into force."""
 
     of: JobGeneration
     position: int
-    """Of this node's worker in the plan."""
+    """Position of this node's worker in the plan."""
     other: int
-    """Of its neighbour."""
+    """Position of its neighbour."""
     target: Target
-    """Where the neighbour listens."""
+    """Address where the neighbour listens."""
 
 
 class SourceKind(StrEnum):
-    """Where a worker takes a layer from."""
+    """Kinds of sources from which a worker loads a layer."""
 
     LIVE = "live"
     INITIAL = "initial"
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Another worker of the plan, with which one has a link: of the stage before or after, or of the same stage."""
+    """Another worker of the plan with a link: of the stage before or after, or of the worker's own stage."""
 
     position: int
     address: str
@@ -72,18 +72,18 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """All that a worker has links with."""
+    """All workers with which a worker has a link."""
 
     upstream: tuple[Neighbour, ...] = ()
-    """The workers of the stage before that share a reduction group with it."""
+    """Workers of the earlier stage that share a reduction group with it."""
     downstream: tuple[Neighbour, ...] = ()
     siblings: tuple[Neighbour, ...] = ()
-    """The other replicas of its stage."""
+    """Other replicas of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderStart:
-    """Let a worker compute from the plan's boundary on."""
+    """Start a worker's computation at the plan's boundary."""
 
     device_index: int
     of: JobGeneration
@@ -92,14 +92,14 @@ class OrderStart:
     sources: tuple[Source, ...]
     neighbours: Neighbours
     takes_snapshots: bool = True
-    """Not where another replica of the stage on this node does."""
+    """False if another replica of the stage on this node takes the snapshots."""
     source_job: str = ""
-    """Whose files the sources are; empty: the job's own."""
+    """Job that wrote the sources' files; empty: the job itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderChooseStop:
-    """Ask the worker that leads the first stage where to stop."""
+    """Ask the worker that leads the first stage to choose the stop boundary."""
 
     device_index: int
     of: JobGeneration
@@ -115,7 +115,7 @@ class AnswerStop:
 
 @dataclass(frozen=True, slots=True)
 class OrderStopAt:
-    """Tell a worker where to stop."""
+    """Tell a worker its stop boundary."""
 
     device_index: int
     of: JobGeneration
@@ -124,7 +124,7 @@ class OrderStopAt:
 
 @dataclass(frozen=True, slots=True)
 class OrderWrite:
-    """Have a worker that stands at a boundary write layers into the store."""
+    """Let a worker that stands at a boundary write layers into the store."""
 
     device_index: int
     of: JobGeneration
@@ -135,13 +135,13 @@ class OrderWrite:
 
 @dataclass(frozen=True, slots=True)
 class OrderSpaceSnapshots:
-    """Have a worker take only every factor-th periodic snapshot: copies do not keep up."""
+    """Let a worker take only every factor-th periodic snapshot, because copies do not keep up."""
 
     device_index: int
     of: JobGeneration
     factor: int
     boundary: int
-    """The newest boundary that was there when this was decided."""
+    """Newest boundary at the time of the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,11 @@ class FetchState:
     of: JobGeneration
     key: StateKey
     holders: tuple[str, ...]
-    """Nodes that have it."""
+    """Nodes that have the file."""
     checkpoint_url: str
-    """The folder of the boundary, or empty."""
+    """Folder of the boundary in durable storage, or empty."""
     expected: CheckpointFile
-    """Its size and hash."""
+    """Size and hash of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class CopyFile:
 
     layer: str
     holders: tuple[str, ...]
-    """Nodes that have it, the one to ask first in front."""
+    """Nodes that have the file, the one to ask first in front."""
     expected: CheckpointFile
 
 
@@ -189,7 +189,7 @@ class FetchCopies:
 
     @property
     def keys(self) -> tuple[StateKey, ...]:
-        """Of the files."""
+        """Keys of the files to fetch."""
         return tuple(StateKey(self.job, self.timeline, self.boundary, file.layer) for file in self.files)
 
 
@@ -203,7 +203,7 @@ class OrderRelease:
 
 @dataclass(frozen=True, slots=True)
 class RegisterWorker:
-    """Say in etcd how far a worker is."""
+    """Record a worker's progress in etcd."""
 
     of: JobGeneration
     position: int
@@ -212,7 +212,7 @@ class RegisterWorker:
 
 @dataclass(frozen=True, slots=True)
 class RegisterState:
-    """Say in etcd what this node holds of a boundary."""
+    """Record in etcd which files of a boundary this node holds."""
 
     job: str
     timeline: int
@@ -222,7 +222,7 @@ class RegisterState:
 
 @dataclass(frozen=True, slots=True)
 class UnregisterState:
-    """Say in etcd that this node holds nothing of a boundary any more, before its files go."""
+    """Record in etcd that this node no longer holds files of a boundary, before they are deleted."""
 
     job: str
     timeline: int
@@ -231,7 +231,7 @@ class UnregisterState:
 
 @dataclass(frozen=True, slots=True)
 class DeleteState:
-    """Delete files of a boundary that nobody counts on."""
+    """Delete files of a boundary that nobody needs."""
 
     job: str
     timeline: int
@@ -240,13 +240,13 @@ class DeleteState:
 
     @property
     def keys(self) -> tuple[StateKey, ...]:
-        """Of the files."""
+        """Keys of the files to delete."""
         return tuple(StateKey(self.job, self.timeline, self.boundary, layer) for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """A worker cannot do its part: something that should be there is not."""
+    """Give up a worker's part of a generation, because something that should exist is missing."""
 
     device_index: int
     of: JobGeneration

@@ -1,7 +1,7 @@
-"""How files go between nodes: calls whose answer is the file's bytes themselves, in order, in pieces of any size.
+"""Sends files between nodes: calls whose answer is the file's bytes, in order, in pieces of any size.
 
-A protobuf message around every piece costs more copies of it, so these methods stand beside the Node service of
-control.proto, and only their requests are messages. Who asks knows the size and the checksum from the records.
+A protobuf message around every piece would copy it more often. So these methods are next to the Node service of
+control.proto, and only their requests are messages. The caller knows size and checksum from the records.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -26,5 +26,5 @@ def add_byte_streams(server: grpc.aio.Server, methods: dict[str, Callable[[Any, 
 
 
 def byte_stream(channel: grpc.aio.Channel, name: str) -> Any:
-    """The method of this name, to be called with its request."""
+    """Return the method of this name, to be called with its request."""
     return channel.unary_stream(f"/{_SERVICE}/{name}", request_serializer=_REQUESTS[name].SerializeToString)

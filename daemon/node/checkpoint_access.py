@@ -1,6 +1,6 @@
-"""Whether this node can use the checkpoint folders of the jobs that it serves: found out before anything is due there.
+"""Finds out whether this node can use the checkpoint folders of its jobs, before anything is due there.
 
-Where credentials or a package are missing, other nodes read and write the job's checkpoints in this node's stead.
+If credentials or a package are missing, other nodes read and write the job's checkpoints instead.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = structlog.get_logger()
 
 LOOK_S: Final = 1.0
 AGAIN_S: Final = 60.0
-"""Until a folder that could not be used is tried again."""
+"""Pause before an unusable folder is tried again."""
 MOST_AT_ONCE: Final = 8
-"""File systems that are looked at at the same time: of more, those come first that have waited longest."""
+"""Maximum number of file systems looked at at once: those that have waited longest come first."""
 
 
 class CheckpointAccess:
-    """Of one node, for folders in stores: what lies in the tree of files is the same for all processes."""
+    """The access of one node to folders in stores: a folder in the tree of files is equal for all processes."""
 
     def __init__(self, *, node: str, view: ClusterView, checkpoint_root: Path | None) -> None:
         self._node = node
@@ -37,15 +37,15 @@ class CheckpointAccess:
         self._checkpoint_root = checkpoint_root
         self._threads = FileThreads("access to checkpoint folders", silence_s=30.0, most_hung=1)
         self._looked_at: dict[str, float] = {}
-        """Job to when it is looked at again."""
+        """Job to the time of its next look."""
         self._under_way: set[str] = set()
-        """File systems that are looked at just now: one that hangs delays no report about another."""
+        """File systems that are being looked at: one that hangs delays no report about another."""
         self.lacking: dict[str, str] = {}
-        """Job to why its folder cannot be used here."""
+        """Job to the reason why its folder cannot be used here."""
         self.on_change: Callable[[], None] = lambda: None
 
     def lacks(self, job: str, error: NoAccessError) -> None:
-        """Note that a file could not be read or written for want of access."""
+        """Note that a file could not be read or written because access is missing."""
         if job not in self.lacking:
             log.warning("no_access_to_checkpoints", job=job, reason=str(error))
             self.lacking[job] = str(error)
@@ -53,8 +53,8 @@ class CheckpointAccess:
             self.on_change()
 
     async def run(self) -> None:
-        """Until cancelled: look at the folder of each job whose plan names this node."""
-        self._under_way.clear()  # a look that ended before its first step has not taken itself out
+        """Look at the folder of each job whose plan names this node, until cancelled."""
+        self._under_way.clear()  # a look that ended before its first step has not removed itself
         async with asyncio.TaskGroup() as looks:
             while True:
                 for file_system, jobs in self._due().items():
@@ -65,7 +65,7 @@ class CheckpointAccess:
                 await asyncio.sleep(LOOK_S)
 
     def _due(self) -> dict[str, list[JobView]]:
-        """The jobs on each file system that nobody looks at, the one that has waited longest first."""
+        """Return the due jobs of each idle file system, the one that has waited longest first."""
         due: defaultdict[str, list[JobView]] = defaultdict(list)
         for job in sorted(self._view.jobs.values(), key=lambda job: self._looked_at.get(job.name, 0.0)):
             if self._is_due(job):
@@ -95,7 +95,8 @@ class CheckpointAccess:
         except NoAccessError as error:
             self.lacks(name, error)
         except (RecoveryError, ConfigError) as error:
-            log.info("checkpoint_folder_not_reached", job=name, reason=str(error))  # whoever needs it says so
+            # a step that needs the folder reports the error
+            log.info("checkpoint_folder_not_reached", job=name, reason=str(error))
         else:
             self._looked_at[name] = float("inf")
             if self.lacking.pop(name, None) is not None:

@@ -1,8 +1,8 @@
-"""Daemons that keep each other company, so that the death of one is known at once and not only when its lease ends.
+"""Streams between daemons, by which the death of one is known at once and not only when its lease ends.
 
-The leader's daemon keeps a stream to every other one, and every other one to it. A stream that breaks is a hint, a
-refused connection the proof: where nobody listens any more, no process is. Whoever has the proof revokes the leases of
-the dead daemon, so that its records vanish. Silence proves nothing (the network may be cut): then the lease decides.
+The leader's daemon keeps a stream to every other one, and every other one to it. A broken stream is a hint, a refused
+connection the proof: if nobody listens there, no process lives. A daemon with the proof revokes the dead daemon's
+leases, so that its records vanish. Silence proves nothing (the network may be cut): then the lease decides.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from headway.stages.errors import PeerError
 log = structlog.get_logger()
 
 FIRST_WORD_S: Final = 5.0
-"""For a daemon to answer when its company is sought."""
+"""Time for a daemon to answer when a stream to it is opened."""
 RETRY_PAUSE_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 1.0
 REFUSALS: Final = 2
@@ -43,7 +43,7 @@ class Companion:
 
 
 class Companions:
-    """One daemon's part in it. `run` until cancelled."""
+    """The streams of one daemon. `run` until cancelled."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Companions:
         self._client = client
         self._streams: dict[Companion, asyncio.Task[None]] = {}
         self._met: set[Companion] = set()
-        """Those who answered once: an address that never led to them proves nothing."""
+        """Daemons that have answered once: an address that never led to its daemon proves nothing."""
 
     async def run(self) -> None:
-        """Keep a stream to each of those who are to be accompanied now."""
+        """Keep a stream to each daemon that needs one now."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -91,9 +91,9 @@ class Companions:
         }
 
     async def _accompany(self, companion: Companion, group: asyncio.TaskGroup) -> None:
-        """Until cancelled, because the daemon's record is gone or somebody else leads.
+        """Follow a daemon until cancelled, because its record is gone or the leader has changed.
 
-        A burial that has begun is finished nevertheless: the first lease that ends is what changes the view.
+        A revocation that has begun is finished nevertheless: the first lease that ends changes the view.
         """
         while True:
             try:
@@ -105,7 +105,7 @@ class Companions:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _follow(self, companion: Companion) -> None:
-        """Stay with a daemon until the stream ends. Raises TimeoutError, PeerError and RecoveryError."""
+        """Follow a daemon's stream until it ends. Raises TimeoutError, PeerError and RecoveryError."""
         stream = self._client.accompany(NodeEndpoint(companion.node, companion.address), self._node)
         first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
         if first is not None and first.incarnation == companion.incarnation:
@@ -115,7 +115,7 @@ class Companions:
                 pass
 
     async def _bury(self, companion: Companion) -> None:
-        """Revoke what keeps the dead daemon's records in etcd, if they still are that daemon's."""
+        """Revoke the leases of the dead daemon's records, if they are still that daemon's."""
         try:
             async with asyncio.timeout(REVOKE_TIMEOUT_S):
                 for lease_id in await leases_of(self._etcd, companion.node, companion.incarnation):
@@ -126,7 +126,7 @@ class Companions:
 
 
 async def is_refused(address: str) -> bool:
-    """Whether the machine is there and says, each time it is asked, that nobody listens at host:port."""
+    """Return whether the machine answers, each time, that no process listens at host:port."""
     host, _, port = address.rpartition(":")
     for attempt in range(REFUSALS):
         if attempt:

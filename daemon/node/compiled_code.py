@@ -1,8 +1,8 @@
-"""The folder with what was compiled for jobs: what nobody has used for long goes, and the oldest when it is too much.
+"""Prunes the folder of code compiled for jobs: long unused files go, and the oldest when it is too large.
 
-Whoever finds code there reads it, so a file's access time says when it was used last; on a file system that keeps none,
-the time of writing stands in. A file that goes costs the next worker that needs it the compiler's time, and one that
-has loaded it nothing.
+A process that uses code reads it, so a file's access time is its last use; on a file system without access times, the
+time of writing replaces it. A deleted file costs the next worker that needs it the compiler's time. It costs a worker
+that has loaded it nothing.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ log = structlog.get_logger()
 KEPT_S: Final = 30 * 86400.0
 MOST_BYTES: Final = 4 << 30
 SLACK_S: Final = 2 * 86400.0
-"""File systems note an access once a day, and nodes' clocks differ."""
+"""Tolerance of times: file systems note an access once a day, and nodes' clocks differ."""
 FIRST_LOOK_S: Final = 60.0
 PERIOD_S: Final = 86400.0
 LOCK: Final = ".lock"
-"""Ending of empty files by which compilers keep apart: never deleted, for somebody may hold one."""
+"""Suffix of empty lock files of compilers: never deleted, because a process may hold one."""
 
 
 async def keep_small(folder: Path, view: ClusterView) -> None:
-    """Until cancelled: look after the folder of compiled code."""
+    """Prune the folder of compiled code, until cancelled."""
     await once_a_day(
         view,
         lambda: partial(prune, folder, now=time.time(), needed_since=needed_since(view)),
@@ -42,16 +42,17 @@ async def keep_small(folder: Path, view: ClusterView) -> None:
 
 
 async def once_a_day(view: ClusterView, pruning: Callable[[], Callable[[], int]], *, told_as: str) -> None:
-    """Until cancelled: look after a folder soon after the daemon's start, and then once a day.
+    """Prune a folder soon after the daemon's start, and then once a day, until cancelled.
 
-    pruning: is called here and returns what runs in a thread, which returns how many bytes it has deleted. told_as: the
+    pruning: is called here, and returns a function for a thread that returns how many bytes it has deleted. told_as:
+    the
     event in the daemon's log.
     """
     wait_s = FIRST_LOOK_S
     while True:
         await asyncio.sleep(wait_s)
         if view.steady_since is None:
-            wait_s = FIRST_LOOK_S  # nobody knows now which jobs there are
+            wait_s = FIRST_LOOK_S  # the present jobs are unknown now
             continue
         if num_bytes := await asyncio.to_thread(pruning()):
             log.info(told_as, size_bytes=num_bytes)
@@ -59,7 +60,7 @@ async def once_a_day(view: ClusterView, pruning: Callable[[], Callable[[], int]]
 
 
 def needed_since(view: ClusterView) -> float:
-    """Since when jobs may use code that are not over: seconds since the epoch, inf when there are none."""
+    """Return since when unfinished jobs may use code: seconds since the epoch, inf when there are none."""
     return min(
         (
             job.submission.submitted_at
@@ -81,10 +82,10 @@ def prune(
     slack_s: float = SLACK_S,
     is_spared: Callable[[Path], bool] = lambda _: False,
 ) -> int:
-    """Delete what was not used for KEPT_S, then the longest unused until the rest is most_bytes. Returns the bytes.
+    """Delete files not used for KEPT_S, then the longest unused until the rest is most_bytes. Return the bytes.
 
-    What was used since `needed_since`, or within slack_s of now, stays, whatever it takes. now, needed_since: seconds
-    since the epoch.
+    Files used since `needed_since`, or within slack_s of now, stay at any size. now, needed_since: seconds since the
+    epoch.
     """
     spared_since = min(now, needed_since) - slack_s
     files = sorted(_files(folder))
@@ -101,14 +102,14 @@ def prune(
             num_left -= size
             num_deleted += size
     for parent, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):  # most are not empty
+        with suppress(OSError):  # most folders are not empty
             if Path(parent) != folder and Path(parent).stat().st_mtime < now - KEPT_S:
                 Path(parent).rmdir()
     return num_deleted
 
 
 def _files(folder: Path) -> list[tuple[float, int, Path]]:
-    """(last used, bytes, path)"""
+    """Yield (last used, bytes, path)."""
     found = []
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names if not name.endswith(LOCK)):

@@ -1,4 +1,4 @@
-"""What one node is told about itself: a file, the environment and flags, in rising priority, as one typed value."""
+"""The settings of one node: a file, the environment and flags, in rising priority, as one typed value."""
 
 import difflib
 import hashlib
@@ -21,9 +21,9 @@ from headway.daemon.names import NODE_NAME_RULE, is_node_name
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 UNNAMED_SITE = "default"
-"""The site of a node that was told of none: nothing is known about the network between two of them."""
+"""Site of a node without setting: nothing is known about the network between two such nodes."""
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
-"""What clients call their folder of certificates: counts for a daemon whose file, variables and flags name none."""
+"""Clients' variable for their folder of certificates: it counts for a daemon without a certificates setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,74 +33,78 @@ class NodeConfig:
     name: str = ""
     """The node's name in the cluster; the host name when empty."""
     etcd: tuple[str, ...] = ("127.0.0.1:2379",)
-    """host:port of each etcd member, https:// before it or not; in the environment separated by commas."""
+    """host:port of each etcd member, optionally with https://; in the environment separated by commas."""
     accept_faulty_etcd: bool = False
-    """Work with an etcd of other machines although it is 3.5.0 to 3.5.2, which may lose commits when it is killed."""
+    """Work with an etcd on other machines although it is 3.5.0 to 3.5.2, which may lose commits when it is killed."""
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")
-    """Folder with ca.pem, cert.pem and key.pem; where nothing else names one, HEADWAY_CERTS does, as for clients."""
+    """Folder with ca.pem, cert.pem and key.pem; if no setting names one, HEADWAY_CERTS does, as for clients."""
     listen: str = "0.0.0.0:0"
     """host:port of the Node service; port 0 takes a free one."""
     advertise_host: str = ""
-    """A name or address of this machine that others dial; the host of `listen` when empty, or this machine's name."""
+    """Name or address of this machine that others dial; when empty, the host of `listen`, or this machine's name."""
     worker_ports: str = ""
-    """Ports where its workers listen, such as 7100-7107; empty: free ones. One each for workers and spares."""
+    """Ports where its workers listen, such as 7100-7107; empty: free ones. Each worker and each spare needs one."""
     site: str = UNNAMED_SITE
     """Nodes of one site have a fast network between them."""
     site_is_private: bool = False
     """Nobody else is on the site's network: its machines may send large tensors to each other without encryption."""
     state_dir: Path = Path("/var/lib/headway")
-    """What must survive a restart: generations seen, logs of jobs."""
+    """Folder of the state that survives a restart: generations seen, logs of jobs."""
     store_dir: Path | None = None
-    """Layer files, wiped at start; in memory when unset and the machine allows it."""
+    """Folder of layer files, wiped at start; in memory when unset and the machine allows it."""
     store_quota_bytes: int = 0
-    """Most that the store may hold; 0: what the file system has."""
+    """Maximum size of the store; 0: the size of the file system."""
     transfer_mbit_s: float = 0.0
-    """Most that it sends of copies, checkpoints and exports, Mbit/s together; 0: no limit.
+    """Maximum rate of sent copies, checkpoints and exports, Mbit/s together; 0: no limit.
 
-    What a worker waits for is never slowed down.
+    Transfers for which a worker waits are never slowed down.
     """
     cache_dir: Path | None = None
-    """Token shards; below `state_dir` when unset."""
+    """Folder of token shards; below `state_dir` when unset."""
     history_dir: Path | None = None
-    """Where what happens is recorded, each operation of the workers too, for `headway chaos`; off when unset."""
+    """Folder in which to record the history, with each operation of the workers, for `headway chaos`; off
+    when unset.
+    """
     checkpoint_root: Path | None = None
-    """What a job's relative `checkpoint_dir` is relative to. Only clusters on one machine have such a place."""
+    """Root of a job's relative `checkpoint_dir`. Only clusters on one machine have such a place."""
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: every CUDA device, or the CPU when there is none."""
     num_devices: int = 0
-    """Workers on this node; 0: one per CUDA device, one on the CPU."""
+    """Number of workers on this node; 0: one per CUDA device, one on the CPU."""
     num_spares: int = 1
-    """Further worker processes that hold no device until a worker has died: each costs a Python's memory."""
+    """Number of further worker processes that hold no device until a worker has died: each costs a Python's memory."""
     lease_ttl_s: int = 5
-    """A node that etcd has not heard of for so long is dead."""
+    """Seconds of silence after which the node counts as dead."""
     quarantine_after: int = 3
-    """So many failures of a node within ten minutes leave it out of plans; 0: never. The leader's setting counts.
+    """Number of failures within ten minutes that exclude a node from plans; 0: never. The leader's setting counts.
 
     Unless it is 0, running jobs also wait longer and longer before they move to a node that keeps going and coming.
     """
     stop_timeout_s: float = 120.0
-    """The longest wait for the stop boundary of a clean leave."""
+    """Maximum wait for the stop boundary of a clean leave."""
     metrics_listen: str = ""
-    """host:port where Prometheus may ask, over plain HTTP; empty: nowhere."""
+    """host:port where Prometheus may scrape, over plain HTTP; empty: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     """`auto`: JSON unless stderr is a terminal."""
 
     @property
     def data_cache_dir(self) -> Path:
-        """Where token shards lie."""
+        """Return the folder of token shards."""
         return self.cache_dir or self.state_dir / "data"
 
     @property
     def logs_dir(self) -> Path:
-        """Where the workers' output lies, one file per job."""
+        """Return the folder of the workers' output, one file per job."""
         return self.state_dir / "logs"
 
     @property
     def layer_store_dir(self) -> Path:
-        """Where layer files lie: `store_dir`, or a folder in memory of this node alone, or below `state_dir`."""
+        """Return the folder of layer files: `store_dir`, or a folder in memory for this node alone, or below
+        `state_dir`.
+        """
         return self.store_dir or _folder_in_memory(self.name, self.state_dir) or self.state_dir / "store"
 
 
@@ -110,7 +114,7 @@ FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
 def read_node_config(
     path: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> NodeConfig:
-    """Settings from a TOML file, the environment (os.environ if None) and flags, the later over the earlier.
+    """Return settings from a TOML file, the environment (os.environ if None) and flags, the later over the earlier.
 
     Only HEADWAY_CERTS counts less than the file. A flag that is None was not given. Raises ConfigError, naming the
     file, variable or flag and the nearest right name.
@@ -131,7 +135,9 @@ def read_node_config(
 
 
 def advertised_host(config: NodeConfig) -> str:
-    """The host that others dial: as told, or the listening one, or, if that is a wildcard, this machine's name."""
+    """Return the host that others dial: the setting, or the listening host, or, if that is a wildcard, the machine's
+    name.
+    """
     if config.advertise_host:
         return config.advertise_host.strip("[]")
     host, _ = listen_address(config)
@@ -139,12 +145,12 @@ def advertised_host(config: NodeConfig) -> str:
 
 
 def listen_address(config: NodeConfig) -> tuple[str, int]:
-    """Host and port of `listen`. Raises ConfigError when it is not host:port."""
+    """Return host and port of `listen`. Raises ConfigError when it is not host:port."""
     return split_address(config.listen, "listen")
 
 
 def check_worker_ports(config: NodeConfig, num_devices: int) -> None:
-    """Raises ConfigError when `worker_ports` has fewer ports than the node has workers and spares."""
+    """Raise ConfigError when `worker_ports` has fewer ports than the node has workers and spares."""
     num_needed = num_devices + config.num_spares
     if config.worker_ports and len(read_ports(config.worker_ports, "worker_ports")) < num_needed:
         what = f"{num_devices} workers and {config.num_spares} spares need {num_needed} ports"
@@ -156,7 +162,9 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, object]]:
-    """The variables named after fields. Others belong to other programs, unless they look like a slip of the pen."""
+    """Return the variables named after fields. Others belong to other programs, unless they look like a
+    typing error.
+    """
     settings: dict[str, tuple[str, object]] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
@@ -217,7 +225,7 @@ def _decode_path(_: type, value: object) -> Path:
 
 
 def _folder_in_memory(name: str, state_dir: Path) -> Path | None:
-    """A folder that no other node of this machine uses, in a tmpfs. None when there is no such place."""
+    """Return a folder that no other node of this machine uses, in a tmpfs. None when there is no such place."""
     digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:8]
     for parent in (Path("/dev/shm"), Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"))):
         if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):

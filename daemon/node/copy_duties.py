@@ -1,4 +1,4 @@
-"""Which copies a node fetches for other stages, and when it asks for fewer snapshots because copies lag. Pure."""
+"""Finds the copies that a node fetches for other stages, and spaces out snapshots when copies lag. Pure."""
 
 from collections.abc import Iterator, Set
 from typing import Final
@@ -13,11 +13,11 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.supervision.worker_status import JobGeneration
 
 MAX_LAG: Final = 3
-"""Boundaries without enough copies, newer than the newest restorable one, before snapshots are spaced out."""
+"""Number of boundaries newer than the newest restorable one, without enough copies, that spaces snapshots out."""
 
 
 def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    """For every stage of which this node keeps copies, the oldest boundary that is not here yet and not safe yet.
+    """Return, for every stage of which this node keeps copies, the oldest boundary that is neither here nor safe.
 
     While a job recovers, the places are those of the plan that is being prepared.
     """
@@ -26,7 +26,7 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
 
 
 def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """Those of one job."""
+    """Return the copy steps of one job."""
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or node.is_behind(job) or view.why_set_aside(job.name):
         return
@@ -43,13 +43,13 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
 
 
 def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:
-    """What a worker has of a boundary: its stage's layers, and if it leads the last stage the journal."""
+    """Return a worker's parts of a boundary: its stage's layers and, if it leads the last stage, the journal."""
     layers = plan.stages[position].layers
     return (*layers, JOURNAL) if plan.has_journal(position) else layers
 
 
 def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
-    """The boundaries newer than the newest restorable one, oldest first."""
+    """Return the boundaries newer than the newest restorable one, oldest first."""
     safe = restorable(job, view.nodes)
     newest = age(safe[0]) if safe else (-1, -1)
     return [place for place in reversed(own_places(job)) if age(place) > newest]
@@ -65,7 +65,7 @@ def _oldest_missing(
     *,
     is_named: bool,
 ) -> FetchCopies | None:
-    """is_named: whether this node is a place for copies of the stage."""
+    """Return the oldest missing boundary. is_named: whether this node is a place for copies of the stage."""
     lead = plan.replicas[stage_index][0]
     missed = node.missed.get(JobGeneration(job.name, plan.generation), ())
     for place in newer:
@@ -83,9 +83,10 @@ def _oldest_missing(
 def _parts_to_fetch(
     plan: PlanRecord, stage_index: int, place: Place, node: NodeState, *, is_named: bool, has_missed: bool
 ) -> tuple[str, ...]:
-    """What a place for copies of a stage does not write itself: a replica of it has all but the journal of its own.
+    """Return the parts that a place for copies does not write itself: a replica writes all of its own except the
+    journal.
 
-    A replica that could not write its snapshot, named or not, has it from a sibling.
+    A replica that could not write its snapshot, named or not, gets it from a sibling.
     """
     workers = plan.replicas[stage_index]
     lead = workers[0]

@@ -1,4 +1,4 @@
-"""Which leases keep a daemon's records in etcd: who has proof that it is dead revokes them."""
+"""Finds the leases that keep a daemon's records in etcd: a daemon with proof of its death revokes them."""
 
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.record_format import UnreadableRecordError, decode
@@ -9,7 +9,7 @@ Record = NodeRecord | LeaderRecord
 
 
 async def leases_of(etcd: EtcdClient, node: str, incarnation: str) -> list[int]:
-    """The leases of one life of a daemon. A record that cannot be read names no daemon, and hides no other record."""
+    """Return the leases of one life of a daemon. An unreadable record names no daemon, and hides no other record."""
     found: list[int] = []
     places: tuple[tuple[str, type[Record]], ...] = ((Keys.node(node), NodeRecord), (Keys.LEADER, LeaderRecord))
     for key, kind in places:

@@ -1,6 +1,6 @@
-"""What a node's devices are known to do: measured once by an idle worker, remembered in the state folder.
+"""Keeps the speeds of a node's devices: measured once by an idle worker, remembered in the state folder.
 
-Speeds are told in steps of a tenth, so that a benchmark's noise is no difference between two machines.
+Speeds are rounded to a tenth, so that a benchmark's noise makes no difference between two machines.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ PERIOD_S: Final = 2.0
 
 
 def stepped(speed: float) -> float:
-    """The nearest step."""
+    """Round to the nearest step."""
     return round(STEP ** round(math.log(speed) / math.log(STEP)), 3)
 
 
 class DeviceSpeeds:
-    """The measured ones, by device model and arithmetic class; a damaged file is measured anew."""
+    """The measured speeds, by device model and arithmetic class; a damaged file leads to another measurement."""
 
     def __init__(self, directory: Path, *, arithmetic_class: str) -> None:
-        """arithmetic_class: names the torch version, whose kernels make the speed."""
+        """arithmetic_class: names the torch version, whose kernels determine the speed."""
         self._path = directory / FILE
         self._class = arithmetic_class
         self._known: dict[str, float] = {}
@@ -43,18 +43,18 @@ class DeviceSpeeds:
             log.info("device_speeds_unknown", path=str(self._path))
 
     def of(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """The devices with their speeds, as far as they are known."""
+        """Return the devices with their speeds, as far as they are known."""
         return tuple(
             replace(device, speed=self._known[key]) if (key := self._key(device)) in self._known else device
             for device in devices
         )
 
     def knows(self, device: Device) -> bool:
-        """Whether there is nothing to measure."""
+        """Return whether nothing is left to measure."""
         return self._key(device) in self._known
 
     def learn(self, device: Device, speed: float) -> None:
-        """Remember a measurement. A folder that takes nothing costs another measurement at the next start."""
+        """Remember a measurement. If the folder cannot be written, the next start measures again."""
         self._known[self._key(device)] = stepped(speed)
         log.info("device_measured", device=device.model, speed=self._known[self._key(device)])
         try:
@@ -68,7 +68,7 @@ class DeviceSpeeds:
         heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]],
         tell: Callable[[tuple[Device, ...]], None],
     ) -> None:
-        """Until all are known: learn what workers have measured, and tell what the devices then are."""
+        """Learn the workers' measurements and report the devices' speeds, until all are known."""
         while not all(map(self.knows, devices)):
             await asyncio.sleep(PERIOD_S)
             for index, beat in heartbeats().items():

@@ -1,7 +1,7 @@
-"""Dials the ports of other nodes because somebody asks: so a node learns from the other side whether it is reached.
+"""Dials the ports of other nodes on request, so that a node learns from the other side whether it can be reached.
 
-Only what nodes of this cluster have registered is dialled, a few ports at once, with the deadlines of reach_dial.py. So
-nobody makes a port scanner of a daemon, and who may ask at all has a certificate of the cluster.
+Only registered ports of this cluster's nodes are dialled, a few at once, with the deadlines of reach_dial.py. So nobody
+can use a daemon as a port scanner, and every caller has a certificate of the cluster.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ MOST_NODES: Final = 64
 
 
 class DialBack:
-    """Of one daemon."""
+    """The dialler of one daemon."""
 
     def __init__(self, view: ClusterView, *, node: str, prove: Callable[[Target], Awaitable[str]]) -> None:
-        """prove: why a port does not answer; empty: it does."""
+        """prove: returns why a port does not answer; empty: it does."""
         self._view = view
         self._node = node
         self._prove = prove
         self._room = asyncio.Semaphore(AT_ONCE)
-        """Of all that ask."""
+        """Limit of dials for all callers together."""
 
     async def dial(self, nodes: Iterable[str]) -> list[control_pb2.DialledPort]:
-        """Every registered port of some nodes, but of this one; names that nobody has registered are left out."""
+        """Dial every registered port of some nodes, except this one; unregistered names are left out."""
         targets = [
             target
             for name in sorted(set(nodes) - {self._node})[:MOST_NODES]

@@ -1,4 +1,4 @@
-"""Whether a daemon works with the release of etcd that answers."""
+"""Checks that a daemon works with the answering release of etcd."""
 
 import structlog
 
@@ -11,13 +11,13 @@ log = structlog.get_logger()
 
 
 async def check_etcd_release(version: str, config: NodeConfig) -> None:
-    """Raises ConfigError where etcd may lose commits and serves more than this machine, unless that is accepted."""
+    """Raise ConfigError if etcd may lose commits and serves more than this machine, unless that is accepted."""
     if not may_lose_commits(version):
         return
     member = await far_member(config.etcd)
     if member is not None and not config.accept_faulty_etcd:
         raise ConfigError(
-            f"etcd {version} at {member} may lose what it acknowledged when it is killed, such as the plan in force; "
+            f"etcd {version} at {member} may lose acknowledged writes when it is killed, such as the plan in force; "
             f"{ADVICE}, or set accept_faulty_etcd = true",
             "etcd",
         )

@@ -9,21 +9,23 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.proto import control_pb2
 
 SILENCE_S: Final = 10.0
-"""A store that has not answered for so long counts as out of reach: somebody waits at a terminal."""
+"""Seconds of silence after which a store counts as out of reach: a user waits at a terminal."""
 
 
 class FolderTrial:
-    """Of one daemon. Folders of its own tree of files are not tried: they would appear where they should not."""
+    """The trial of one daemon. Folders of its own tree of files are not tried: they would appear where they
+    should not.
+    """
 
     def __init__(self) -> None:
         self._threads = FileThreads("trial of checkpoint folders", silence_s=SILENCE_S, most_hung=1)
 
     async def answer(self, checkpoint_dir: str) -> control_pb2.TryFolderReply:
-        """Why this node cannot write there, if it cannot. Raises ConfigError for what is no URL of a store."""
+        """Return why this node cannot write there, if it cannot. Raises ConfigError if the URL is no store's."""
         if why := why_no_place(checkpoint_dir):
             raise ConfigError(why, "checkpoint_dir")
         if not is_store(checkpoint_dir):
-            raise ConfigError(f"{checkpoint_dir!r} is no URL of a store", "checkpoint_dir")
+            raise ConfigError(f"{checkpoint_dir!r} is not the URL of a store", "checkpoint_dir")
         url = checkpoint_dir.rstrip("/")
         try:
             await self._threads.run(url, lambda _: probe(url))

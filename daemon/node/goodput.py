@@ -1,4 +1,4 @@
-"""What this node's workers spend their seconds on: gathered from their heartbeats, put into etcd every few seconds."""
+"""Gathers how this node's workers spend their seconds, from heartbeats, and writes it to etcd every few seconds."""
 
 import asyncio
 import time
@@ -24,11 +24,11 @@ log = structlog.get_logger()
 
 PERIOD_S: Final = 5.0
 LOOK_EVERY_S: Final = 1.0
-"""So soon it is seen that a worker stands still or has a broken link: its neighbour is dialled then."""
+"""Interval in which a standstill or a broken link of a worker is noticed: its neighbour is dialled then."""
 STANDS_AFTER_S: Final = 5.0
-"""Without an operation, a worker that waits for a neighbour stands still."""
+"""Seconds without an operation after which a worker that waits for a neighbour stands still."""
 RECENT_S: Final = 60.0
-"""`recent` covers so much, once a plan has run so long."""
+"""Seconds that `recent` covers, once a plan has run that long."""
 
 Neighbour = tuple[JobGeneration, int]
 """A worker in a plan, by its position."""
@@ -43,12 +43,12 @@ class DeviceBook:
     newest: control_pb2.Heartbeat
     trouble: str = ""
     moved_at: float = 0.0
-    """When an operation was last seen to be done."""
+    """Time at which an operation was last seen to be done."""
     samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
-    """(when, seconds by class), oldest first; the first is what `recent` counts from."""
+    """(time, seconds by class), oldest first; `recent` counts from the first."""
 
     def add(self, beat: control_pb2.Heartbeat, now: float) -> None:
-        """Take over a heartbeat; forget those that are too old to count from."""
+        """Add a heartbeat; forget those that are too old to count from."""
         if not self.samples or beat.operations != self.newest.operations:
             self.moved_at = now
         self.newest = beat
@@ -58,23 +58,23 @@ class DeviceBook:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the worker has waited for a neighbour since its last operation, and that is long ago."""
+        """Return whether the worker has long waited for a neighbour since its last operation."""
         now = self.samples[-1][0] if self.samples else 0.0
         return bool(self.newest.waiting_for) and now - self.moved_at >= STANDS_AFTER_S
 
     @property
     def waits_for(self) -> str:
-        """The neighbour that it stands still for; empty: it works."""
+        """Return the neighbour for which it stands still; empty: it works."""
         return self.newest.waiting_for if self.stands_still else ""
 
     @property
     def awaited_worker(self) -> int:
-        """That neighbour's position in the plan; -1: it works, or waits for something else."""
+        """Return that neighbour's position in the plan; -1: it works, or waits for something else."""
         return self.newest.awaited_worker - 1 if self.stands_still else -1
 
     @property
     def recent(self) -> dict[str, float]:
-        """Seconds by class of the last minute."""
+        """Return the seconds by class of the last minute."""
         before = self.samples[0][1]
         return {
             kind: spent for kind, total in self.newest.seconds.items() if (spent := total - before.get(kind, 0)) > 0
@@ -87,17 +87,17 @@ class GoodputBook:
     def __init__(self) -> None:
         self._books: dict[int, DeviceBook] = {}
         self._told: dict[Neighbour, float] = {}
-        """The neighbours that are silent, and when each was last told."""
+        """Silent neighbours, each with the time of its last report."""
         self.lacking: dict[str, str] = {}
-        """Job to why this node cannot use its checkpoint folder."""
+        """Job to the reason why this node cannot use its checkpoint folder."""
 
     @property
     def devices(self) -> Mapping[int, DeviceBook]:
-        """By device index."""
+        """Return the records by device index."""
         return self._books
 
     def add(self, device_index: int, beat: control_pb2.Heartbeat, *, now: float) -> None:
-        """Take over a heartbeat. One without a job, or without seconds, says nothing."""
+        """Add a heartbeat. One without a job, or without seconds, adds nothing."""
         if not beat.job or not beat.seconds:
             return
         book = self._books.get(device_index)
@@ -107,7 +107,7 @@ class GoodputBook:
         book.add(beat, now)
 
     def silent_neighbours(self, *, now: float) -> list[Neighbour]:
-        """Those that workers stand still for, or whose link is broken: each when that begins, then every `PERIOD_S`."""
+        """Return the neighbours of standstills and broken links: each when that begins, then every `PERIOD_S`."""
         silent = {
             (JobGeneration(book.job, book.generation), position)
             for book in self._books.values()
@@ -120,7 +120,7 @@ class GoodputBook:
         return due
 
     def missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
-        """Take over that a periodic snapshot was not written, or so late that the next ones are further apart."""
+        """Note a periodic snapshot that was not written, or so late that the next ones are further apart."""
         apart = f"; every {missed.factor}. is written now" if missed.factor > 1 else ""
         for book in self._books.values():
             if (book.job, book.generation) == (missed.job, missed.generation):
@@ -128,14 +128,14 @@ class GoodputBook:
 
     def _access_of(self, job: str) -> str:
         reason = self.lacking.get(job)
-        return f"{reason}; other nodes read and write checkpoints in its stead" if reason else ""
+        return f"{reason}; other nodes read and write checkpoints instead" if reason else ""
 
     def forget(self, job: str) -> None:
-        """Drop what is known of a job that is no more."""
+        """Drop the knowledge of a job that is gone."""
         self._books = {index: book for index, book in self._books.items() if book.job != job}
 
     def changes(self, job: JobView, node: str) -> dict[str, GoodputRecord]:
-        """Key to record for every worker of the job's plan that is on this node."""
+        """Return key to record for every worker of the job's plan that is on this node."""
         found = {}
         for index, book in self._books.items():
             if job.plan is None or (book.job, book.generation) != (job.name, job.plan.generation):
@@ -160,19 +160,19 @@ class GoodputBook:
 
 
 def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
-    """Keys of older plans' records of the same worker processes: their seconds are in the new ones."""
+    """Return the keys of older plans' records of these worker processes: the new records contain their seconds."""
     living = {record.incarnation for record in records.values()}
     older = {Keys.goodput(job.name, *place) for place, record in job.goodput.items() if record.incarnation in living}
     return older - set(records)
 
 
 class GoodputReports:
-    """`run` writes what the workers' heartbeats say, once for every worker that has something new."""
+    """`run` writes the workers' heartbeats, once for every worker that has news."""
 
     def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
         self.book = GoodputBook()
         self.on_silence: Callable[[JobGeneration, int], None] = lambda *_: None
-        """Told the plan, and the position in it, of a neighbour that a worker of ours hears nothing from."""
+        """Called with the plan and the position of a neighbour from which a worker of ours hears nothing."""
         self._view = view
         self._etcd = etcd
         self._node = node
@@ -182,7 +182,7 @@ class GoodputReports:
     async def run(self, heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]]) -> None:
         """Write until cancelled. heartbeats: the newest of each worker, by device index.
 
-        What etcd does not take now is in the next record, since seconds only add up.
+        A record that etcd does not take now is part of the next one, because seconds only add up.
         """
         written_at = time.monotonic()
         while True:
@@ -208,7 +208,7 @@ class GoodputReports:
         self._written = {key: record for key, record in self._written.items() if key in present}
 
     async def _write(self, job: JobView) -> Set[str]:
-        """Returns the keys of the job's records of this node, written or not."""
+        """Write the records; return the keys of the job's records of this node, written or not."""
         records = self.book.changes(job, self._node)
         new = {key: record for key, record in records.items() if self._written.get(key) != record}
         if not new:

@@ -1,4 +1,4 @@
-"""What this machine has to compute with."""
+"""Finds this machine's devices and memory."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,9 @@ from headway.stages.determinism import arithmetic_class
 
 
 def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tuple[Device, ...]:
-    """One Device per worker. num_devices 0: every CUDA device, or one worker on the CPU.
+    """Return one Device per worker. num_devices 0: every CUDA device, or one worker on the CPU.
 
-    Raises ConfigError when the machine has fewer CUDA devices than asked for.
+    Raises ConfigError when the machine has fewer CUDA devices than requested.
     """
     num_cuda = torch.cuda.device_count() if kind != "cpu" else 0
     if kind == "cuda" and not num_cuda:
@@ -31,17 +31,17 @@ def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tupl
 
 
 def class_of(devices: tuple[Device, ...]) -> str:
-    """The arithmetic class of a node's devices; they are taken to be alike."""
+    """Return the arithmetic class of a node's devices, which are assumed to be alike."""
     return arithmetic_class(torch.device(devices[0].kind))
 
 
 def memory_bytes() -> int:
-    """Memory of the machine."""
+    """Return the memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cpu_name() -> str:
-    """What the kernel calls it; empty where it has no name."""
+    """Return the kernel's name of the CPU; empty if it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

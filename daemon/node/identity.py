@@ -1,4 +1,6 @@
-"""Who this node is to etcd and to its peers: certificates and password, read and checked before anything is dialled."""
+"""Reads this node's identity towards etcd and its peers: certificates and password, checked before anything
+is dialled.
+"""
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -12,21 +14,21 @@ from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls
 
 
 def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
-    """The identity and etcd's password (empty without a user). Raises ConfigError, naming the file."""
+    """Return the identity and etcd's password (empty without a user). Raises ConfigError, naming the file."""
     directory = config.certificates
     try:
         identity = TlsIdentity.read(directory)
     except OSError as error:
         where = str(error.filename or directory)
         raise ConfigError(
-            f"cannot be read: {error.strerror}; certificates must name a folder with it", where
+            f"cannot be read: {error.strerror}; certificates must name a folder that contains it", where
         ) from error
     authority = read_certificate(identity.ca, str(directory / CA_FILE))
     certificate = read_certificate(identity.certificate, str(directory / CERTIFICATE_FILE))
     try:
         key = load_pem_private_key(identity.key, password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigError("is no private key in PEM", str(directory / KEY_FILE)) from error
+        raise ConfigError("is not a private key in PEM", str(directory / KEY_FILE)) from error
     if key.public_key() != certificate.public_key():
         raise ConfigError(f"is not the key of {CERTIFICATE_FILE}", str(directory / KEY_FILE))
     try:
@@ -39,9 +41,9 @@ def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
 
 
 def _check_name(config: NodeConfig, certificate: x509.Certificate) -> None:
-    """Raises ConfigError unless the certificate is this node's: peers would take it for another's."""
+    """Raise ConfigError unless the certificate is this node's: peers would take it for another's."""
     if config.name in LOCAL_HOSTS:
-        raise ConfigError(f"{config.name!r} is every machine's name: give the node one of its own", "name")
+        raise ConfigError(f"{config.name!r} is every machine's name: give the node its own name", "name")
     names = names_in(certificate)
     if not is_borne(config.name, names):
         told = ", ".join(names) or "no name"

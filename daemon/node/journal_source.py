@@ -1,4 +1,4 @@
-"""Where the newest written journal of a job is: in this node's store, on another node or in the checkpoint."""
+"""Finds the newest written journal of a job: in this node's store, on another node or in the checkpoint."""
 
 import asyncio
 import tempfile
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class JournalSource:
-    """Finds, fetches and reads journals. A journal is cut at a boundary, so what it says is final on its timeline."""
+    """Finds, fetches and reads journals. A journal ends at a boundary, so its content is final on its timeline."""
 
     def __init__(
         self, *, node: str, view: ClusterView, store: StateStore, client: NodeClient, checkpoint_root: Path | None
@@ -40,9 +40,9 @@ class JournalSource:
         self._reads = FileThreads("journals")
 
     async def newest(self, job_name: str) -> list[control_pb2.JournalEntry]:
-        """All batches of the newest journal that can be had; none when nothing was written yet.
+        """Return all batches of the newest available journal; none when no journal was written yet.
 
-        Raises RecoveryError when there is no such job, or none of its journals can be had.
+        Raises RecoveryError when there is no such job, or no journal of it is available.
         """
         job = self._view.jobs.get(job_name)
         if job is None:
@@ -60,8 +60,12 @@ class JournalSource:
         return []
 
     def _known(self, job: JobView) -> set[StateKey]:
-        """Journals of this submission's own past. Those on nodes count when their boundary is restorable, or when the
-        job has no past on nodes any more: what a failure could still take back is not told as final."""
+        """Return the journals of this submission's own past.
+
+        Journals on nodes count when their boundary is restorable, or when the job has no past on nodes any more:
+        batches that a
+        failure could still undo are not reported as final.
+        """
         own = lineage_of(job)
         places = set(restorable(job, self._view.nodes)) if own is not None else self._last(job)
         if job.checkpoint is not None and JOURNAL in job.checkpoint.files:
@@ -106,7 +110,7 @@ class JournalSource:
 
 
 def _as_written(job: JobView, key: StateKey) -> StateKey:
-    """The key by which a file says what it is: that of the parent in the checkpoint that a job began with."""
+    """Return the key under which a file was written: the parent's, in a checkpoint from which a job started."""
     checkpoint = job.checkpoint
     if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
         return key

@@ -1,4 +1,4 @@
-"""Where a worker takes each part of its state from when it starts, or the step that would bring it here. Pure."""
+"""Finds the source of each part of a worker's state at its start, or the step that fetches it. Pure."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ from headway.daemon.records import CheckpointFile, CheckpointRecord
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 
 HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
-"""In sight of etcd without a break: by then every node that lives has registered again, and its files."""
+"""Time in sight of etcd without a break after which every living node has registered again, with its files."""
 
 
 def source_of(view: ClusterView, post: Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
-    """Where a part comes from, or the step that would bring it here, or nothing while that is not known."""
+    """Return the source of a part, or the step that would bring it here, or None while that is not known."""
     plan, worker = post.plan, post.worker
     if plan.source == "initial":
         return Source(part, SourceKind.INITIAL)
@@ -44,12 +44,12 @@ def source_of(view: ClusterView, post: Post, part: str, node: NodeState) -> Sour
         expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
         return FetchState(worker.device_index, post.of, key, same, "", expected)
     if told or not has_heard_all(view, node.now):
-        return None  # of nodes that are away: either they come back, or their records go
+        return None  # holders are away: either they come back, or their records go
     return GiveUp(worker.device_index, post.of, f"no node holds {key}")
 
 
 def has_heard_all(view: ClusterView, now: float) -> bool:
-    """Whether what etcd does not say is not so: it may have been away for longer than a lease lives."""
+    """Return whether missing records prove absence: etcd may have been away for longer than a lease."""
     return view.steady_since is not None and now >= view.steady_since + HEARD_AFTER_S
 
 
@@ -59,13 +59,13 @@ def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:
 
 
 def _is_living(view: ClusterView, job: JobView, key: StateKey, name: str) -> bool:
-    """Whether a node that told of a file is there, and is the one that told."""
+    """Return whether the node that reported a file is there, in the incarnation that reported it."""
     node = view.nodes.get(name)
     return node is not None and node.incarnation == job.state[key.timeline, key.boundary][name].incarnation
 
 
 def _is_live(post: Post, part: str) -> bool:
-    """Whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
+    """Return whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
     worker, stopped = post.worker, post.worker.stopped
     plan = post.plan
     is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline

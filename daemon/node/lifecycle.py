@@ -1,7 +1,8 @@
-"""The daemon's life, to be read in one screen: run, start up, serve, shut down.
+"""The daemon's life on one screen: run, start up, serve, shut down.
 
-SIGTERM and SIGINT ask it to leave cleanly: exit status 0, so that systemd sees a stop that went well. A second signal
-forces: the workers are killed, and the signal is raised again, so that the exit status tells what happened.
+SIGTERM and SIGINT ask it to leave cleanly: exit status 0, so that systemd sees a successful stop. A second signal
+forces
+the end: the workers are killed, and the signal is raised again, so that the exit status is true.
 """
 
 import asyncio
@@ -50,15 +51,15 @@ log = structlog.get_logger()
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SERVICE_GRACE_S = 1.0
 END_TIMEOUT_S = 30.0
-"""For workers to quit and leases to be given back, once no plan needs this node."""
+"""Time for workers to quit and leases to be given back, once no plan needs this node."""
 MAX_RUNTIME_DIR_BYTES = 80
-"""A unix socket's whole path has room for 107."""
+"""Maximum length of the folder's path: a unix socket's whole path has room for 107 bytes."""
 KEPT_BYTES = 64 << 20
-"""Most freed memory that stays at the end of a daemon's heap: the next piece of a file needs as much again."""
+"""Maximum freed memory that stays at the end of a daemon's heap: the next piece of a file needs as much again."""
 
 
 def run(config: NodeConfig) -> int:
-    """Serve until told to stop; returns 0. Raises ConfigError and StoreError when it cannot start."""
+    """Serve until told to stop; return 0. Raises ConfigError and StoreError when it cannot start."""
     arm()
     raise_open_file_limit()
     keep_freed_memory(most_bytes=KEPT_BYTES, growth_bytes=None)
@@ -74,7 +75,7 @@ def run(config: NodeConfig) -> int:
 
 
 class Daemon:
-    """One node. `run` once."""
+    """The daemon of one node. `run` once."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -86,7 +87,7 @@ class Daemon:
         self._runtime_dir = Path()
 
     async def run(self) -> signal.Signals | None:
-        """The whole life. Returns the signal that forced the end, or None when it was a clean one."""
+        """Live the whole life. Returns the signal that forced the end, or None after a clean one."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._notifier)
             house, desk = await self._start_up(stack)
@@ -97,9 +98,9 @@ class Daemon:
         return self._signals[1] if self._force.is_set() else None
 
     async def _start_up(self, stack: AsyncExitStack) -> tuple[House, NodeDesk]:
-        """Everything that can go wrong for a person's mistake goes wrong here, before the cluster hears of us."""
+        """Start up. Every user's mistake is found here, before the cluster sees the daemon."""
         config = self._config
-        # 1. What needs nobody: certificates, devices, folders, signals.
+        # 1. Local parts: certificates, devices, folders, signals.
         identity, password = read_identity(config)
         devices = find_devices(config.devices, config.num_devices)
         check_worker_ports(config, len(devices))
@@ -107,7 +108,8 @@ class Daemon:
         memory.open()
         stack.callback(memory.close)
         owned = OwnedFolder(config.layer_store_dir)
-        if not config.store_dir and config.layer_store_dir.parent != config.state_dir:  # in shared memory
+        # the store lies in shared memory
+        if not config.store_dir and config.layer_store_dir.parent != config.state_dir:
             for folder in await asyncio.to_thread(remove_ownerless, config.layer_store_dir.parent):
                 log.warning("ownerless_folder_removed", folder=str(folder))
             if not await asyncio.to_thread(owned.claim):
@@ -122,7 +124,7 @@ class Daemon:
         await check_advertised_host(config)
         server, port = bind_node_service(identity, *listen_address(config))
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
-        # 3. etcd: ask once, so that a wrong address is told at once; later outages are waited for.
+        # 3. etcd: ask once, so that a wrong address is reported at once; later outages are waited for.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
@@ -134,7 +136,7 @@ class Daemon:
         following.add_done_callback(self._on_watch_end)
         noting = asyncio.create_task(activities.keep("sightings", lambda: note_sightings(cluster)), name="sightings")
         stack.push_async_callback(_cancel, noting)
-        # 4. Signals count from now on, since from now on there is something to leave.
+        # 4. Signals count from now on, because from now on there is something to leave.
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         client = NodeClient(identity)
@@ -193,7 +195,7 @@ class Daemon:
         return house, desk
 
     async def _serve(self, house: House, desk: NodeDesk) -> tuple[Membership, "asyncio.Task[None]"]:
-        """Be a member until a signal. Returns the membership that is to be ended; raises what ended it before."""
+        """Be a member until a signal. Returns the membership to end; raises the error that ended it before."""
         membership = Membership(house)
         desk.incarnation, desk.recent_operations = membership.incarnation, membership.recent_operations
         desk.dial_peers = membership.dial_peers
@@ -203,6 +205,7 @@ class Daemon:
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(stopping)
+        # A membership that ended by itself raises its error here, but its records go first.
         if working.done():
             await _in_time(membership.leave(), "lease")
             working.result()
@@ -214,9 +217,7 @@ class Daemon:
         # 1. Wait for plans without this node.
         wish = "waiting for plans without this node"
         if not desk.is_etcd_reachable():
-            wish = (
-                f"etcd is away, nobody can plan without this node: going in {config.stop_timeout_s:g} s at the latest"
-            )
+            wish = f"etcd is away, nobody can plan without this node: leaving within {config.stop_timeout_s:g} s"
         self._notifier.stopping(wish)
         self._notifier.extend_timeout(config.stop_timeout_s + 2 * END_TIMEOUT_S)
         log.info("leave_began", deadline_s=config.stop_timeout_s, is_etcd_reachable=desk.is_etcd_reachable())
@@ -259,9 +260,9 @@ class Daemon:
             self._force.set()
 
     def _on_watch_end(self, following: "asyncio.Task[None]") -> None:
-        """etcd refuses us for good: that ends the daemon as a signal would.
+        """End the daemon as a signal would, because etcd refuses it for good.
 
-        The error is etcd's own: it may be cured elsewhere, so a service manager starts the daemon again.
+        The error is etcd's own, and may be cured elsewhere. So a service manager starts the daemon again.
         """
         if not following.cancelled() and isinstance(lost := following.exception(), InvariantLostError):
             self._refused = lost.__cause__ if isinstance(lost.__cause__, StoreError) else lost
@@ -270,10 +271,11 @@ class Daemon:
 
 
 def _make_runtime_dir(state_dir: Path) -> Path:
-    """A private folder for the workers' socket: below systemd's for this unit, or a temporary one.
+    """Make a private folder for the workers' socket: below systemd's for this unit, or a temporary one.
 
-    Its name comes from the state folder, which this daemon has locked: one that was killed leaves its folder behind,
-    and the next one clears it away. A folder of that name that is somebody else's is left alone.
+    Its name comes from the state folder, which this daemon has locked. A killed daemon leaves its folder behind, and
+    the
+    next one deletes it. Another user's folder of that name is left alone.
     """
     name = f"headway-{os.getuid()}-{hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:12]}"
     parent = Path(os.environ.get("RUNTIME_DIRECTORY") or tempfile.gettempdir())
@@ -297,13 +299,13 @@ def _other_endpoints(cluster: ClusterWatch, name: str) -> list[NodeEndpoint]:
 
 
 async def _cancel(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
-    """End a task and wait for its end; what it raised was told before."""
+    """End a task and wait for its end; its error was reported before."""
     task.cancel()
     await asyncio.wait([task])
 
 
 async def _in_time(step: Awaitable[None], what: str) -> None:
-    """Await a step of the end, but not for ever: what is left then ends with this process, or with its lease."""
+    """Await a step of the end for a limited time: an unfinished rest ends with this process, or with its lease."""
     try:
         await asyncio.wait_for(step, END_TIMEOUT_S)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Which links a worker will have, and whom its node dials to prove them before the plan is in force. Pure."""
+"""Lists the links that a worker will have, and whom its node dials to prove them before the plan is in force. Pure."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from headway.daemon.records import WorkerState
 
 
 def links_to_prove(view: ClusterView, post: Post, node: NodeState) -> Iterator[ProveLink]:
-    """Whoever will have a link with the worker is dialled, in both directions, while the worker gets ready."""
+    """Return the neighbours to dial while the worker gets ready; both ends of a link dial."""
     if post.of in post.worker.failures:
         return
     records = post.job.workers_of(post.plan)
@@ -26,7 +26,7 @@ def links_to_prove(view: ClusterView, post: Post, node: NodeState) -> Iterator[P
 
 
 def proven_links(view: ClusterView, post: Post, node: NodeState) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The worker's neighbours and their processes, once all of them are proven: the record is not written for each."""
+    """Return the worker's neighbours and their processes, once all are proven: the record is not written for each."""
     found = {other: _other_end(view, post, other) for other in neighbours(post.plan.stages, post.position)}
     workers = tuple(target.worker for target in found.values() if target is not None)
     proven = [link[2:] for link in node.proven if link[:2] == (post.of, post.position)]
@@ -36,7 +36,9 @@ def proven_links(view: ClusterView, post: Post, node: NodeState) -> tuple[tuple[
 
 
 def _other_end(view: ClusterView, post: Post, other: int) -> Target | None:
-    """The worker at the other end of a link: as it said in this plan, or else as its node has it listen now."""
+    """Return the worker at the other end of a link: as it reported in this plan, or else as its node lets it listen
+    now.
+    """
     stage, record = post.plan.stages[other], post.job.workers_of(post.plan).get(other)
     node = view.nodes.get(stage.node)
     if record is not None:
@@ -46,13 +48,13 @@ def _other_end(view: ClusterView, post: Post, other: int) -> Target | None:
     else:
         port = next((port for port in node.workers if port.device_index == stage.device_index), None)
         if port is None or _has_died(post, port.incarnation):
-            return None  # the one that takes its place is about to be told of
+            return None  # the successor's address is about to be reported
         address, worker = port.address, port.incarnation
     return worker_target(stage.node, stage.node_incarnation, stage.device_index, address, worker)
 
 
 def _has_died(post: Post, worker: str) -> bool:
-    """Whether some plan of the job has lost the process; one that lost a neighbour lives."""
+    """Return whether a plan of the job has lost the process; a process that lost a neighbour lives."""
     return any(
         record.incarnation == worker and record.state is WorkerState.FAILED and record.lost_peer < 0
         for record in post.job.workers.values()
@@ -60,7 +62,7 @@ def _has_died(post: Post, worker: str) -> bool:
 
 
 def neighbours_of(view: ClusterView, post: Post) -> Neighbours | None:
-    """Everybody that the worker has a link with; None while one of them has not said where it can be dialled."""
+    """Return all neighbours of a worker; None while one of them has not reported its address."""
     plan, position = post.plan, post.position
     records = post.job.workers_of(plan)
 
@@ -83,12 +85,12 @@ def neighbours_of(view: ClusterView, post: Post) -> Neighbours | None:
 
 
 def _is_collective(view: ClusterView, post: Post, position: int) -> bool:
-    """By what both nodes' records say, so that the other end's daemon comes to the same answer."""
+    """Decide by both nodes' records, so that the other end's daemon gets this answer too."""
     assert post.job.spec is not None, "only jobs with a spec have posts"
     other = post.plan.stages[position]
     own, peer = view.nodes.get(post.stage.node), view.nodes.get(other.node)
     if own is None or peer is None:
-        return False  # a node is gone, and this plan with it
+        return False  # a node is gone, and this plan ends with it
     ends = LinkEnd.of(own, post.stage.device_index), LinkEnd.of(peer, other.device_index)
     spec = post.job.spec
     frame_bytes = largest_frame_bytes(spec, post.plan, post.position, position)

@@ -1,4 +1,4 @@
-"""What this node has found out about the links of its workers: proven before a plan, or lost under it."""
+"""Knows which links of this node's workers are proven before a plan, and which are lost under it."""
 
 from collections.abc import Iterable, Set
 
@@ -13,38 +13,38 @@ from headway.stages.errors import UnavailableError
 
 
 class LinkProofs:
-    """Of the plans that etcd names."""
+    """The proofs for the plans that etcd names."""
 
     def __init__(self, view: ClusterView, reach: Reach) -> None:
         self._view = view
         self._reach = reach
         self._proven: set[ProvenLink] = set()
         self._passed_on: set[tuple[JobGeneration, int]] = set()
-        """(plan, device) of our workers whose lost link was told."""
+        """(plan, device) of our workers whose lost link was reported."""
 
     @property
     def proven(self) -> Set[ProvenLink]:
-        """The links whose other ends were dialled."""
+        """Return the links whose other ends were dialled."""
         return self._proven
 
     async def prove(self, step: ProveLink) -> None:
-        """Raises UnavailableError. That the neighbour is out of reach is a fact in etcd then."""
+        """Dial a neighbour. Raises UnavailableError; then etcd has the fact that the neighbour is out of reach."""
         target = step.target
         if reason := await self._reach.prove(target):
             raise UnavailableError(f"the worker of {target.node} at {target.address}", reason)
         self._proven.add((step.of, step.position, step.other, target.worker))
 
     def is_silent(self, of: JobGeneration, position: int) -> None:
-        """A worker of ours hears nothing from a neighbour: can that be reached at all?"""
+        """Dial a neighbour from which a worker of ours hears nothing."""
         job = self._view.jobs.get(of.job)
         plan = job.plan if job is not None else None
         if plan is not None and plan.generation == of.generation and position < len(plan.stages):
             self._reach.hurry(plan.stages[position].node)
 
     def look_again(self, workers: Iterable[WorkerStatus]) -> None:
-        """Tell of links that workers have lost, each once; forget plans that are over.
+        """Report links that workers have lost, each once; forget plans that are over.
 
-        A link that did not open is a fact about two nodes. One that was lost makes both ends worth a look.
+        A link that did not open is a fact about two nodes. After a lost link, both ends are dialled again.
         """
         self._proven = {link for link in self._proven if not is_over(self._view, link[0])}
         self._passed_on = {link for link in self._passed_on if not is_over(self._view, link[0])}

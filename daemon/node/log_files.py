@@ -11,9 +11,9 @@ READ_BYTES = 1 << 16
 
 
 async def read_log(path: Path, *, last_lines: int = 0, follow: bool = False) -> AsyncIterator[str]:
-    """Lines of a log file: all, or the last ones; then, if followed, new ones until the caller stops.
+    """Yield lines of a log file: all, or the last ones; then, if followed, new ones until the caller stops.
 
-    A file that is not there yet has no lines. A rotated file (`.1` beside it) is read before the present one.
+    A file that does not exist yet has no lines. A rotated file (`.1` next to it) is read before the present one.
     """
     lines, position, inode = await asyncio.to_thread(_read_existing, path, last_lines)
     for line in lines:
@@ -44,7 +44,7 @@ def _read_existing(path: Path, last_lines: int) -> tuple[list[str], int, int]:
 
 
 def _read_new(path: Path, position: int, inode: int) -> tuple[str, int, int]:
-    """What was appended since; from the beginning when the file is another one."""
+    """Return new lines; if the file was replaced, from its beginning."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno()).st_ino

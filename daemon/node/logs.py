@@ -1,4 +1,4 @@
-"""How a daemon speaks: structlog to stderr, JSON unless a person reads it."""
+"""The daemon's log: structlog to stderr, JSON unless a person reads it."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ from headway.daemon.terminal import behind, printable
 class LossyLogger:
     """Writes lines to a stream. A line that the stream does not take (a full disk) is late or lost, and counted.
 
-    What a daemon says must never end what it does.
+    An error of the log must never end the daemon's work.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -23,7 +23,7 @@ class LossyLogger:
         self._num_lost = 0
 
     def msg(self, message: str) -> None:
-        """Write a line, after the number of those that were lost before it."""
+        """Write a line, after the number of lines that were lost before it."""
         try:
             if self._num_lost:
                 self._stream.write(f"{self._num_lost} log lines were late or lost\n")
@@ -71,5 +71,5 @@ def configure_logs(
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(node=node)
-    # It speaks of every signal that it sends; what matters of it, the supervisor says itself.
+    # This library logs every signal that it sends; the supervisor reports those that matter.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

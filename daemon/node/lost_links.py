@@ -1,4 +1,4 @@
-"""Which links this node's workers have lost, and to which ports of which nodes they went. Pure."""
+"""Finds the links that this node's workers have lost, with the ports and nodes at their other ends. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from headway.daemon.supervision.worker_status import JobGeneration, WorkerStatus
 
 @dataclass(frozen=True, slots=True)
 class LostLink:
-    """One worker of ours, and the neighbour that it does not reach any more or never has."""
+    """One worker of ours, and the neighbour that it no longer reaches or never has."""
 
     of: JobGeneration
     device_index: int
     node: str
-    """The neighbour's."""
+    """Node of the neighbour."""
     target: Target | None
-    """Where it was dialled, as far as etcd says."""
+    """Address of the neighbour, as far as etcd has it."""
     was_unreached: bool
     reason: str
 
 
 def lost_links(view: ClusterView, workers: Iterable[WorkerStatus]) -> Iterator[LostLink]:
-    """Of plans that etcd still names."""
+    """Return the lost links of plans that etcd still names."""
     for worker in workers:
         for of, failure in worker.failures.items():
             plan = _plan(view, of)

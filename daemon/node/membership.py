@@ -63,11 +63,11 @@ LOCK_CHECK_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
-    """What outlives an incarnation."""
+    """The objects that outlive an incarnation."""
 
     config: NodeConfig
     record: NodeRecord
-    """Of this node, but for incarnation and generations."""
+    """Record of this node, without incarnation and generations."""
     memory: NodeMemory
     etcd: EtcdClient
     cluster: ClusterWatch
@@ -77,7 +77,7 @@ class House:
     identity: TlsIdentity
     outgoing: OutgoingTransfers
     activities: Activities
-    """Owns everything that this daemon does."""
+    """Owner of all activities of this daemon."""
     runtime_dir: Path
 
 
@@ -105,7 +105,7 @@ class Membership:
         self._supervisor: Supervisor | None = None
         self._dial_back: DialBack | None = None
         self._troubles: dict[str, str] = {}
-        """What keeps this node out of plans, by what it is about."""
+        """Reasons that keep this node out of plans, by subject."""
         plans = PlanBook()
         self._checkpoint_sweep = CheckpointSweep(
             house.cluster.view,
@@ -131,7 +131,7 @@ class Membership:
 
     @property
     def incarnation(self) -> str:
-        """A random id of this process."""
+        """Return a random id of this process."""
         return self._registration.record.incarnation
 
     async def join(self) -> None:
@@ -143,7 +143,7 @@ class Membership:
         self._house.activities.on_change = self._tell_ailments
         try:
             self._house.memory.remember_incarnation(self.incarnation)
-        except OSError as error:  # the next daemon here waits for our lease to end, and no more
+        except OSError as error:  # so the next daemon of this node waits only for our lease to end
             log.warning("incarnation_not_remembered", reason=str(error))
         self._tell_ailments()
         fault_point("membership.joined", node=self._house.config.name)
@@ -229,22 +229,23 @@ class Membership:
             await asyncio.shield(supervisor.stop())
 
     async def recent_operations(self, device_index: int) -> RecentOperations:
-        """What a device's worker did last. Raises UnavailableError."""
+        """Return the last operations of a device's worker. Raises UnavailableError."""
         if self._supervisor is None:
             raise UnavailableError(f"node {self._house.config.name}", "has no workers yet")
         return await self._supervisor.recent_operations(device_index)
 
     async def dial_peers(self, nodes: Sequence[str]) -> list[DialledPort]:
-        """Which registered ports of some nodes are reached from here. Raises UnavailableError."""
+        """Return which registered ports of some nodes this node reaches. Raises UnavailableError."""
         if self._dial_back is None:
             raise UnavailableError(f"node {self._house.config.name}", "does not dial yet")
         return await self._dial_back.dial(nodes)
 
     async def drain(self) -> None:
-        """Ask for plans without this node, and return when no plan names it, or needs a file that it alone has.
+        """Ask for plans without this node; return when no plan names it, or needs a file that only it has.
 
-        A leader stays until no plan of any job names a draining node: else nobody would end those jobs in good order.
-        While etcd is away this waits, for as long as it is let.
+        A leader stays until no plan of any job names a draining node: otherwise nobody would end those jobs properly.
+        While
+        etcd is away this waits, until cancelled.
         """
         self._registration.change(is_draining=True)
         cluster = self._house.cluster
@@ -261,7 +262,7 @@ class Membership:
         name = self._house.config.name
         own = view.nodes.get(name)
         if own is None or not own.is_draining:
-            return True  # the coordinator may not have seen our wish yet
+            return True  # the coordinator may not have seen our request yet
         if is_named(view, name, self.incarnation) or is_awaited(view, self._house.store.contents):
             return True
         if any(depends_on(job, view.nodes, name) for job in view.jobs.values()):
@@ -270,7 +271,7 @@ class Membership:
         return self._leadership.is_leading and any(is_named(view, node.name, node.incarnation) for node in draining)
 
     async def _follow_cluster(self, agent: Agent) -> None:
-        """Wake the agent at every change; remember generations before anything is done about them."""
+        """Wake the agent at every change; remember generations before any step for them."""
         cluster, seen, is_remembered = self._house.cluster, -1, True
         while True:
             with suppress(TimeoutError):
@@ -281,7 +282,7 @@ class Membership:
             agent.cluster_changed()
 
     def _remember_generations(self) -> bool:
-        """A node that cannot write them down does nothing about newer plans, and asks to be left out of them."""
+        """Remember generations. A node that cannot write them ignores newer plans, and asks to be left out of them."""
         memory, activities = self._house.memory, self._house.activities
         trouble = ""
         try:
@@ -316,20 +317,20 @@ class Membership:
         )
 
     def _stay_out(self, what: str, trouble: str) -> None:
-        """Have plans leave this node out while something is wrong with it; empty: no longer for this."""
+        """Let plans leave this node out while it has a fault; an empty reason ends that."""
         self._troubles[what] = trouble
         stays_out = "; ".join(reason for _, reason in sorted(self._troubles.items()) if reason)
         if stays_out != self._registration.record.stays_out:
             self._registration.change(stays_out=stays_out)
 
     async def _keep_state_dir(self) -> None:
-        """See that the state folder stays this daemon's own. Raises InvariantLostError."""
+        """Check that the state folder is still this daemon's own. Raises InvariantLostError."""
         while True:
             await asyncio.sleep(LOCK_CHECK_S)
             self._house.memory.check_lock()
 
     def _tell_ailments(self) -> None:
-        """So that `nodes` and `status` show them."""
+        """Write ailments to the node's record, so that `nodes` and `status` show them."""
         ailments = self._house.activities.ailments
         if ailments != self._registration.record.ailments:
             self._registration.change(ailments=ailments)

@@ -1,7 +1,7 @@
-"""What a node remembers across restarts: its last incarnation and the highest generation it saw of each job.
+"""A node's memory across restarts: its last incarnation and the highest generation it saw of each job.
 
-By name, and by submission: see NodeRecord.generations. A job that etcd has no more may come back with a backup, so
-the newest of them are remembered, and no others: the whole memory is part of the node's record.
+Generations are kept by name, and by submission: see NodeRecord.generations. A job that etcd no longer has may come back
+with a backup. So the newest such jobs are remembered, and no others: the whole memory is part of the node's record.
 """
 
 import fcntl
@@ -18,9 +18,9 @@ from headway.daemon.errors import ConfigError, InvariantLostError
 from headway.stages.open_files import ReservedFiles
 
 NUM_JOBS_REMEMBERED: Final = 100
-"""By name, beside those that etcd has."""
+"""Number of names remembered, in addition to those that etcd has."""
 NUM_SUBMISSIONS_REMEMBERED: Final = 4
-"""Of one name, beside those that etcd has."""
+"""Number of submissions of one name remembered, in addition to those that etcd has."""
 GENERATIONS_FILE = "generations.json"
 INCARNATION_FILE = "incarnation"
 LOCK_FILE = "daemon.lock"
@@ -34,7 +34,7 @@ class NodeMemory:
         self._lock = -1
         self._reserve = ReservedFiles(0)
         self.generations: dict[str, int] = {}
-        """The last that rose comes last."""
+        """Highest generations; the last that rose comes last."""
         self.last_incarnation = ""
 
     def open(self) -> None:
@@ -53,7 +53,7 @@ class NodeMemory:
             raise ConfigError(f"cannot be used as state_dir: {error.strerror}", str(self._directory)) from error
 
     def check_lock(self) -> None:
-        """Lock the folder anew if it was deleted and made again under this daemon.
+        """Lock the folder again if it was deleted and made again under this daemon.
 
         Raises InvariantLostError when another daemon has locked it by then, and OSError.
         """
@@ -80,14 +80,14 @@ class NodeMemory:
             self._lock = -1
 
     def remember_incarnation(self, incarnation: str) -> None:
-        """So that the next daemon here knows this one's records as its own. Raises OSError."""
+        """Remember the incarnation, so that the next daemon of this node knows its records. Raises OSError."""
         self.last_incarnation = incarnation
         self._write(INCARNATION_FILE, incarnation)
 
     def saw_generations(self, seen: Mapping[str, int]) -> bool:
-        """Take over what is higher, durably, and forget what is old; returns whether anything was higher.
+        """Store higher generations durably, and forget old ones; return whether any was higher.
 
-        seen: of all jobs that etcd has. Raises OSError when it cannot be written: then nothing is taken over.
+        seen: of all jobs that etcd has. Raises OSError when they cannot be written: then none is stored.
         """
         higher = {key: number for key, number in seen.items() if number > self.generations.get(key, 0)}
         if higher:
@@ -122,8 +122,9 @@ class NodeMemory:
 
 
 def _remembered(generations: dict[str, int], present: Set[str]) -> dict[str, int]:
-    """Without the oldest of many jobs and of many submissions of a name. A name goes with the last of its submissions:
-    alone it would count for every job that is called so.
+    """Return the generations without the oldest of many jobs and of many submissions of a name.
+
+    A name goes with the last of its submissions: alone it would count for every job of that name.
     """
     newest_first: dict[str, list[str]] = {}
     for key in reversed(generations):

@@ -1,7 +1,7 @@
-"""What Prometheus may ask of a daemon, at `metrics_listen`; off unless that is set.
+"""The metrics of a daemon for Prometheus, at `metrics_listen`; off unless that is set.
 
-Every daemon tells of its own node. What is of a whole job is told by the leader's daemon alone, so that sums over
-daemons are right. HTTP runs in a thread of its own; values are gathered in the event loop, which owns the view.
+Every daemon reports on its own node. Figures of a whole job come from the leader's daemon alone, so that sums over
+daemons are right. HTTP runs in its own thread; values are gathered in the event loop, which owns the view.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ Metric = CounterMetricFamily | GaugeMetricFamily
 
 GATHER_TIMEOUT_S: Final = 5.0
 MOST_JOBS: Final = 200
-"""With metrics of their own."""
+"""Maximum number of jobs with their own metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSource:
-    """What is measured."""
+    """The measured objects."""
 
     node: str
     view: ClusterView
@@ -50,11 +50,13 @@ class NodeMetrics(Collector):
         self._loop = asyncio.get_running_loop()
 
     def collect(self) -> Iterable[Metric]:
-        """Called in the server's thread. Raises TimeoutError when the event loop does not answer."""
+        """Collect the metrics; called in the server's thread. Raises TimeoutError when the event loop does
+        not answer.
+        """
         return asyncio.run_coroutine_threadsafe(self._gather(), self._loop).result(GATHER_TIMEOUT_S)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is asked of a daemon that just starts."""
+        """Return nothing: a starting daemon is not asked."""
         return ()
 
     async def _gather(self) -> list[Metric]:
@@ -74,7 +76,7 @@ def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Call
 
 
 def node_metrics(source: MetricSource) -> Iterator[Metric]:
-    """Of this node."""
+    """Return the metrics of this node."""
     view, node = source.view, source.node
     yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", source.is_etcd_reachable())
     is_leader = view.leader is not None and view.leader.node == node
@@ -82,7 +84,7 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
     held = sum(file.size_bytes for file in source.store.contents.values())
     yield _gauge("headway_store_bytes", "Layer files that this node holds.", held)
     ailments = source.activities.ailments
-    yield _gauge("headway_node_ailments", "What of this daemon does not work just now.", len(ailments))
+    yield _gauge("headway_node_ailments", "Present faults of this daemon.", len(ailments))
     yield _gauge("headway_unreadable_keys", "Records in etcd that are set aside.", len(view.unreadable))
     failed = CounterMetricFamily(
         "headway_activity_failures", "Failures of this daemon's activities; each was restarted.", labels=("activity",)
@@ -94,17 +96,17 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
     yield _gauge("headway_node_failures", "Failures of this node within the last ten minutes.", failures)
     seconds = CounterMetricFamily(
         "headway_goodput_seconds",
-        "What this node's workers spent their time on.",
+        "Seconds of this node's workers, by class of use.",
         labels=("job", "stage", "worker", "class"),
     )
     replayed = CounterMetricFamily(
         "headway_replayed_batches",
-        "Batches that this node's workers computed again.",
+        "Batches that this node's workers recomputed.",
         labels=("job", "stage", "worker"),
     )
     resumed = CounterMetricFamily(
         "headway_link_resumes",
-        "Links of this node's workers that broke and went on.",
+        "Links of this node's workers that broke and resumed.",
         labels=("job", "stage", "worker"),
     )
     for name, job in sorted(view.jobs.items()):
@@ -125,10 +127,12 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
 
 
 def _transfers(outgoing: OutgoingTransfers) -> Iterator[Metric]:
-    num_bytes = CounterMetricFamily("headway_transfer_bytes", "What this node sent of files.", labels=("kind",))
-    seconds = CounterMetricFamily("headway_transfer_seconds", "How long these transfers took.", labels=("kind",))
+    num_bytes = CounterMetricFamily("headway_transfer_bytes", "Bytes of files that this node sent.", labels=("kind",))
+    seconds = CounterMetricFamily("headway_transfer_seconds", "Seconds that these transfers took.", labels=("kind",))
     held = CounterMetricFamily(
-        "headway_transfer_held_seconds", "How long of that transfer_mbit_s held them.", labels=("kind",)
+        "headway_transfer_held_seconds",
+        "Part of those seconds for which transfer_mbit_s held them back.",
+        labels=("kind",),
     )
     for kind, sent in outgoing.sent.items():
         num_bytes.add_metric((kind,), sent.num_bytes)
@@ -139,7 +143,7 @@ def _transfers(outgoing: OutgoingTransfers) -> Iterator[Metric]:
 
 _OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]] = (
     ("headway_job_batch", "Last batch whose loss is known.", lambda job: job.batch),
-    ("headway_job_loss", "Its loss.", lambda job: job.loss),
+    ("headway_job_loss", "Loss of that batch.", lambda job: job.loss),
     ("headway_job_tokens_per_second", "Tokens a second.", lambda job: job.tokens_per_second),
     ("headway_job_goodput", "Share of all workers' seconds that was useful.", lambda job: job.goodput.useful_share),
     (
@@ -147,15 +151,15 @@ _OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]]
         "Newest boundary that survives the loss of copies - 1 nodes.",
         lambda job: job.safety.restorable[0] if job.safety.restorable else None,
     ),
-    ("headway_job_lag_batches", "Batches that a failure now would compute again.", lambda job: job.safety.lag),
+    ("headway_job_lag_batches", "Batches that a failure now would make the job recompute.", lambda job: job.safety.lag),
     ("headway_job_checkpoint_boundary", "Newest checkpoint.", lambda job: job.checkpoint_boundary),
     ("headway_job_rollbacks", "Rollbacks so far.", lambda job: job.safety.num_rollbacks),
-    ("headway_job_troubles", "What keeps boundaries from being written.", lambda job: len(job.safety.troubles)),
+    ("headway_job_troubles", "Faults that keep boundaries from being written.", lambda job: len(job.safety.troubles)),
 )
 
 
 def job_metrics(source: MetricSource) -> Iterator[Metric]:
-    """Of all jobs, if this node leads; a number that is not known is left out."""
+    """Return the metrics of all jobs, if this node leads; unknown numbers are left out."""
     view = source.view
     if view.leader is None or view.leader.node != source.node:
         return
@@ -174,7 +178,7 @@ def job_metrics(source: MetricSource) -> Iterator[Metric]:
 
 
 def told_of(jobs: Sequence[JobView]) -> list[JobView]:
-    """Each job is a label: those that are not over, and the newest of the others, up to a number."""
+    """Return the jobs with metrics, each a label: unfinished jobs, and the newest of the others, up to a maximum."""
     running = [job for job in jobs if job.phase.phase not in TERMINAL_PHASES]
     over = [job for job in jobs if job.phase.phase in TERMINAL_PHASES]
     kept = {job.name for job in (over + running)[-MOST_JOBS:]}

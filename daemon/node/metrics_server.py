@@ -1,4 +1,4 @@
-"""The HTTP server of a daemon's metrics: few requests at once, each with a deadline, however slow the reader."""
+"""The HTTP server of a daemon's metrics: few requests at once, each with a deadline, at any speed of the reader."""
 
 import socket
 import threading
@@ -14,20 +14,20 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 MOST_REQUESTS: Final = 16
 MOST_OF_ADDRESS: Final = 4
-"""Requests of one address: more than one Prometheus has at once."""
+"""Maximum number of requests of one address: more than one Prometheus has at once."""
 REQUEST_LIMIT_S: Final = 15.0
-"""From a connection to the last byte of its answer."""
+"""Time from a connection to the last byte of its answer."""
 ACCEPT_PAUSE_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 5.0
 
 
 class _SilentHandler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Requests are not logged."""
+        """Log nothing about requests."""
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """A thread for each request, and no more of them than the limit: further connections are closed at once."""
+    """A thread for each request up to the limit; further connections are closed at once."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -36,7 +36,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         """port 0: any. Raises OSError when it cannot listen there."""
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         self._served = Counter[str]()
-        """Requests by address."""
+        """Number of requests by address."""
         self._changing = threading.Lock()
         self._limit_s = limit_s
         super().__init__((host, port), _SilentHandler)
@@ -55,7 +55,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         return stop
 
     def get_request(self) -> tuple[Any, Any]:
-        """As the base class's. Without a file for the connection it would ask again at once, for as long as that is."""
+        """Get a request as the base class does. Without a free file it waits, because the base class would retry at
+        once.
+        """
         try:
             return super().get_request()
         except OSError:
@@ -63,7 +65,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, if one is free for this address."""
+        """Process a request in a thread, if one is free for this address."""
         if not self._is_begun(client_address[0]):
             self.shutdown_request(request)
             return
@@ -74,7 +76,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """In the thread, until the answer is sent or the time is over."""
+        """Answer in the thread, until the answer is sent or the time is over."""
         over = threading.Timer(self._limit_s, _end, [request])
         over.daemon = True
         over.start()
@@ -85,7 +87,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self._is_over(client_address[0])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that went away is no error of ours."""
+        """Ignore a reader that went away: it is no error of ours."""
 
     def _is_begun(self, host: str) -> bool:
         """Count a request, unless there are too many."""
@@ -98,7 +100,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def _is_over(self, host: str) -> None:
         with self._changing:
             self._served[host] -= 1
-            self._served += Counter()  # without addresses that have none
+            self._served += Counter()  # drop addresses without requests
 
 
 def _end(request: Any) -> None:

@@ -1,4 +1,4 @@
-"""What systemd is told: the protocol of sd_notify(3), by hand. A datagram of KEY=value lines goes to NOTIFY_SOCKET."""
+"""Reports to systemd by sd_notify(3)'s protocol: a datagram of KEY=value lines goes to NOTIFY_SOCKET."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from headway.daemon.errors import ConfigError
 
 
 class Notifier:
-    """Tells a service manager how the daemon is. Without NOTIFY_SOCKET every method does nothing.
+    """Reports the daemon's state to a service manager. Without NOTIFY_SOCKET every method does nothing.
 
     The watchdog is fed from the event loop at half of WATCHDOG_USEC, so that it starves when the loop hangs.
     """
@@ -28,11 +28,11 @@ class Notifier:
 
     @property
     def watchdog_interval_s(self) -> float:
-        """Seconds between two signs of life; 0 when no watchdog waits for them."""
+        """Return the seconds between two signs of life; 0 when no watchdog waits for them."""
         return self._watchdog_s / 2
 
     def __enter__(self) -> Self:
-        """Raises ConfigError when NOTIFY_SOCKET names nothing that listens."""
+        """Open the socket. Raises ConfigError when NOTIFY_SOCKET names nothing that listens."""
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
@@ -55,7 +55,7 @@ class Notifier:
             self._socket = None
 
     def ready(self, status: str) -> None:
-        """Start-up is over; may be said again. From now on the watchdog is fed by the running event loop."""
+        """Report that start-up is over; may be repeated. From now on the running event loop feeds the watchdog."""
         self._send("READY=1", _status(status))
         if self._feeding is not None:
             self._feeding.cancel()
@@ -63,15 +63,15 @@ class Notifier:
             self._feed(asyncio.get_running_loop())
 
     def status(self, status: str) -> None:
-        """One line for `systemctl status`."""
+        """Report one line for `systemctl status`."""
         self._send(_status(status))
 
     def stopping(self, status: str) -> None:
-        """Shutdown has begun."""
+        """Report that shutdown has begun."""
         self._send("STOPPING=1", _status(status))
 
     def extend_timeout(self, seconds: float) -> None:
-        """Shutdown, or start-up, goes on for at most so long from now."""
+        """Report that shutdown, or start-up, continues for at most this long from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def _feed(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,7 +84,7 @@ class Notifier:
         try:
             self._socket.send("\n".join(lines).encode())
         except (BlockingIOError, ConnectionRefusedError):
-            return  # its queue is full, or it is gone: the next sign of life will do, or there is nobody to tell
+            return  # its queue is full: the next sign of life follows; or it is gone: nobody listens
 
 
 def _status(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What this node sends of files: how much, how long it took, and no faster than it may, where nobody waits for it.
+"""Counts the files that this node sends, and limits the rate of those for which nobody waits.
 
 Copies, checkpoints and exports share one token bucket (`transfer_mbit_s`), so that training keeps the rest of the line.
-A file that a worker is to load never waits: until it is there the whole pipeline stands still.
+A file that a worker is to load is never held: until it arrives the whole pipeline stands still.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from headway.daemon.node.token_bucket import TokenBucket
 
 BYTES_PER_MBIT: Final = 125_000
 PIECE_S: Final = 0.1
-"""A limited sender's pieces take so long each, so that many receivers at once still hear from it all the time."""
+"""Time for one piece of a limited sender, so that many receivers at once hear from it all the time."""
 LEAST_PIECE_BYTES: Final = 16 << 10
 MOST_PIECE_BYTES: Final = 1 << 20
 
 
 class TransferKind(StrEnum):
-    """What a transfer is for."""
+    """The purpose of a transfer."""
 
-    RECOVERY = "recovery"  # a worker waits for it
-    COPY = "copy"  # for safety's sake, or an export
+    RECOVERY = "recovery"  # a worker waits for the file
+    COPY = "copy"  # a copy for safety, or an export
     CHECKPOINT = "checkpoint"
     DATA = "data"  # tokens: the first stage waits for them
 
@@ -37,16 +37,16 @@ class Sent:
 
     num_bytes: int = 0
     seconds: float = 0.0
-    """From the first byte to the last, of each."""
+    """Seconds from the first byte to the last of each transfer, summed."""
     held_s: float = 0.0
-    """Of these, how long the limit held them."""
+    """Part of `seconds` for which the limit held them."""
 
 
 class OutgoingTransfers:
-    """One per daemon. Used by its event loop and by the threads that write checkpoints."""
+    """The transfers of one daemon. Used by its event loop and by the threads that write checkpoints."""
 
     def __init__(self, limit_mbit_s: float = 0.0) -> None:
-        """limit_mbit_s: of all that nobody waits for, together; 0: none."""
+        """limit_mbit_s: rate of all transfers for which nobody waits, together; 0: no limit."""
         rate = limit_mbit_s * BYTES_PER_MBIT
         self._piece_bytes = round(min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, rate * PIECE_S)))
         self._bucket: TokenBucket | None = None
@@ -57,11 +57,11 @@ class OutgoingTransfers:
 
     @property
     def sent(self) -> Mapping[TransferKind, Sent]:
-        """By kind, all kinds."""
+        """Return the counts of all kinds."""
         return self._sent
 
     async def send(self, kind: TransferKind, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The same bytes, counted and, if nobody waits for them, in time; in smaller pieces where there is a limit."""
+        """Yield the bytes, counted; if nobody waits for them, at the limited rate and in smaller pieces."""
         is_limited = self._bucket is not None and kind is TransferKind.COPY
         with self._timed(kind):
             async for chunk in chunks:
@@ -73,7 +73,7 @@ class OutgoingTransfers:
 
     @contextmanager
     def checkpointing(self, is_awaited: Callable[[], bool]) -> Iterator[Callable[[int], None]]:
-        """For a thread that writes a file: what to call with the length of each chunk before it goes; may block.
+        """Return, for a thread that writes a file, a function to call with the length of each chunk; it may block.
 
         is_awaited: whether a stop waits for the checkpoint, so that it is not held.
         """
@@ -101,7 +101,7 @@ class OutgoingTransfers:
         return (chunk[start : start + self._piece_bytes] for start in range(0, len(chunk), self._piece_bytes))
 
     def _wait_s(self, kind: TransferKind, num_bytes: int) -> float:
-        assert self._bucket is not None, "only where there is a limit"
+        assert self._bucket is not None, "only with a limit"
         with self._lock:
             wait_s = self._bucket.take(num_bytes, time.monotonic())
             self._sent[kind].held_s += wait_s

@@ -1,4 +1,4 @@
-"""Whether the host that others dial is this machine's: workers listen there and nowhere else."""
+"""Checks that the host that others dial is this machine's: workers listen there and nowhere else."""
 
 import asyncio
 import errno
@@ -20,12 +20,13 @@ _Addresses = list[tuple[socket.AddressFamily, tuple[Any, ...]]]
 
 
 async def check_advertised_host(config: NodeConfig) -> None:
-    """Raises ConfigError unless the advertised host means this machine, and no other.
+    """Raise ConfigError unless the advertised host means this machine, and no other.
 
-    Whoever dials a name takes any of its addresses. A loopback address is nobody else's: where a machine does without
-    IPv6, a name may have ::1 beside one that can be listened at. Where all are loopback ones, etcd's have to be too.
-    Raises UnavailableError for what another start may cure: no name server answers, or the host is an address that
-    this machine does not have, or not yet.
+    A peer that dials a name takes any of its addresses. A loopback address belongs to every machine. If a machine has
+    no
+    IPv6, a name may have ::1 besides a usable address. If all addresses are loopback, etcd's must be too. Raises
+    UnavailableError for faults that a later start may cure: no name server answers, or the machine does not have the
+    address yet.
     """
     host = advertised_host(config)
     told = repr(host) if config.advertise_host else f"not set, and {host!r} stands in for it"
@@ -54,13 +55,13 @@ async def check_advertised_host(config: NodeConfig) -> None:
 
 
 def bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
-    """Raises OSError unless this machine can listen at an address."""
+    """Raise OSError unless this machine can listen at an address."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind(address)
 
 
 def has_address(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
-    """Whether an address is this machine's. Without an open file to spare nobody is told: then it counts as its own."""
+    """Return whether an address is this machine's. Without a free file descriptor it counts as its own."""
     try:
         bind(family, address)
     except OSError as error:
@@ -69,7 +70,7 @@ def has_address(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
 
 
 async def _resolved(host: str, told: str) -> _Addresses:
-    """What a name means, each address once."""
+    """Return the addresses of a name, each once."""
     try:
         return await resolved(host)
     except (OSError, UnicodeError) as error:
@@ -80,20 +81,20 @@ async def _resolved(host: str, told: str) -> _Addresses:
 
 
 async def far_member(members: Iterable[str]) -> str | None:
-    """The first member of etcd with an address that is not loopback."""
+    """Return the first member of etcd with an address that is not loopback."""
     for member in members:
         host, _ = split_address(member, "etcd")
         try:
             found = [_without_zone(address[0]) for _, address in await resolved(host)]
         except (OSError, UnicodeError):
-            continue  # whoever dials it says so
+            continue  # the process that dials it reports the error
         if not all(address.is_loopback or address.is_unspecified for address in found):
             return member
     return None
 
 
 async def resolved(host: str) -> _Addresses:
-    """Each address that a host means, once; in a thread, for name servers are slow. Raises OSError, UnicodeError."""
+    """Return each address of a host once, resolved in a thread: name servers are slow. Raises OSError, UnicodeError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 

@@ -24,13 +24,13 @@ MessageT = TypeVar("MessageT")
 CALL_TIMEOUT_S = 10.0
 TRACE_TIMEOUT_S = 30.0
 DIAL_TIMEOUT_S = 90.0
-"""For a node to dial others, some of which do not answer."""
+"""Time for a node to dial others, some of which do not answer."""
 FOLDER_TIMEOUT_S = 20.0
-"""For a node to write to a store, or to find that it does not answer."""
+"""Time for a node to write to a store, or to find that it does not answer."""
 TRANSFER_TIMEOUT_S = 600.0
 MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
-"""A connection without a call is closed after so long: its node may have left, and gRPC would dial it for ever."""
+"""A connection without a call is closed after this time: its node may have left, and gRPC would dial it for ever."""
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -42,27 +42,28 @@ _GONE = frozenset(
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,  # busy: as many calls of this kind run as the node answers at once
-        grpc.StatusCode.ABORTED,  # it gave the stream up, because we read too slowly
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # busy: the node already runs its maximum of such calls
+        grpc.StatusCode.ABORTED,  # the peer gave the stream up, because we read too slowly
     }
 )
 
 
 @dataclass(slots=True)
 class _Line:
-    """A channel to one endpoint, and who uses it."""
+    """A channel to one endpoint, and its users."""
 
     channel: grpc.aio.Channel
     num_calls: int = 0
-    """In flight."""
+    """Calls in flight."""
     used_at: float = 0.0
 
 
 class NodeClient:
     """The Node service of any node, by endpoint. For one event loop.
 
-    An endpoint has one channel while it is used: it is closed when a call got no answer, or when none was made for
-    `IDLE_S`. So nobody dials a node that has left.
+    An endpoint has one channel while it is used. The channel is closed when a call got no answer, or when none was made
+    for
+    `IDLE_S`. So a node that has left is not dialled.
     """
 
     def __init__(self, identity: TlsIdentity, *, keepalive_s: float = KEEPALIVE_S, idle_s: float = IDLE_S) -> None:
@@ -71,11 +72,11 @@ class NodeClient:
         self._idle_s = idle_s
         self._lines: dict[NodeEndpoint, _Line] = {}
         self.heard: dict[str, float] = {}
-        """When each address that has a channel sent the last piece of a file."""
+        """Time at which each address with a channel sent the last piece of a file."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Those that it has a channel to."""
+        """Return the addresses with a channel."""
         return tuple(endpoint.address for endpoint in self._lines)
 
     async def close(self) -> None:
@@ -85,49 +86,51 @@ class NodeClient:
             await line.channel.close()
 
     async def describe(self, endpoint: NodeEndpoint, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
-        """Who answers there. Raises PeerError."""
+        """Return the identity of the node that answers. Raises PeerError."""
         request = control_pb2.DescribeRequest()
         return await self._ask(endpoint, lambda stub: stub.Describe(request, timeout=timeout_s))
 
     async def status(
         self, endpoint: NodeEndpoint, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
     ) -> control_pb2.StatusReply:
-        """What the daemon there knows of a job, or of all, also while etcd is away. Raises PeerError."""
+        """Return what a daemon knows of a job, or of all, also while etcd is away. Raises PeerError."""
         request = control_pb2.StatusRequest(job=job)
         return await self._ask(endpoint, lambda stub: stub.Status(request, timeout=timeout_s))
 
     async def dial_peers(self, endpoint: NodeEndpoint, nodes: Iterable[str]) -> control_pb2.DialPeersReply:
-        """Which registered ports of some nodes are reached from there. Raises PeerError."""
+        """Return which registered ports of some nodes a node reaches. Raises PeerError."""
         request = control_pb2.DialPeersRequest(nodes=nodes)
         return await self._ask(endpoint, lambda stub: stub.DialPeers(request, timeout=DIAL_TIMEOUT_S))
 
     async def try_folder(self, endpoint: NodeEndpoint, checkpoint_dir: str) -> control_pb2.TryFolderReply:
-        """Whether the node there can write to a checkpoint folder. Raises PeerError."""
+        """Return whether a node can write to a checkpoint folder. Raises PeerError."""
         request = control_pb2.TryFolderRequest(checkpoint_dir=checkpoint_dir)
         return await self._ask(endpoint, lambda stub: stub.TryFolder(request, timeout=FOLDER_TIMEOUT_S))
 
     def probe(
         self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False
     ) -> AsyncIterator[control_pb2.ProbeReply]:
-        """So many bytes of nothing from there, to see how fast they come. Raises PeerError.
+        """Fetch empty bytes from a node to measure the rate. Raises PeerError.
 
-        counted: first of all comes a reply without them, with the segments that the connection has sent so far.
+        counted: the first reply has no bytes, but the number of segments that the connection has sent so far.
         """
         request = control_pb2.ProbeRequest(num_bytes=num_bytes, counted=counted)
         return self._read(endpoint, lambda stub: stub.Probe(request, timeout=timeout_s))
 
     def accompany(self, endpoint: NodeEndpoint, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
-        """A stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
+        """Open a stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
         request = control_pb2.AccompanyRequest(node=node)
         return self._read(endpoint, lambda stub: stub.Accompany(request))
 
     def fetch_state(
         self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
     ) -> AsyncIterator[bytes]:
-        """One layer's file from an offset on, in pieces. RecoveryError: the node has it not; PeerError otherwise.
+        """Yield one layer's file from an offset on, in pieces. RecoveryError: the node does not have it; PeerError
+        otherwise.
 
-        unhurried: no worker waits for it, so it may come slowly, and has no deadline as a whole: who asks limits how
-        long he waits for each piece.
+        unhurried: no worker waits for it, so it may come slowly, and has no overall deadline: the caller limits the
+        wait for
+        each piece.
         """
         request = control_pb2.FetchStateRequest(
             job=key.job,
@@ -142,34 +145,34 @@ class NodeClient:
         return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
 
     def fetch_data(self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """A token shard, or the index of a whole data set, by its SHA-256. Errors as `fetch_state`.
+        """Yield a token shard, or the index of a whole data set, by its SHA-256. Errors as in `fetch_state`.
 
-        A shard may have any size, so there is no deadline for all of it: who asks limits how long he waits for a piece.
+        A shard may have any size, so there is no overall deadline: the caller limits the wait for each piece.
         """
         request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
         return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request))
 
     def logs(self, endpoint: NodeEndpoint, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
-        """Lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
+        """Yield the lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
         timeout_s = None if request.follow else TRANSFER_TIMEOUT_S
         return self._read(endpoint, lambda stub: stub.Logs(request, timeout=timeout_s))
 
     def journal(
         self, endpoint: NodeEndpoint, job: str, *, from_batch: int = 0
     ) -> AsyncIterator[control_pb2.JournalEntry]:
-        """The newest written journal of a job."""
+        """Yield the newest written journal of a job."""
         request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
         return self._read(endpoint, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
 
     def trace(
         self, endpoint: NodeEndpoint, job: str, *, forwarded: bool = False
     ) -> AsyncIterator[control_pb2.WorkerTrace]:
-        """What a job's workers did last; forwarded: those of the node there alone. RecoveryError: it has no plan."""
+        """Return the workers' last operations of a job; forwarded: only of that node. RecoveryError: it has no plan."""
         request = control_pb2.TraceRequest(job=job, forwarded=forwarded)
         return self._read(endpoint, lambda stub: stub.Trace(request, timeout=TRACE_TIMEOUT_S))
 
     async def _ask(self, endpoint: NodeEndpoint, call: Callable[[Any], Awaitable[MessageT]]) -> MessageT:
-        """One answer to one call. Raises PeerError."""
+        """Return the answer to one call. Raises PeerError."""
         async with aclosing(self._read(endpoint, lambda stub: _once(call(stub)))) as replies:
             return await anext(replies)
 
@@ -179,7 +182,7 @@ class NodeClient:
     async def _stream(
         self, endpoint: NodeEndpoint, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
     ) -> AsyncGenerator[MessageT]:
-        """What a call answers. The channel of a call that got no answer goes with it, unless others use it."""
+        """Yield the answers of a call. The channel of a call without answer is closed, unless others use it."""
         line = await self._line(endpoint)
         line.num_calls += 1
         is_there = False

@@ -1,4 +1,4 @@
-"""One place in a plan that a worker of this node fills. Pure."""
+"""The place in a plan that a worker of this node fills. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from headway.daemon.supervision.worker_status import JobGeneration, Standstill, 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A worker of this node, and what a plan has it do."""
+    """A worker of this node, and its part of a plan."""
 
     job: JobView
     plan: PlanRecord
@@ -34,18 +34,18 @@ class Post:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its layers, and for the worker that leads the last stage the journal."""
+        """Return its layers and, for the lead of the last stage, the journal."""
         return parts_of_worker(self.plan, self.position)
 
     @property
     def standstill(self) -> Standstill | None:
-        """Where the worker stands in this generation, once it has stopped."""
+        """Return where the worker stands in this generation, once it has stopped."""
         stopped = self.worker.stopped
         return stopped if stopped is not None and stopped.of == self.of else None
 
 
 def posts_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Post]:
-    """All that a plan gives to this node."""
+    """Return all places of a plan on this node."""
     for position, stage in enumerate(plan.stages):
         worker = node.worker_of(stage)
         if worker is not None:

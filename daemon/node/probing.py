@@ -1,8 +1,8 @@
-"""How far away other nodes are: round trip, bandwidth and loss, measured seldom and in small, as one record of this
-node.
+"""Measures the distance of other nodes: round trip, bandwidth and loss, rarely and in small amounts, as one record.
 
-A node of the same machine is not measured: what lies between is memory. Nor is everybody: with many nodes each one
-measures `MAX_PEERS`, those of its plans first.
+A node of this machine is not measured: memory lies between. With many nodes each one measures only `MAX_PEERS`, those
+of
+its plans first.
 """
 
 import asyncio
@@ -31,38 +31,38 @@ log = structlog.get_logger()
 
 MAX_PEERS: Final = 16
 NUM_PINGS: Final = 5
-"""The shortest counts: the others waited for something."""
+"""Number of pings; the shortest counts: the others waited for something."""
 PROBE_BYTES: Final = 4 << 20
 FAR_S: Final = 5e-3
-"""Over a shorter round trip, a packet that is sent again is in time."""
+"""Round trip above which a lost packet delays its frame."""
 NUM_TRANSFERS: Final = 3
-"""Over a far line: the fastest counts, for TCP has to find its rate, and loses what it sends too fast until it has."""
+"""Number of transfers over a far line. The fastest counts, because TCP loses packets until it has found its rate."""
 SLOW_S: Final = 2.0
-"""A transfer that takes longer is the last: finding the rate was little of it."""
+"""A transfer that takes longer is the last: finding the rate was a small part of it."""
 FRAME_BYTES: Final = 256 << 10
 NUM_FRAMES: Final = 60
 FRAMES_S: Final = 10.0
-"""All frames together; over a slow line they are fewer."""
+"""Time of all frames together; over a slow line they are fewer."""
 LEAST_LOST: Final = 3
-"""Packets: fewer are chance."""
+"""Minimum number of lost packets: fewer are chance."""
 EVERY_S: Final = 900.0
-"""Between two probes of one peer."""
+"""Interval of probes of one peer."""
 RETRY_S: Final = 60.0
-"""After a peer did not answer."""
+"""Pause after a peer did not answer."""
 PAUSE_S: Final = 2.0
-"""Between two looks at who is due: probes go one by one."""
+"""Interval of looks for due peers: probes run one by one."""
 CALL_TIMEOUT_S: Final = 5.0
 TRANSFER_TIMEOUT_S: Final = 30.0
 MOVED: Final = 0.25
-"""A probe that differs by less, relatively, is not told."""
+"""A probe that differs by less, relatively, is not reported."""
 LOSS_MOVED: Final = 0.6
-"""The same for loss: a dozen packets of ten thousand are counted, or a few more."""
+"""The threshold for loss: a dozen packets of ten thousand are counted, or a few more."""
 
 
 def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: bool = False) -> list[NodeRecord]:
-    """Whom a node measures: on other machines, those that share a plan with it first; the rest by lot.
+    """Return the peers that a node measures: on other machines, those that share a plan with it first; the rest by lot.
 
-    same_host: those of its own machine too.
+    same_host: also peers of its own machine.
     """
     own = view.nodes.get(name)
     if own is None:
@@ -79,7 +79,7 @@ def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: 
 
 
 def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:
-    """Whether the probes say something new."""
+    """Return whether the probes have news."""
     if before.keys() != after.keys():
         return True
     return any(
@@ -91,9 +91,9 @@ def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -
 
 
 async def measure(client: NodeClient, endpoint: NodeEndpoint) -> LinkProbe:
-    """Round trip, bytes a second from there, and what is lost of them. Raises PeerError and RecoveryError."""
+    """Return round trip, bytes a second from there, and loss. Raises PeerError and RecoveryError."""
     round_trips = []
-    for _ in range(NUM_PINGS + 1):  # the first one connects
+    for _ in range(NUM_PINGS + 1):  # the first ping opens the connection
         began = time.perf_counter()
         await client.describe(endpoint, timeout_s=CALL_TIMEOUT_S)
         round_trips.append(time.perf_counter() - began)
@@ -110,7 +110,9 @@ async def measure(client: NodeClient, endpoint: NodeEndpoint) -> LinkProbe:
 
 
 async def _loss(client: NodeClient, endpoint: NodeEndpoint) -> float:
-    """Of the packets of some frames that are asked for one after the other, so that they fill no queue of the line."""
+    """Return the share of lost packets of frames requested one after the other, so that they fill no queue of
+    the line.
+    """
     until = time.perf_counter() + FRAMES_S
     number, num_lost = await _counted(client, endpoint)
     for _ in range(NUM_FRAMES):
@@ -123,7 +125,7 @@ async def _loss(client: NodeClient, endpoint: NodeEndpoint) -> float:
 
 
 async def _counted(client: NodeClient, endpoint: NodeEndpoint) -> tuple[int, int]:
-    """Segments that the other end has sent, and those of them that were lost."""
+    """Return the segments that the other end has sent, and those of them that were lost."""
     async for reply in client.probe(endpoint, 0, timeout_s=CALL_TIMEOUT_S, counted=True):
         return reply.num_segments, reply.num_lost
     return 0, 0
@@ -137,7 +139,7 @@ async def _transfer_s(client: NodeClient, endpoint: NodeEndpoint, num_bytes: int
 
 
 class Probing:
-    """`run` measures whoever is due, one by one."""
+    """`run` measures each due peer, one by one."""
 
     def __init__(
         self,
@@ -156,11 +158,11 @@ class Probing:
         self._client = client
         self._lease_id = lease_id
         self._found: dict[str, tuple[str, LinkProbe]] = {}
-        """Peer to its incarnation and what was measured."""
+        """Peer to its incarnation and its measurement."""
         self._due_at: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         while True:
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
             peers = {(node.name, node.incarnation): node for node in peers_of(self._cluster.view, self._node)}
@@ -181,7 +183,7 @@ class Probing:
             log.info("peer_not_probed", peer=peer.name, reason=str(error))
 
     async def _write(self) -> None:
-        """What the view does not show yet; while etcd is away it is tried at every look."""
+        """Write news that the view does not show yet; while etcd is away every look retries."""
         probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
         seen = self._cluster.view.probes.get(self._node)
         known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
@@ -196,7 +198,7 @@ class Probing:
 
 
 def _lot(name: str, peer: str) -> bytes:
-    """The same for both ends, so that what one measures helps the other."""
+    """Draw a lot that is equal for both ends, so that one end's measurement serves the other."""
     return sha256("/".join(sorted((name, peer))).encode()).digest()
 
 

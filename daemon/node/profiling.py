@@ -1,4 +1,4 @@
-"""What this node's workers have measured of their layers: from their heartbeats into etcd, when it has moved."""
+"""Writes the workers' measurements of their layers from heartbeats to etcd, when they have changed."""
 
 import asyncio
 import time
@@ -21,15 +21,15 @@ log = structlog.get_logger()
 
 PERIOD_S: Final = 1.0
 PAUSE_S: Final = 5.0
-"""Between two records of one device."""
+"""Interval of records of one device."""
 MOVED: Final = 0.05
-"""A value that differs by more, relatively, has moved."""
+"""A value that differs by more, relatively, has changed."""
 NEGLIGIBLE: Final = 0.01
-"""A layer's time that moved by less than this share of one layer of each kind together moves no plan."""
+"""A smaller change, as a share of one layer of each kind together, changes no plan."""
 
 
 def profile_of(beat: control_pb2.Heartbeat) -> ProfileRecord:
-    """A heartbeat's measurements, to three digits."""
+    """Return a heartbeat's measurements, to three digits."""
     return ProfileRecord(
         generation=beat.generation,
         layers={
@@ -48,7 +48,7 @@ def profile_of(beat: control_pb2.Heartbeat) -> ProfileRecord:
 
 
 def has_moved(before: ProfileRecord | None, after: ProfileRecord) -> bool:
-    """Whether a profile says something that the one before did not: plans ask under which of them it was measured."""
+    """Return whether a profile has news. Plans ask under which plan it was measured."""
     if before is None or before.layers.keys() != after.layers.keys() or before.replan_s != after.replan_s:
         return True
     if before.generation != after.generation or before.num_samples < LEAST_SAMPLES <= after.num_samples:
@@ -67,7 +67,7 @@ def has_moved(before: ProfileRecord | None, after: ProfileRecord) -> bool:
 
 
 class ProfileReports:
-    """`run` writes what has moved: each device's record once in `PAUSE_S` at most."""
+    """`run` writes changes: each device's record once in `PAUSE_S` at most."""
 
     def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
         self._view = view
@@ -88,7 +88,7 @@ class ProfileReports:
                     await self._write(job, index, profile_of(beat), now)
 
     async def _write(self, job: JobView, index: int, record: ProfileRecord, now: float) -> None:
-        """What etcd does not take now is tried again after the pause."""
+        """Write the profiles; a record that etcd does not take now is retried after the pause."""
         key = Keys.profile(job.name, self._node, index)
         if key in self._rests_until or not has_moved(job.profiles.get((self._node, index)), record):
             return

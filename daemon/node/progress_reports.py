@@ -1,4 +1,4 @@
-"""What the lead of the last stage says of its batches, put into etcd at most once a second."""
+"""Writes the batches that the lead of the last stage reports to etcd, at most once a second."""
 
 import asyncio
 import time
@@ -31,13 +31,13 @@ class ProgressReports:
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
 
     def add(self, progress: control_pb2.Progress) -> None:
-        """Take over what a worker reported; the oldest of very many batches are not shown."""
+        """Add a worker's report; the oldest of very many batches are not shown."""
         entries = self._entries.setdefault((progress.job, progress.generation), deque(maxlen=MAX_RECENT))
         entries.extend(progress.entries)
         self._arrived.set()
 
     async def run(self) -> None:
-        """Write until cancelled. What cannot be written while etcd is away is written, shortened, when it is back."""
+        """Write until cancelled. News from an outage of etcd is written, shortened, when etcd is back."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -49,7 +49,7 @@ class ProgressReports:
                 self._arrived.set()
 
     def hurry(self) -> None:
-        """Write now what there is: a worker has stopped, and its plan may soon be over."""
+        """Write all news now: a worker has stopped, and its plan may soon be over."""
         self._hurry.set()
 
     async def _rest(self) -> None:
@@ -60,10 +60,10 @@ class ProgressReports:
             return
 
     async def _write(self, job: str, generation: int, entries: list[control_pb2.JournalEntry]) -> bool:
-        """Whether there is nothing more to do about these entries."""
+        """Write the entries; return whether nothing is left to do about them."""
         view = self._view.jobs.get(job)
         if view is None or not _is_news(view, generation, entries[-1].batch):
-            return True  # of a plan that is over: the journal has them
+            return True  # the plan is over: the journal has these batches
         seconds = sum(entry.seconds for entry in entries)
         newest = entries[-1]
         record = ProgressRecord(
@@ -82,7 +82,7 @@ class ProgressReports:
         try:
             await self._etcd.transaction(conditions, [Put(Keys.of(job, "progress"), encode(record))])
         except ConflictError:
-            return False  # the view will say whether the plan is another one, or the job's last one is over
+            return False  # the view will tell whether the plan has changed, or the job's last plan is over
         except StoreError as error:
             log.warning("progress_not_written", job=job, error=str(error))
             return False
@@ -90,7 +90,7 @@ class ProgressReports:
 
 
 def _is_news(job: JobView, generation: int, batch: int) -> bool:
-    """Whether a plan's batch is worth a record: of the plan in force, or the last one of a plan that has just ended.
+    """Return whether a plan's batch is worth a record: the plan is in force, or is the job's last and has just ended.
 
     A job's end deletes the plan, often before the last losses are written.
     """

@@ -1,4 +1,4 @@
-"""Dials one port of another node as its neighbours would: TCP, TLS and a hello to the process that is meant."""
+"""Dials one port of another node as its neighbours would: TCP, TLS and a hello to the expected process."""
 
 import asyncio
 from typing import Any, Final
@@ -19,17 +19,19 @@ from headway.stages.tls_identity import TlsIdentity, expecting
 from headway.stages.tls_sentences import in_words
 
 CONNECT_S: Final = 2.0
-"""For TCP. The kernel of the other machine answers, however busy its processes are, and a lost packet is sent again
-after a second."""
+"""Timeout for TCP. The kernel of the other machine answers even when its processes are busy, and a lost packet is sent
+again after a second.
+"""
 ANSWER_S: Final = 15.0
-"""For TLS and the hello: a busy process answers late, and one that is stopped is noticed by its own daemon sooner."""
+"""Timeout for TLS and the hello: a busy process answers late, and a stopped one is noticed by its own daemon sooner."""
 NUM_DIALS: Final = 3
-"""A port counts as out of reach only after so many attempts in a row."""
+"""Number of failed attempts in a row after which a port counts as out of reach."""
 NUM_SILENT: Final = 2
-"""Or after so many without any answer to TCP: the kernel has sent four packets then. With a standstill of 5 s before
-them, they leave time to write within the 15 s in which a job says why."""
+"""Number of attempts without any answer to TCP after which it does: the kernel has sent four packets by then. With a
+standstill of 5 s before them, these leave time to write within the 15 s in which a job says why.
+"""
 PAUSE_S: Final = 0.3
-"""After a failed attempt, times its number."""
+"""Pause after a failed attempt, times its number."""
 NO_ANSWER: Final = f"no answer to a connection within {CONNECT_S:g} s"
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -38,7 +40,7 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 
 async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
-    """Why the target does not answer, after several attempts; empty: it does. source: the node that dials."""
+    """Return why the target does not answer, after several attempts; empty: it does. source: the node that dials."""
     reason, num_silent = "", 0
     for attempt in range(1, NUM_DIALS + 1):
         reason = await _dial_once(target, identity, source)
@@ -51,7 +53,7 @@ async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
 
 
 async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
-    """TCP alone first: what it says of a failure is plainer than what gRPC says."""
+    """Dial TCP alone first: its failures are plainer than gRPC's."""
     try:
         fault_point("reach.dial", node=source, peer=target.node, port=str(target.port))
         await _connect(target.address)
@@ -63,7 +65,7 @@ async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
 
 
 async def _connect(address: str) -> None:
-    """Raises OSError, and ValueError or OverflowError for what is no address."""
+    """Connect. Raises OSError, and ValueError or OverflowError for an invalid address."""
     host, _, port = address.rpartition(":")
     connecting = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connecting, CONNECT_S)
@@ -71,7 +73,7 @@ async def _connect(address: str) -> None:
 
 
 async def _greet(target: Target, identity: TlsIdentity) -> str:
-    """TLS and the hello, over a connection of its own: one that is open already proves nothing."""
+    """Do TLS and the hello over a new connection: one that is already open proves nothing."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     options = (*_OPTIONS, *expecting(target.node))
     async with grpc.aio.secure_channel(target.address, credentials, options=options) as channel:
@@ -101,7 +103,7 @@ async def _ask_worker(target: Target, channel: grpc.aio.Channel) -> str:
     try:
         reply = HelloReply.FromString(await reach(hello.SerializeToString(), timeout=ANSWER_S))
     except DecodeError:
-        return "what listens there does not answer as a worker"
+        return "the process there does not answer as a worker"
     return "" if reply.verdict == HelloReply.ACCEPTED else reply.reason
 
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 from headway.daemon.measurements import Port
 
 MAX_REASON: Final = 200
-"""Characters that are kept of why a port does not answer: the other side may say anything."""
+"""Maximum number of characters kept of a reason: the other side may send anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,16 +15,16 @@ class Target:
 
     node: str
     incarnation: str
-    """Of the node's daemon."""
+    """Incarnation of the node's daemon."""
     port: Port
     address: str
     device_index: int = -1
     worker: str = ""
-    """The incarnation of the worker; empty for a daemon."""
+    """Incarnation of the worker; empty for a daemon."""
 
 
 def worker_target(node: str, incarnation: str, device_index: int, address: str, worker: str) -> Target:
-    """The port of a worker, and who should listen there."""
+    """Return the port of a worker, and the process that should listen there."""
     return Target(
         node=node,
         incarnation=incarnation,
@@ -36,16 +36,16 @@ def worker_target(node: str, incarnation: str, device_index: int, address: str, 
 
 
 class Reach(Protocol):
-    """What finds out whether ports of other nodes answer; reaching.py does."""
+    """Finds out whether ports of other nodes answer; reaching.py implements it."""
 
     async def prove(self, target: Target) -> str:
-        """Dial now. Returns why it does not answer; empty: it does."""
+        """Dial now. Returns why the port does not answer; empty: it does."""
         ...
 
     def link_failed(self, target: Target, reason: str) -> None:
-        """A worker has dialled a port in vain."""
+        """Note that a worker has dialled a port in vain."""
         ...
 
     def hurry(self, node: str) -> None:
-        """A link with a node was lost."""
+        """Note that a link with a node was lost."""
         ...

@@ -1,7 +1,7 @@
-"""Proves which ports of other nodes this node reaches, at first sight and again and again, as one record of this node.
+"""Proves which ports of other nodes this node reaches, at first sight and then repeatedly, as one record of this node.
 
-A peer is dialled as soon as its record is seen, its daemon's port and the port of each of its workers. What failed is
-dialled again with back-off, so that a healed pair is used again. What a link or a plan found out is a fact as well.
+A peer is dialled as soon as its record is seen: its daemon's port and the port of each of its workers. A failed dial is
+repeated with back-off, so that a healed pair is used again. Discoveries of links and plans are facts as well.
 """
 
 import asyncio
@@ -28,31 +28,31 @@ from headway.daemon.records import NodeRecord
 log = structlog.get_logger()
 
 MAX_PROVEN: Final = 64
-"""Peers. With more nodes each proves those of its plans and some by lot; the rest is proven when a plan needs it."""
+"""Maximum number of peers. With more nodes each proves those of its plans and some by lot; a plan proves the rest."""
 AT_ONCE: Final = 8
 EVERY_S: Final = 120.0
-"""Between two proofs of a port that answers."""
+"""Interval of proofs of a port that answers."""
 FIRST_RETRY_S: Final = 2.0
-"""After a port did not answer; twice as long after each further failure."""
+"""Pause after a port did not answer; doubles with each further failure."""
 LONGEST_RETRY_S: Final = 60.0
 LINK_STANDS_S: Final = 60.0
-"""How long a fact stands at least that a link has found: a proof may succeed where a link does not."""
+"""Minimum time for which a link's discovery stands: a proof may succeed where a link does not."""
 DATED_EVERY_S: Final = 600.0
-"""The date of a fact that stays as it is is written so often."""
+"""Interval at which the date of an unchanged fact is written."""
 REST_S: Final = 0.05
-"""Between two looks: facts that are found together are written together."""
+"""Pause between looks: facts that are found together are written together."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0
-"""Facts that change no plan are written together, and not while a job that recovers has etcd write other things."""
+"""Delay of facts that change no plan: they are written together, and not while etcd is busy with a recovery."""
 FRESH_S: Final = 5.0
-"""A port that has answered so lately is not dialled once more for a plan."""
+"""A port that has answered within this time is not dialled again for a plan."""
 
 Key = tuple[str, Port, int]
 """(node, port, device)"""
 
 
 def targets_of(view: ClusterView, name: str) -> list[Target]:
-    """The ports that a node proves by itself: of its peers, and between its own workers where it has several."""
+    """Return the ports that a node proves by itself: of its peers, and between its own workers if it has several."""
     own = view.nodes.get(name)
     if own is None:
         return []
@@ -62,7 +62,7 @@ def targets_of(view: ClusterView, name: str) -> list[Target]:
 
 
 def ports_of(node: NodeRecord) -> list[Target]:
-    """Where a node has registered that it listens: its daemon, and each of its workers."""
+    """Return the registered ports of a node: its daemon, and each of its workers."""
     daemon = Target(node=node.name, incarnation=node.incarnation, port=Port.DAEMON, address=node.address)
     workers = (
         Target(
@@ -79,7 +79,7 @@ def ports_of(node: NodeRecord) -> list[Target]:
 
 
 def is_current(view: ClusterView, target: Target) -> bool:
-    """Whether the process that was dialled is still there: one that ended is not out of reach, it is gone."""
+    """Return whether the dialled process still exists: one that ended is not out of reach but gone."""
     node = view.nodes.get(target.node)
     if node is None or node.incarnation != target.incarnation:
         return False
@@ -91,53 +91,53 @@ def is_current(view: ClusterView, target: Target) -> bool:
 
 
 def key_of(target: Target) -> Key:
-    """By what a fact is found: a worker that comes back on another port has the fact of the one before."""
+    """Return the key of a fact: a worker that comes back on another port keeps the fact of the one before."""
     return target.node, target.port, target.device_index
 
 
 @dataclass(slots=True)
 class _Proof:
-    """What is known of one port."""
+    """The knowledge about one port."""
 
     target: Target
-    """That was dialled."""
+    """The dialled target."""
     fact: ReachFact
     found_at: float
     due_at: float
     num_failures: int = 0
     stands_until: float = 0.0
-    """A link has found it: until then no dial that succeeds says otherwise."""
+    """Time until which a link's discovery stands against successful dials."""
 
 
 class ReachBook:
-    """The facts of one node and when each port is dialled again. No IO; `now` is seconds of a monotonic clock."""
+    """The facts of one node, and when each port is dialled again. No IO; `now` is seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._proofs: dict[Key, _Proof] = {}
 
     @property
     def facts(self) -> tuple[ReachFact, ...]:
-        """Sorted, at most one for each port."""
+        """Return the facts, sorted, at most one for each port."""
         return tuple(self._proofs[key].fact for key in sorted(self._proofs))
 
     def forget(self, nodes: Iterable[tuple[str, str]]) -> None:
-        """Keep only what was found of these: (name, incarnation)."""
+        """Keep only the facts about these processes: (name, incarnation)."""
         living = set(nodes)
         self._proofs = {
             key: proof for key, proof in self._proofs.items() if (proof.target.node, proof.target.incarnation) in living
         }
 
     def due(self, targets: Iterable[Target], *, now: float) -> list[Target]:
-        """Those to be dialled now: never dialled as they are, or long enough ago."""
+        """Return the targets to dial now: never dialled in this form, or long enough ago."""
         return [target for target in targets if self.due_at(target) <= now]
 
     def due_at(self, target: Target) -> float:
-        """When a port is dialled next; in the past: now."""
+        """Return when a port is dialled next; in the past: now."""
         proof = self._proofs.get(key_of(target))
         return proof.due_at if proof is not None and proof.target == target else 0.0
 
     def found(self, target: Target, reason: str, *, now: float, at: float) -> None:
-        """Note what dialling a port led to. at: seconds since the epoch."""
+        """Note the result of dialling a port. at: seconds since the epoch."""
         before = self._proofs.get(key_of(target))
         if not reason and before is not None and before.target == target and now < before.stands_until:
             return
@@ -147,19 +147,19 @@ class ReachBook:
         self._note(target, reason, now=now, due_at=due_at, at=at, num_failures=num_failures)
 
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
-        """Note that a link to a port did not open: that stands for a while whatever a proof says."""
+        """Note that a link to a port did not open: that stands for a while against any proof."""
         self._note(target, reason, now=now, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
         self._proofs[key_of(target)].stands_until = now + LINK_STANDS_S
 
     def has_just_answered(self, target: Target, *, now: float) -> bool:
-        """Whether a port has answered within FRESH_S, and nothing has spoken against that since."""
+        """Return whether a port has answered within FRESH_S, and nothing has contradicted that since."""
         proof = self._proofs.get(key_of(target))
         if proof is None or proof.target != target or proof.fact.reason or proof.due_at <= now:
             return False
         return now < proof.found_at + FRESH_S
 
     def hurry(self, node: str, *, now: float) -> None:
-        """Dial the ports of a node soon that answered before: something speaks against that."""
+        """Dial soon the ports of a node that answered before: a lost link contradicts that."""
         for proof in self._proofs.values():
             if proof.target.node == node and not proof.fact.reason:
                 proof.due_at = min(proof.due_at, now)
@@ -178,20 +178,20 @@ class ReachBook:
 
 
 def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
-    """Whether facts differ from those in etcd by more than a fresh date."""
+    """Return whether facts differ from those in etcd by more than a fresh date."""
     if [replace(fact, measured_at=0.0) for fact in shown] != [replace(fact, measured_at=0.0) for fact in facts]:
         return True
     return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in zip(shown, facts, strict=True))
 
 
 def may_wait(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
-    """Whether no plan depends on what is new: the same ways are blocked as in etcd."""
+    """Return whether no plan depends on the news: the blocked ways are the same as in etcd."""
     blocked, known = ([replace(fact, measured_at=0.0) for fact in each if fact.reason] for each in (facts, shown))
     return blocked == known
 
 
 class Reaching:
-    """`run` proves and writes until cancelled; `prove` and `link_failed` are for those who need to know now."""
+    """`run` proves and writes until cancelled; `prove` and `link_failed` are for callers that need to know now."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Reaching:
         dial: Callable[[Target], Awaitable[str]],
         lease_id: Callable[[], int],
     ) -> None:
-        """dial: why a target does not answer; empty: it does."""
+        """dial: returns why a target does not answer; empty: it does."""
         self._node = node
         self._incarnation = incarnation
         self._etcd = etcd
@@ -213,12 +213,12 @@ class Reaching:
         self._book = ReachBook()
         self._dialling: dict[Key, asyncio.Task[None]] = {}
         self._under_way: dict[Target, asyncio.Task[str]] = {}
-        """Dials that somebody waits for; others join them."""
+        """Dials with waiting callers; further callers join them."""
         self._news_since: float | None = None
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Prove and write until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -247,18 +247,18 @@ class Reaching:
         return reason
 
     def link_failed(self, target: Target, reason: str) -> None:
-        """A link to a port did not open."""
+        """Note that a link to a port did not open."""
         self._book.link_failed(target, reason, now=time.monotonic(), at=time.time())
         log.warning("link_not_opened", peer=target.node, address=target.address, reason=reason)
         self._changed.set()
 
     def hurry(self, node: str) -> None:
-        """A link with a node was lost: prove its ports soon."""
+        """Prove a node's ports soon, because a link with it was lost."""
         self._book.hurry(node, now=time.monotonic())
         self._changed.set()
 
     def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
-        """Start what may start; returns the seconds until more is due."""
+        """Start due dials up to the limit; return the seconds until more are due."""
         view, now = self._cluster.view, time.monotonic()
         targets = targets_of(view, self._node)
         if self._cluster.is_reachable:
@@ -269,7 +269,7 @@ class Reaching:
             name = f"reach {target.node} {target.port}"
             self._dialling[key_of(target)] = group.create_task(self._prove_one(target), name=name)
         if due:
-            return EVERY_S  # one that ends wakes us
+            return EVERY_S  # the end of a running dial wakes the loop
         return max(min((self._book.due_at(target) - now for target in idle), default=EVERY_S), 0.05)
 
     async def _prove_one(self, target: Target) -> None:
@@ -282,7 +282,7 @@ class Reaching:
         self._changed.set()
 
     async def _answer_of(self, target: Target) -> str:
-        """One dial serves everybody who wants to know at the same time."""
+        """Dial once for all callers that wait for an answer."""
         while True:
             dialling = self._under_way.get(target) or self._begin_to_dial(target)
             try:
@@ -290,7 +290,7 @@ class Reaching:
             except asyncio.CancelledError:
                 waiting = asyncio.current_task()
                 if not dialling.cancelled() or (waiting is not None and waiting.cancelling()):
-                    raise  # else the dial ended with `run`, and who still wants to know dials again
+                    raise  # otherwise the dial ended with `run`, and the waiting caller dials again
 
     def _begin_to_dial(self, target: Target) -> asyncio.Task[str]:
         dialling = asyncio.ensure_future(self._dial(target))
@@ -312,7 +312,7 @@ class Reaching:
         self._changed.set()
 
     async def _wait(self, seen: int, wait_s: float) -> None:
-        """For a change of the cluster, the end of a proof, or so long."""
+        """Wait for a change of the cluster, the end of a proof, or the timeout."""
         waits = [
             asyncio.ensure_future(self._cluster.changed(seen)),
             asyncio.ensure_future(self._changed.wait()),
@@ -325,7 +325,7 @@ class Reaching:
         self._changed.clear()
 
     async def _write(self) -> bool:
-        """What the view does not show yet; while etcd is away it is tried again."""
+        """Write news that the view does not show yet; while etcd is away it is retried."""
         facts = self._book.facts
         seen = self._cluster.view.reach.get(self._node)
         shown = seen.facts if seen is not None and seen.incarnation == self._incarnation else ()

@@ -1,6 +1,6 @@
-"""While this node reads a job's data to verify it, it says in etcd how far it is: nobody takes it for late then.
+"""Reports in etcd how far this node has read a job's data to verify it, so that nobody takes the node for late.
 
-Each node that computes for a job verifies the data that lies there beside training: any may have the first stage next.
+Each node that computes for a job verifies its data while training: any node may have the first stage next.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PERIOD_S: Final = 2.0
 
 
 class ReadingReports:
-    """Of one node."""
+    """The reports of one node."""
 
     def __init__(
         self, library: DataLibrary, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]
@@ -36,15 +36,15 @@ class ReadingReports:
         self._node = node
         self._lease_id = lease_id
         self._told: set[str] = set()
-        """Keys that etcd may have: of what is being read, and of what could not be taken back."""
+        """Keys that etcd may have: of present reads, and of records that could not be taken back."""
         self._reading: Counter[str] = Counter()
-        """Of these, what is being read."""
+        """The keys of present reads."""
 
     async def run_ahead(self) -> None:
-        """Until cancelled: look at the data of the jobs that this node computes for."""
+        """Look at the data of the jobs that this node computes for, until cancelled."""
         while True:
             for key in self._told - self._reading.keys():
-                if key not in self._reading:  # nor since the one before was taken back
+                if key not in self._reading:  # nor since the last record was taken back
                     await self._take_back(key)
             self._seen &= {job.uid for job in self._view.jobs.values()}
             for job in list(self._view.jobs.values()):
@@ -59,7 +59,7 @@ class ReadingReports:
 
     @asynccontextmanager
     async def telling(self, job: str, sha256: str) -> AsyncIterator[None]:
-        """While the body opens the data of a job. What is done within PERIOD_S leaves no trace."""
+        """Report while the body opens the data of a job. A read shorter than PERIOD_S leaves no trace."""
         key = Keys.reading(job, self._node)
         telling = asyncio.create_task(self._tell(job, key, sha256), name=f"reading of {job}")
         self._reading[key] += 1
@@ -77,9 +77,9 @@ class ReadingReports:
                 await self._take_back(key)
 
     async def _take_back(self, key: str) -> None:
-        """While etcd is away it stays to be done: the record would stand for as long as this node's lease."""
+        """Take a record back. While etcd is away this stays due: the record would last as long as this node's lease."""
         is_done = False
-        self._told.discard(key)  # first: another reading that tells meanwhile notes it again
+        self._told.discard(key)  # first, because another read that reports meanwhile notes it again
         try:
             with suppress(StoreError):
                 await self._etcd.transaction([], [Delete(key)])

@@ -1,8 +1,8 @@
-"""A node's record in etcd and the lease it hangs on, both kept true for the life of the daemon.
+"""A node's record in etcd and its lease, both kept true for the life of the daemon.
 
-Level-triggered: whenever what etcd shows is not what it should be, the record is written again. A lease that is lost
-(etcd was away for long, or somebody thought us dead) is followed by another one. The incarnation stays the same, since
-the process, its workers and its files do.
+Level-triggered: whenever etcd's record differs from the right one, it is written again. A lost lease (etcd was away for
+long, or another daemon revoked it) is followed by another one. The incarnation stays, because the process, its workers
+and its files stay.
 """
 
 import asyncio
@@ -44,31 +44,31 @@ class Registration:
         self._lease: Lease | None = None
         self._losing: asyncio.Task[None] | None = None
         self._written_at = 0
-        """The revision of our last write."""
+        """Revision of our last write."""
         self._written_lease_id = 0
         self._leaves = False
-        """Whether the drain mark is our own; else people set it in etcd, and take it away."""
+        """True if the drain mark is our own; otherwise people set it in etcd, and remove it."""
         self._epoch = cluster.view.epoch
         self._due = asyncio.Event()
 
     @property
     def record(self) -> NodeRecord:
-        """As it should be in etcd."""
+        """Return the record as it should be in etcd."""
         return self._record
 
     @property
     def lease_id(self) -> int:
-        """Of the lease that our records hang on now."""
+        """Return the present lease of our records."""
         return self._lease.id if self._lease is not None else 0
 
     def change(self, **fields: Any) -> None:
-        """Let fields of the record have other values from now on."""
+        """Change fields of the record from now on."""
         self._record = replace(self._record, **fields)
         self._leaves |= bool(fields.get("is_draining"))
         self._due.set()
 
     def look_again(self) -> None:
-        """The view has changed: is the record still there?"""
+        """Check that the record is still there, because the view has changed."""
         self._due.set()
 
     async def join(self) -> None:
@@ -105,9 +105,9 @@ class Registration:
         if self._lease is None:
             await self._take_lease()
         if self._cluster.view.epoch != self._epoch:
-            self._epoch, self._written_at = self._cluster.view.epoch, 0  # etcd forgot what we wrote
+            self._epoch, self._written_at = self._cluster.view.epoch, 0  # etcd has lost our write
         if self._cluster.revision < self._written_at:
-            return  # our own write is on its way
+            return  # our own write is on its way to the view
         shown = self._cluster.view.nodes.get(self._record.name)
         if shown is not None and shown.incarnation == self._record.incarnation:
             self._record = replace(self._record, is_draining=self._leaves or shown.is_draining)
@@ -169,7 +169,7 @@ class Registration:
 
 
 def _holder(found: KeyValue) -> tuple[NodeRecord | None, str]:
-    """Who has a name, and where; None: the record cannot be read, and why."""
+    """Return the owner of a name, and its address; None: the record cannot be read, with the reason."""
     try:
         record = decode(found.value, NodeRecord)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The Node service: what a daemon gives to other daemons and to the command line. TCP, mTLS in both directions."""
+"""The Node service: a daemon's service for other daemons and the command line. TCP, mTLS in both directions."""
 
 import asyncio
 import time
@@ -41,26 +41,26 @@ from headway.stages.tls_identity import TlsIdentity
 log = structlog.get_logger()
 
 NUM_FORWARDED = 4
-"""Pieces of files that are read from one checkpoint folder at the same time, for others."""
+"""Number of pieces of files that are read from one checkpoint folder at once, for others."""
 MAX_PROBE_BYTES = 16 << 20
 MAX_REQUEST_BYTES = 1 << 20
-"""Requests name what is wanted, and nothing large."""
+"""Maximum size of a request: requests contain only names."""
 PROBE_CHUNK_BYTES = 256 << 10
 
 
 async def no_workers(device_index: int) -> control_pb2.RecentOperations:
-    """Before a daemon has started its workers. Raises UnavailableError."""
+    """Raise UnavailableError, before a daemon has started its workers."""
     raise UnavailableError(f"worker {device_index}", "is not up yet")
 
 
 async def no_ways(_: Sequence[str]) -> list[control_pb2.DialledPort]:
-    """Before a daemon is a member of the cluster. Raises UnavailableError."""
+    """Raise UnavailableError, before a daemon is a member of the cluster."""
     raise UnavailableError("this daemon", "is not a member of the cluster yet")
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeDesk:
-    """What the service answers from. `incarnation` and `recent_operations` change in the life of a daemon."""
+    """The service's sources of answers. `incarnation` and `recent_operations` change in the life of a daemon."""
 
     node: str
     incarnation: str
@@ -72,20 +72,20 @@ class NodeDesk:
     checkpoint_root: Path | None
     is_etcd_reachable: Callable[[], bool]
     etcd_away_s: Callable[[], float | None] = lambda: None
-    """How long etcd has been away; None: it is there."""
+    """Seconds for which etcd has been away; None: it is there."""
     recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
-    """What the worker of a device did last; raises UnavailableError."""
+    """Returns the last operations of a device's worker; raises UnavailableError."""
     dial_peers: Callable[[Sequence[str]], Awaitable[list[control_pb2.DialledPort]]] = no_ways
-    """Dials what other nodes have registered; raises UnavailableError."""
+    """Dials registered ports of other nodes; raises UnavailableError."""
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     clock: Callable[[], float] = time.perf_counter
-    """CLOCK_MONOTONIC, as the workers' times."""
+    """CLOCK_MONOTONIC, as for the workers' times."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the daemon goes."""
+    """Set when the daemon ends."""
 
 
 class NodeService(control_pb2_grpc.NodeServicer):
-    """headway.control.Node"""
+    """The gRPC service headway.control.Node."""
 
     def __init__(self, desk: NodeDesk) -> None:
         self._desk = desk
@@ -107,7 +107,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         )
 
     async def Describe(self, request: control_pb2.DescribeRequest, context: Any) -> control_pb2.DescribeReply:  # noqa: ARG002, N802
-        """Who answers, and whether it can still reach etcd."""
+        """Return this node's identity, and whether it still reaches etcd."""
         leader = self._desk.view.leader
         return control_pb2.DescribeReply(
             node=self._desk.node,
@@ -119,7 +119,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         )
 
     async def Status(self, request: control_pb2.StatusRequest, context: Any) -> control_pb2.StatusReply:  # noqa: ARG002, N802
-        """What this daemon knows, also while etcd is away."""
+        """Return this daemon's knowledge, also while etcd is away."""
         desk = self._desk
         return status_reply(desk.view, node=desk.node, away_s=desk.etcd_away_s(), job=request.job)
 
@@ -128,12 +128,12 @@ class NodeService(control_pb2_grpc.NodeServicer):
         request: control_pb2.AccompanyRequest,  # noqa: ARG002
         context: Any,  # noqa: ARG002
     ) -> AsyncIterator[control_pb2.AccompanyReply]:
-        """One word, then nothing until this daemon ends."""
+        """Send one message, then nothing until this daemon ends."""
         yield control_pb2.AccompanyReply(incarnation=self._desk.incarnation)
         await self._desk.ending.wait()
 
     async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.ProbeReply]:  # noqa: N802
-        """So many bytes of nothing, and what is lost: how good the way from here is."""
+        """Send empty bytes and count lost ones, to measure the way from here."""
         if request.num_bytes > MAX_PROBE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {MAX_PROBE_BYTES} bytes")
         if request.counted:
@@ -143,19 +143,19 @@ class NodeService(control_pb2_grpc.NodeServicer):
             yield control_pb2.ProbeReply(data=bytes(min(PROBE_CHUNK_BYTES, request.num_bytes - offset)))
 
     async def DialPeers(self, request: control_pb2.DialPeersRequest, context: Any) -> control_pb2.DialPeersReply:  # noqa: N802
-        """Whether other nodes are reached from here, by what they have registered and nothing else."""
+        """Return whether this node reaches other nodes, by their registered ports and nothing else."""
         ports: list[control_pb2.DialledPort] = []
         async with _answering(context):
             ports = await self._desk.dial_peers(request.nodes)
         return control_pb2.DialPeersReply(ports=ports)
 
     async def TryFolder(self, request: control_pb2.TryFolderRequest, context: Any) -> control_pb2.TryFolderReply:  # noqa: N802
-        """Whether this node can write to a checkpoint folder."""
+        """Return whether this node can write to a checkpoint folder."""
         async with _answering(context):
             return await self._folders.answer(request.checkpoint_dir)
 
     async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
-        """One layer's file: from the store, or, when asked to forward, from a holder or the checkpoint."""
+        """Send one layer's file: from the store or, when asked to forward, from a holder or the checkpoint."""
         key = StateKey(request.job, request.timeline, request.boundary, request.layer)
         kind = TransferKind.COPY if request.unhurried else TransferKind.RECOVERY
         async with _answering(context):
@@ -163,7 +163,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 yield piece
 
     async def fetch_data(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[bytes]:
-        """A token shard or the index of a data set, by SHA-256, if this node has verified it."""
+        """Send a token shard or the index of a data set, by SHA-256, if this node has verified it."""
         async with _answering(context):
             path = self._desk.library.find(request.sha256)
             if path is None:
@@ -173,10 +173,10 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 yield piece
 
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
-        """The output of a job's workers: of this node, of the named one, or of all."""
+        """Send the output of a job's workers: of this node, of the named one, or of all."""
         async with _answering(context):
             if "/" in request.job or request.job.startswith("."):
-                raise RecoveryError(request.job, "is no name of a job")
+                raise RecoveryError(request.job, "is not a job's name")
             if request.forwarded or request.node == self._desk.node:
                 async for line in self._own_log(request):
                     yield line
@@ -187,7 +187,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
     async def Journal(  # noqa: N802
         self, request: control_pb2.JournalRequest, context: Any
     ) -> AsyncIterator[control_pb2.JournalEntry]:
-        """The newest written journal of a job, from a batch on."""
+        """Send the newest written journal of a job, from a batch on."""
         async with _answering(context):
             for entry in await self._journals.newest(request.job):
                 if entry.batch >= request.from_batch:
@@ -196,7 +196,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
     async def Trace(  # noqa: N802
         self, request: control_pb2.TraceRequest, context: Any
     ) -> AsyncIterator[control_pb2.WorkerTrace]:
-        """What a job's workers did last: of this node's, or of all."""
+        """Return the last operations of a job's workers: of this node, or of all."""
         async with _answering(context):
             async for trace in self._traces.own(request.job) if request.forwarded else self._traces.all(request.job):
                 yield trace
@@ -233,9 +233,9 @@ class NodeService(control_pb2_grpc.NodeServicer):
             yield piece
 
     async def _check(self, key: StateKey, file: StoredFile) -> None:
-        """Somebody has every byte and asks for more: what we gave may not be what was registered.
+        """Check a file whose reader asks for more than all its bytes: it may differ from its registration.
 
-        Raises RecoveryError, and lets the file go, when it is not.
+        Raises RecoveryError, and deletes the file, when it does.
         """
         try:
             is_good = await asyncio.to_thread(content_checksum, file.path) == file.checksum
@@ -244,7 +244,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         if not is_good:
             log.error("damaged_file_dropped", key=str(key))
             self._desk.store.delete(key)
-            raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has let it go")
+            raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has deleted it")
 
     async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:
         checkpoint = job.checkpoint
@@ -263,7 +263,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             yield control_pb2.LogLine(node=self._desk.node, text=text)
 
     async def _all_logs(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
-        """This node's lines and those of the others, as they come; a node that fails says so in a line of its own."""
+        """Yield this node's lines and those of the others, as they come; a failing node has its own line."""
         desk = self._desk
         if request.node and request.node not in desk.view.nodes:
             raise RecoveryError(f"node {request.node}", "is not in the cluster")
@@ -298,7 +298,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
 
 
 class _answering:  # noqa: N801 (reads as a statement)
-    """Translates errors of the body into gRPC's, in one line each."""
+    """Translate errors of the body into gRPC's, in one line each."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -316,7 +316,7 @@ class _answering:  # noqa: N801 (reads as a statement)
 
 
 async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a file, read in a thread."""
+    """Yield the pieces of a file, read in a thread."""
     while piece := await asyncio.to_thread(next, pieces, b""):
         yield piece
 
@@ -330,9 +330,10 @@ def bind_node_service(
     stream_limits: StreamLimits | None = None,
     keepalive_s: float = KEEPALIVE_S,
 ) -> tuple[grpc.aio.Server, int]:
-    """A server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it cannot be had.
+    """Return a server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it is not
+    available.
 
-    limits, stream_limits: what it grants before and after TLS, for tests. keepalive_s: how often its clients ping.
+    limits, stream_limits: its limits before and after TLS, for tests. keepalive_s: the interval of its clients' pings.
     """
     limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
     options = [*limits, *server_keepalive(keepalive_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]

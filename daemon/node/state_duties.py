@@ -1,7 +1,7 @@
-"""What a node does about the files it holds: which it registers, which it copies, which it lets go. Pure.
+"""Decides about the files that a node holds: which it registers, which it copies, which it deletes. Pure.
 
-A file is registered before anybody may count on it, and it is registered no more before it goes. Which boundaries stay
-is decided by coordination/boundaries.py, for coordinator and nodes alike.
+A file is registered before any process may rely on it, and unregistered before it is deleted.
+coordination/boundaries.py decides which boundaries stay, for coordinator and nodes alike.
 """
 
 from collections.abc import Iterator
@@ -34,23 +34,23 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.supervision.worker_status import JobGeneration
 
 KEPT_AFTER_RESTORE_S: Final = 3600.0
-"""How long files of a job that etcd does not know are kept after etcd's history went back."""
+"""Time for which files of a job that etcd does not know are kept after etcd's history went back."""
 
 
 def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    """Registrations, deletions and durable copies that are due."""
+    """Return registrations, deletions and durable copies that are due."""
     for name in sorted({key.job for key in node.held} | set(view.jobs)):
         yield from state_steps_of(view, name, node)
 
 
 def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[Step]:
-    """Those of one job, or of files of a job that is no more."""
+    """Return the due steps of one job, or of files of a job that is gone."""
     job = view.jobs.get(name)
     if view.why_set_aside(name):
-        return  # whatever it says, nothing of it is thrown away
+        return  # an outdated record: none of the job's files is deleted
     if job is None or job.submission is None:
         if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
-            return  # etcd may be older than the job: whoever restored it has time to bring the job back
+            return  # etcd may be older than the job: its administrator has time to bring the job back
         for (timeline, boundary), files in node.held_of(name).items():
             yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
     elif not node.is_behind(job):
@@ -60,7 +60,7 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
 
 
 def is_welcome(job: JobView, timeline: int, boundary: int) -> bool:
-    """Whether a file of a boundary that a worker wrote is of the job's own past."""
+    """Return whether a file that a worker wrote belongs to the job's own past."""
     lineage = lineage_of(job)
     return lineage is not None and lineage.has(timeline, boundary)
 
@@ -94,13 +94,13 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
 
 
 def _of_its_parent(job: JobView) -> set[Place]:
-    """The boundary that a job begins with when another one wrote it: loaded from its folder, and never its own past."""
+    """Return the boundary from which a job starts when another job wrote it: loaded, but never its own past."""
     checkpoint = job.checkpoint
     return {(checkpoint.timeline, checkpoint.boundary)} if checkpoint is not None and checkpoint.origin_job else set()
 
 
 def _as_registered(job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState) -> JobView:
-    """The job as if every boundary held here had been told of, with no file that anybody could count on yet."""
+    """Return the job as if every boundary held here were registered, with files on which nobody relies yet."""
     empty = StateRecord(incarnation=node.incarnation, generation=0)
     new: dict[Place, dict[str, StateRecord]] = {place: {node.name: empty} for place in held if place not in job.state}
     return replace(job, state={**job.state, **new})
@@ -123,7 +123,7 @@ def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeStat
 
 
 def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
-    """The boundaries that this node's own workers still have to load, wherever their files came from."""
+    """Return the boundaries that this node's own workers still have to load, from any source."""
     for plan in (job.plan, job.next):
         if plan is not None and plan.source != "initial" and not _has_begun(job, plan, node):
             yield plan.source_timeline, plan.boundary
@@ -136,14 +136,16 @@ def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
 
 
 def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Place | None:
-    """The newest journal of a job that has no past of its own any more: people ask for it."""
+    """Return the newest journal of a job that has no past of its own any more, because users may request it."""
     if lineage_of(job) is not None:
         return None
     return max((place for place, files in held.items() if JOURNAL in files), default=None)
 
 
 def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """What this node copies to the checkpoint folder while training goes on. A stop's copies are agent_orders'."""
+    """Return the files that this node copies to the checkpoint folder during training. agent_orders copies a stop's
+    files.
+    """
     place = due_checkpoint(job)
     if place is None or not fewest_holders(job, place, view.nodes):
         return
@@ -154,9 +156,9 @@ def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterato
 
 
 def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """At a stop: what nodes without access to the checkpoint folder have written, this node fetches and copies there.
+    """At a stop, return the copies that this node makes for nodes without access to the checkpoint folder.
 
-    The nodes that may do it share the parts by their order, so that each is fetched once.
+    The nodes that may do it divide the parts by their order, so that each is fetched once.
     """
     plan, stop = job.plan, job.stop
     if plan is None or stop is None or stop.boundary is None or stop.save is not Save.CHECKPOINT:

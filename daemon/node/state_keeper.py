@@ -1,4 +1,4 @@
-"""The files of a node's store in action: taken in from workers, fetched, copied to durable storage, let go."""
+"""Moves the files of a node's store: taken in from workers, fetched, copied to durable storage, deleted."""
 
 import asyncio
 import contextlib
@@ -31,21 +31,21 @@ log = structlog.get_logger()
 
 SWEEP_PERIOD_S: Final = 60.0
 STRAY_AFTER_S: Final = 600.0
-"""A file that nobody knows may be one that a worker is just writing; after this time it is not."""
+"""An unknown file may be one that a worker is writing; after this time it is not."""
 LEFT_AFTER_S: Final = 120.0
-"""The same where no worker writes: on timelines that were left, because a worker died in the middle of a file."""
+"""The time on timelines where no worker writes: a worker died in the middle of a file."""
 NUM_COPIES: Final = 2
-"""Files that are copied to one file system at the same time."""
+"""Number of files copied to one file system at once."""
 NUM_READS: Final = 4
-"""Files that are read from one file system at the same time."""
+"""Number of files read from one file system at once."""
 NUM_FETCHES: Final = 4
-"""Files that workers wait for and that are asked of other nodes at the same time: the others follow in order."""
+"""Number of awaited files requested from other nodes at once: the others follow in order."""
 NUM_AT_ONCE: Final = 2
-"""Files of one boundary that are asked for at the same time."""
+"""Number of files of one boundary requested at once."""
 
 
 class StateKeeper:
-    """What an agent does with files, and what it knows of them beside the store."""
+    """An agent's work on files, and its knowledge of them besides the store."""
 
     def __init__(
         self,
@@ -73,15 +73,16 @@ class StateKeeper:
         self.durable: set[StateKey] = set()
         """Held files that are in the checkpoint folder too."""
         self.troubles: dict[StateKey, str] = {}
-        """Held files that could not be copied there, and why."""
+        """Held files that could not be copied there, with the reason."""
 
     # --- From workers -----------------------------------------------------------------------------------------------
 
     def wrote(self, wrote: control_pb2.Wrote) -> str:
-        """Take in what a worker wrote. Returns why it cannot be kept.
+        """Take in files that a worker wrote. Returns why they cannot be kept, or an empty text.
 
-        What is not of the job's own past any more is deleted, and so is all of a snapshot for which there is no room.
-        What a stop wrote is kept beyond the quota: it is there, and without it the work since is lost.
+        Files outside the job's own past are deleted. So is all of a snapshot for which there is no room. A stop's files
+        are kept
+        beyond the quota: without them, the work since the last boundary is lost.
         """
         job = self._view.jobs.get(wrote.job)
         timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
@@ -111,14 +112,14 @@ class StateKeeper:
         return ""
 
     def refused_file(self, path: Path) -> None:
-        """A worker found a file damaged: it is not held any more."""
+        """Stop holding a file that a worker found damaged."""
         for key, file in list(self._store.contents.items()):
             if file.path == path:
                 log.error("damaged_file_dropped", key=str(key))
                 self._store.delete(key)
 
     def _discard(self, paths: Iterable[Path]) -> None:
-        """Delete files that a worker wrote and that nobody takes, but none that the store has."""
+        """Delete files that a worker wrote and nobody takes, except those that the store has."""
         known = {file.path for file in self._store.contents.values()}
         with contextlib.suppress(OSError):
             self._store.remove(path for path in paths if path not in known)
@@ -126,7 +127,7 @@ class StateKeeper:
     # --- Steps ------------------------------------------------------------------------------------------------------
 
     async def fetch(self, step: FetchState) -> None:
-        """One file that a worker is to load. Raises RecoveryError or ConfigError."""
+        """Fetch one file that a worker is to load. Raises RecoveryError or ConfigError."""
         if step.checkpoint_url:
             await self._fetch_checkpointed(step)
         else:
@@ -135,7 +136,7 @@ class StateKeeper:
                 await self._fetch_from(holders, step.key, step.expected, generation=step.of.generation)
 
     async def _fetch_checkpointed(self, step: FetchState) -> None:
-        """From the checkpoint folder; where that cannot be reached from here, by way of another node."""
+        """Fetch from the checkpoint folder or, if this node cannot reach it, through another node."""
         job = self._job(step.of.job)
         try:
             await fetch_checkpointed(
@@ -162,7 +163,7 @@ class StateKeeper:
                 raise error from second
 
     async def fetch_copies(self, step: FetchCopies) -> None:
-        """Files of one boundary, a few at once. Raises the first error when one cannot be had, after the others."""
+        """Fetch files of one boundary, a few at once. If one fails, its error is raised after the others are done."""
         at_once = asyncio.Semaphore(NUM_AT_ONCE)
         errors: list[Exception] = []
 
@@ -195,7 +196,8 @@ class StateKeeper:
         blocked = self._view.blocked
         reached = [name for name in names if not blocked.cannot_ask(self._node, name)]
         if names and not reached and (relays := blocked.relays(self._node, names, self._view.nodes)):
-            names, is_forwarded = list(relays), True  # who reaches this node and a holder passes the file on
+            # a node that reaches both this node and a holder passes the file on
+            names, is_forwarded = list(relays), True
         elif reached:
             names = reached
         endpoints = [self._view.nodes[name].endpoint for name in names]
@@ -212,9 +214,9 @@ class StateKeeper:
         )
 
     async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
-        """Copy one file to durable storage; what goes wrong is kept as its trouble. Raises RecoveryError, ConfigError.
+        """Copy one file to durable storage; an error is kept as its trouble. Raises RecoveryError, ConfigError.
 
-        Two at once on a file system: one over a network gains by it, and training keeps its processor.
+        Two run at once on a file system: a network is used better, and training keeps its processor.
         """
         key = step.key
         job = self._job(key.job)
@@ -252,18 +254,18 @@ class StateKeeper:
         await asyncio.to_thread(self._store.remove, self._store.forget(step.keys))
 
     def abandon(self, keys: Iterable[StateKey]) -> None:
-        """What was fetched of these files is not wanted."""
+        """Drop the fetched bytes of these files, because they are not wanted."""
         for key in keys:
             self._store.abandon(key)
 
     def forget_what_is_gone(self) -> None:
-        """Of files that are not held there is nothing to know."""
+        """Forget everything about files that are not held."""
         held = self._store.contents.keys()
         self.durable &= held
         self.troubles = {key: why for key, why in self.troubles.items() if key in held}
 
     async def sweep(self) -> None:
-        """Until cancelled: delete, now and then, files of the store's folder that nobody knows."""
+        """Delete unknown files in the store's folder from time to time, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             try:
@@ -280,12 +282,12 @@ class StateKeeper:
             log.warning("stray_files_deleted", size_bytes=num_bytes)
 
     def _is_stopping(self, name: str) -> bool:
-        """Whether a stop waits for a job's checkpoint, or nothing of it runs any more."""
+        """Return whether a stop waits for a job's checkpoint, or no worker of it runs any more."""
         job = self._view.jobs.get(name)
         return job is None or job.plan is None or (job.stop is not None and job.stop.save is Save.CHECKPOINT)
 
     def _written(self) -> frozenset[Path]:
-        """The folders of the timelines on which workers may write."""
+        """Return the folders of the timelines on which workers may write."""
         return frozenset(
             self._store.timeline_directory_of(job.name, plan.timeline)
             for job in self._view.jobs.values()
@@ -294,7 +296,7 @@ class StateKeeper:
         )
 
     def _job(self, name: str) -> JobView:
-        """Raises RecoveryError when the job was removed since the step was due."""
+        """Return a job. Raises RecoveryError when it was removed since the step was due."""
         job = self._view.jobs.get(name)
         if job is None or job.spec is None:
             raise RecoveryError(name, "was removed")
@@ -311,6 +313,6 @@ def _uid(job: JobView) -> str:
 
 
 def _spread(holders: tuple[str, ...], reader: str) -> tuple[str, ...]:
-    """The holders, beginning with another one for each reader: replicas of a stage do not all ask the same."""
+    """Return the holders, rotated for each reader: replicas of a stage do not all ask one holder."""
     first = crc32(reader.encode()) % len(holders) if holders else 0
     return holders[first:] + holders[:first]

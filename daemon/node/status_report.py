@@ -1,4 +1,4 @@
-"""What a daemon can say about jobs by itself, also while etcd is away: its last view, and what has to wait."""
+"""Reports on jobs from a daemon alone, also while etcd is away: its last view, and what has to wait."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ _IN_BETWEEN = {
 
 
 def status_reply(view: ClusterView, *, node: str, away_s: float | None, job: str = "") -> control_pb2.StatusReply:
-    """The answer to Status. away_s: how long etcd has been away; None: it is there. job: empty for every one."""
+    """Return the answer to Status. away_s: how long etcd has been away; None: it is there. job: empty for every one."""
     jobs = [found for found in view.jobs_in_order() if job in ("", found.name)]
     return control_pb2.StatusReply(
         node=node,
@@ -30,6 +30,6 @@ def status_reply(view: ClusterView, *, node: str, away_s: float | None, job: str
 
 
 def waits_for(jobs: Iterable[JobView]) -> str:
-    """What cannot go on without etcd; each job that was amid something is named."""
+    """Return what cannot continue without etcd; each job amid a transition is named."""
     named = [f"{job.name}: {what}" for job in jobs if (what := _IN_BETWEEN.get(job.phase.phase)) is not None]
-    return "; ".join([*named, "changes of plan, recovery from failures, and what is asked of jobs"])
+    return "; ".join([*named, "changes of plan, recovery from failures, and users' requests"])

@@ -1,4 +1,4 @@
-"""What a step works on and by which name it is known, so that no two work on one thing at the same time. Pure."""
+"""Names steps and their objects, so that no two steps work on one object at once. Pure."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ def etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop
 
 
 def fetched_by(step: Step) -> dict[StateKey, frozenset[str]]:
-    """The files that a step brings into the store, and the nodes that it may ask."""
+    """Return the files that a step brings into the store, and the nodes that it may ask."""
     match step:
         case FetchState():
             return {step.key: frozenset(step.holders)}
@@ -49,20 +49,20 @@ def fetched_by(step: Step) -> dict[StateKey, frozenset[str]]:
 
 
 def is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping[StateKey, frozenset[str]]) -> bool:
-    """Whether some file of a fetch under way is due, and every node that it may ask for one that is due is there."""
+    """Return whether a running fetch still has a due file, and every node that it may ask for one exists."""
     due = fetched.keys() & wanted.keys()
     return bool(due) and all(fetched[key] <= wanted[key] for key in due)
 
 
 def stands_back(step: Step, steps: list[Step]) -> bool:
-    """Whether a step makes copies of a file that a worker waits for: that goes without them, and faster."""
+    """Return whether a step copies a file that a worker waits for: the worker's fetch goes first, and is faster."""
     if not isinstance(step, FetchCopies):
         return False
     return any(isinstance(other, FetchState) and other.key in step.keys for other in steps)
 
 
 def claims(step: Step, node: str) -> frozenset[object]:
-    """What a step works on: no two steps of one thing at the same time."""
+    """Return the objects of a step: no two steps of one object run at once."""
     match step:
         case FetchState() | FetchCopies():
             return frozenset(fetched_by(step))
@@ -75,7 +75,7 @@ def claims(step: Step, node: str) -> frozenset[object]:
 
 
 def name_of(step: Step) -> object:
-    """What of a step stays the same while its details change: attempts are counted by it."""
+    """Return a name that stays while a step's details change: attempts are counted by it."""
     match step:
         case FetchState():
             return FetchState, step.of, step.key

@@ -1,8 +1,8 @@
-"""How many calls a daemon answers at once, and how long it waits for one that does not read.
+"""Limits the calls that a daemon answers at once, and its wait for a caller that does not read.
 
-A call holds a piece of a file, or of a probe, until its reader has taken it. So each method has a number of calls that
-run at once, for one connection and for all; what is beyond is refused as busy, and a reader that takes nothing loses
-its stream.
+A call holds a piece of a file, or of a probe, until its reader has taken it. So each method has a maximum of running
+calls, for one connection and for all. Further calls are refused as busy, and a reader that takes nothing loses its
+stream.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from headway.stages.own_sockets import end_connection
 log = structlog.get_logger()
 
 STALL_S: Final = 60.0
-"""For a reader to take one piece."""
+"""Time for a reader to take one piece."""
 STREAMS_PER_CONNECTION: Final = 256
-"""Of all methods: gRPC lets further calls of that connection wait at the caller."""
+"""Maximum for all methods: gRPC lets further calls of that connection wait at the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimit:
-    """How many calls of one method run at once."""
+    """The maximum number of running calls of one method."""
 
     in_all: int
     per_connection: int
 
 
 MOST_CALLS: Final = CallLimit(in_all=512, per_connection=64)
-"""Of a method without a limit of its own."""
+"""Limit of a method without its own."""
 CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "Probe": CallLimit(in_all=8, per_connection=2),
     "FetchState": CallLimit(in_all=128, per_connection=64),
@@ -55,11 +55,11 @@ class BusyError(Exception):
 
 
 class StalledError(Exception):
-    """A reader does not take what it asked for."""
+    """A reader does not take the bytes that it requested."""
 
 
 class CallCounts:
-    """Which calls run. Pure."""
+    """The running calls. Pure."""
 
     def __init__(self, limits: Mapping[str, CallLimit] = CALL_LIMITS) -> None:
         self._limits = limits
@@ -68,7 +68,7 @@ class CallCounts:
 
     @contextmanager
     def call(self, method: str, connection: str) -> Iterator[None]:
-        """Count a call while the body runs. Raises BusyError, and counts nothing, where a limit is reached."""
+        """Count a call while the body runs. Raises BusyError, and counts nothing, when a limit is reached."""
         limit, key = self._limits.get(method, MOST_CALLS), (method, connection)
         if self._per_connection[key] >= limit.per_connection:
             raise BusyError(f"busy: {limit.per_connection} calls of {method} run for this connection already")
@@ -93,7 +93,7 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         self._stall_s = stall_s
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The method's handler, inside its limits."""
+        """Return the method's handler, inside its limits."""
         handler = await continuation(details)
         name = details.method.rpartition("/")[2]
         if handler is None or handler.request_streaming:
@@ -127,7 +127,7 @@ class StreamLimits(grpc.aio.ServerInterceptor):
             except BusyError as error:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             except StalledError as error:
-                # What it was sent stays in memory until its connection is gone: gRPC cannot take a piece back.
+                # Sent pieces stay in memory until the connection is gone: gRPC cannot take a piece back.
                 peer = context.peer()
                 end_connection(peer)
                 log.warning("reader_dropped", method=name, peer=peer, reason=str(error))
@@ -136,7 +136,7 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         return answer
 
     async def _write_all(self, pieces: AsyncGenerator[Any], context: Any) -> None:
-        """Raises StalledError when the reader takes a piece too late."""
+        """Write all pieces. Raises StalledError when the reader takes a piece too late."""
         async with aclosing(pieces):
             async for piece in pieces:
                 try:

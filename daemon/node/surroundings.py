@@ -1,4 +1,4 @@
-"""What an agent works with: the rest of the daemon, as far as it needs it."""
+"""The rest of the daemon, as far as an agent needs it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from headway.daemon.supervision.activities import Activities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Of one node, for the time of one incarnation."""
+    """The collaborators of one node's agent, during one incarnation."""
 
     node: str
     incarnation: str
     lease_id: Callable[[], int]
-    """The node's lease now: it is another one after one was lost."""
+    """The node's lease now: a lost lease is followed by another."""
     etcd: EtcdClient
     view: ClusterView
     store: StateStore
@@ -29,10 +29,10 @@ class Surroundings:
     client: NodeClient
     checkpoint_root: Path | None
     reach: Reach
-    """What finds out whether ports of other nodes answer."""
+    """Finds out whether ports of other nodes answer."""
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     activities: Activities = field(default_factory=Activities)
     wrote_late: Callable[[str], None] = lambda _: None
-    """Told the job when a copy to its checkpoint folder ends after it was given up."""
+    """Called with the job when a copy to its checkpoint folder ends after it was given up."""
     remembered: Callable[[], Mapping[str, int] | None] = lambda: None
-    """The generations that this node has written down, as in NodeState."""
+    """Generations that this node has written down, as in NodeState."""

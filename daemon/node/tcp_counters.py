@@ -1,6 +1,6 @@
-"""What the kernel counts of this process's own TCP connections: segments sent, and sent again because they were lost.
+"""Reads the kernel's counters of this process's TCP connections: segments sent, and sent again because they were lost.
 
-Linux alone, which hands the counters to whoever has the socket.
+Works on Linux alone, which gives the counters to the owner of the socket.
 """
 
 import socket
@@ -12,22 +12,24 @@ from headway.stages.own_sockets import address_of, grpc_address, own_sockets
 
 INFO_BYTES: Final = 220
 SENT_AGAIN_AT, SENT_AT, NEEDLESS_AT = 100, 156, 216
-"""In Linux's `struct tcp_info`, which only grows at its end (include/uapi/linux/tcp.h): tcpi_total_retrans,
-tcpi_data_segs_out and tcpi_dsack_dups, which the other end had already; 32 bits each."""
+"""Offsets in Linux's `struct tcp_info`, which only grows at its end (include/uapi/linux/tcp.h): tcpi_total_retrans,
+tcpi_data_segs_out and tcpi_dsack_dups, segments that the other end had already; 32 bits each.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentSegments:
-    """Of one connection, since it was made."""
+    """The segments of one connection, since it was made."""
 
     number: int
-    """With data, those that were sent again among them."""
+    """Segments with data, with those that were sent again."""
     num_lost: int
-    """Those that were sent again, and that the other end had not."""
+    """Segments that were sent again, and that the other end did not have."""
 
 
 def sent_segments(peer: str) -> SentSegments | None:
-    """By this end of the connection to a peer, as gRPC names it; None: there is none, or the system does not count.
+    """Return the segments sent by this end to a peer, as gRPC names it; None: unknown peer, or the system does not
+    count.
 
     peer: `ipv4:10.0.0.7:4711` or `ipv6:[::1]:4711`, the brackets perhaps escaped.
     """

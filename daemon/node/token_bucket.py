@@ -1,22 +1,22 @@
-"""A token bucket: who wants to send is told how long to wait first. Pure."""
+"""A token bucket: it tells each sender how long to wait first. Pure."""
 
 
 class TokenBucket:
-    """Bytes come in at a rate, into a bucket of limited size; whoever takes more than is there waits for the rest.
+    """Tokens come at a rate, into a bucket of limited size; a sender that takes more than is there waits for the rest.
 
-    What is taken is gone, waited for or not; waits are served in the order in which they were asked for.
+    Taken tokens are gone, with or without the wait; waits are served in the order of the requests.
     """
 
     def __init__(self, *, bytes_per_s: float, burst_bytes: float, now: float) -> None:
-        """burst_bytes: what may be sent at once after a pause. now: seconds of the clock that `take` is told of too."""
+        """burst_bytes: bytes that may be sent at once after a pause. now: seconds of the clock of `take`."""
         self._bytes_per_s = bytes_per_s
         self._burst_bytes = burst_bytes
         self._level = burst_bytes
-        """Negative: bytes that somebody already waits for."""
+        """Level of the bucket; negative: bytes for which a sender already waits."""
         self._since = now
 
     def take(self, num_bytes: int, now: float) -> float:
-        """Seconds to wait before so many bytes may go."""
+        """Return the seconds to wait before these bytes may go."""
         self._level = min(self._burst_bytes, self._level + (now - self._since) * self._bytes_per_s)
         self._since = now
         self._level -= num_bytes

@@ -1,8 +1,9 @@
-"""What the workers of a plan did last: asked of this node's own workers, and of every other node's daemon.
+"""Collects the last operations of a plan's workers: from this node's own workers, and from every other node's daemon.
 
-Each node's times are of its own clock. How far it is ahead of this one's is measured with a few short calls: the peer
-read its clock somewhere between question and answer, so the middle is wrong by half the round trip at most. An offset
-that is smaller than that cannot be told from none, as between two daemons of one machine: then it is none.
+Each node's times are of its own clock. A few short calls measure its offset. The peer read its clock between question
+and answer, so the middle is wrong by half the round trip at most. A smaller offset cannot be distinguished from none,
+as
+between two daemons of one machine: then it counts as zero.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.errors import PeerError, UnavailableError
 
 NUM_PINGS: Final = 6
-"""The shortest counts: the others waited for something, the first for the connection."""
+"""Number of pings; the shortest counts: the others waited for something, the first for the connection."""
 PING_TIMEOUT_S: Final = 5.0
 
 
@@ -34,7 +35,9 @@ class TraceSource:
         ask_worker: Callable[[int], Awaitable[RecentOperations]],
         clock: Callable[[], float],
     ) -> None:
-        """ask_worker: what the worker of a device did last; raises UnavailableError. clock: the workers', seconds."""
+        """ask_worker: returns the last operations of a device's worker; raises UnavailableError. clock: the workers',
+        seconds.
+        """
         self._node = node
         self._view = view
         self._client = client
@@ -42,14 +45,14 @@ class TraceSource:
         self._clock = clock
 
     async def own(self, job: str) -> AsyncIterator[WorkerTrace]:
-        """Of this node's workers. Raises RecoveryError when the job has no plan in force."""
+        """Return the operations of this node's workers. Raises RecoveryError when the job has no plan in force."""
         plan = self._plan(job)
         for position, worker in enumerate(plan.stages):
             if worker.node == self._node:
                 yield await self._of_worker(job, plan, position)
 
     async def all(self, job: str) -> AsyncIterator[WorkerTrace]:
-        """Of all workers of the plan in force; a node that does not answer is the trouble of its workers.
+        """Return the operations of all workers of the plan in force; a silent node is the trouble of its workers.
 
         Raises RecoveryError when there is no plan.
         """
@@ -102,7 +105,7 @@ class TraceSource:
 async def measure_clock(
     client: NodeClient, endpoint: NodeEndpoint, *, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """(seconds that the clock there is ahead of this one, most that this may be wrong by); (0, 0): the same clock.
+    """Return (seconds by which the clock there is ahead, maximum error); (0, 0): one clock.
 
     Raises PeerError and RecoveryError.
     """

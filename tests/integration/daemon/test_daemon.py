@@ -243,7 +243,7 @@ async def test_daemons_that_cannot_start_say_why_in_one_line(playground: Any, tm
     taken = (await playground.view()).nodes["a"].address
     mistakes: list[tuple[str, dict[str, object], int, str]] = [
         ("d", {"certificates": tmp_path / "empty"}, EXIT_CONFIG, "ca.pem: cannot be read: No such file or directory"),
-        ("e", {"certificates": stranger}, EXIT_CONFIG, "ca.pem: is no certificate in PEM"),
+        ("e", {"certificates": stranger}, EXIT_CONFIG, "ca.pem: is not a certificate in PEM"),
         ("f", {"devices": "cuda"}, EXIT_CONFIG, "this machine has no CUDA device"),
         ("g", {"listen": taken}, EXIT_CONFIG, f"cannot listen at {taken}"),
         ("h", {"state_dir": playground.folder / "a"}, EXIT_CONFIG, "another daemon runs on this state_dir"),

@@ -200,7 +200,7 @@ async def test_a_followed_log_goes_on_with_what_is_written_later(network: Networ
 
 async def test_a_name_that_is_a_path_is_refused(network: Network) -> None:
     """A job called ../x would read somebody else's file."""
-    with pytest.raises(RecoveryError, match="is no name of a job"):
+    with pytest.raises(RecoveryError, match="is not a job's name"):
         [line async for line in network.client.logs(network.a.endpoint, control_pb2.LogsRequest(job="../authority"))]
 
 

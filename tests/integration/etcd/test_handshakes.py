@@ -153,7 +153,7 @@ async def test_a_server_of_ours_that_is_not_etcd_or_not_as_expected_is_told(pers
     """A daemon's port instead of etcd's; certificates that are expired, early, not for servers, of another name."""
     me, node = issued(person.authority, "me"), issued(person.authority, "node")
     cases = {
-        node: "what answers there is not etcd, perhaps a daemon",
+        node: "the server there is not etcd, perhaps a daemon",
         issued(person.authority, "s-late", begins=-10 * DAY): "its certificate has expired, by this machine's clock",
         issued(person.authority, "s-early", begins=10 * DAY): "its certificate is not valid yet",
         issued(person.authority, "s-client", purposes=BOTH[1:]): "its certificate may not be used by servers",

@@ -34,7 +34,7 @@ class FakeEtcd:
         self.is_news.set()
         if self.num_conflicts:
             self.num_conflicts -= 1
-            raise ConflictError(PROGRESS, "changed by somebody else")
+            raise ConflictError(PROGRESS, "changed by another process")
         self.written += [decode(change.value, ProgressRecord) for change in changes]
         return 1
 

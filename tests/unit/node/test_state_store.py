@@ -284,6 +284,6 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
     (tmp_path / "store").symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match="belongs to somebody else, or is no folder"):
+    with pytest.raises(ConfigError, match="belongs to another user, or is not a folder"):
         StateStore(tmp_path / "store").open()
     assert (tmp_path / "precious" / "file").exists()
