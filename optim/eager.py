@@ -1,6 +1,6 @@
 """torch's optimizers without torch's compiler, which their methods import at the first call: a second of each process.
 
-The wrappers taken off keep the compiler out of the optimizer; no optimizer is compiled here. The rules are torch's own.
+Removing the wrappers keeps the compiler out of the optimizer; no optimizer is compiled here. The rules are torch's.
 """
 
 import inspect
@@ -16,12 +16,12 @@ class EagerOptimizer(Optimizer):
 
 
 class EagerAdamW(EagerOptimizer, AdamW):
-    """torch's AdamW."""
+    """AdamW of torch."""
 
     step = torch.no_grad()(inspect.unwrap(AdamW.step))
 
 
 class EagerSGD(EagerOptimizer, SGD):
-    """torch's SGD."""
+    """SGD of torch."""
 
     step = torch.no_grad()(inspect.unwrap(SGD.step))

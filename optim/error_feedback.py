@@ -27,7 +27,7 @@ class ErrorFeedback:
 
     @property
     def is_active(self) -> bool:
-        """Whether it changes anything."""
+        """Return whether it changes anything."""
         return self.gain != 0.0
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The optimizers that a job can name, as torch optimizers that step one tensor at a time, and what state each keeps."""
+"""The optimizers that a job can name, as torch optimizers that step one tensor at a time, and the state of each."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
-    """The optimizer of one group. Never `foreach` or `fused`: a tensor's bits must not depend on its neighbours."""
+    """Return the optimizer of one group. Never `foreach` or `fused`: a tensor's bits must not depend on its
+    neighbours.
+    """
     match spec.name:
         case "muon":
             return Muon(
@@ -52,7 +54,7 @@ def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
 
 
 def state_slots(spec: GroupSpec) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps for each parameter, once update 0 was applied.
+    """Return names of the tensors that the optimizer keeps for each parameter, once update 0 was applied.
 
     AdamW's step count is not among them: it is the update's index, which a boundary knows anyway.
     """

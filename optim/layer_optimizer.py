@@ -43,13 +43,13 @@ class OptimizerGroup:
     optimizer: Optimizer
     names: tuple[str, ...]
     lr: float
-    """Before the schedule's factor."""
+    """Learning rate before the schedule's factor."""
     state_slots: tuple[str, ...]
-    """What the optimizer keeps for each parameter after its first step, its step count left out."""
+    """State that the optimizer keeps for each parameter after its first step, without its step count."""
 
 
 _Place = tuple["TorchLayerOptimizer", str, Tensor, Tensor, Tensor]
-"""A parameter: whose, its name, W_b, where W_{b+1} goes, the gradient."""
+"""Place of a parameter: its owner, its name, W_b, the target of W_{b+1}, the gradient."""
 
 
 class TorchLayerOptimizer:
@@ -73,7 +73,7 @@ class TorchLayerOptimizer:
         self._groups = tuple(groups)
         self._schedule = schedule
         self._error_feedback = error_feedback
-        self._next_update: int | None = 0  # None: state was loaded, and the next step says where it stands
+        self._next_update: int | None = 0  # None: state was loaded, and the next step sets the index
 
     @torch.no_grad()
     def step(
@@ -108,10 +108,11 @@ class TorchLayerOptimizer:
         target: Sequence[Mapping[str, Tensor]],
         gradients: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        """`step` of several layers, with the maps of each: the same bits, in less time where matrices are small.
+        """Do `step` of several layers, with the maps of each: equal bits, in less time if matrices are small.
 
-        Beside the optimizers' own, no more memory is taken for a time than a batch of matrices, or what of one layer
-        is no matrix. Raises as `step`; then nothing has changed in any layer.
+        Besides the optimizers' own memory, it takes only that of a batch of matrices, or of one layer's other
+        parameters, for a
+        time. Raises as `step`; then nothing has changed in any layer.
         """
         given = list(zip(optimizers, current, target, gradients, strict=True))
         for optimizer, *maps in given:
@@ -151,7 +152,7 @@ class TorchLayerOptimizer:
         target: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
     ) -> None:
-        """Whether the update can be applied. Raises as `step`."""
+        """Check that the update can be applied. Raises as `step`."""
         if self._next_update is not None and update_index != self._next_update:
             raise UpdateOrderError(self._layer_name, update_index, self._next_update)
         for given in (current, target, gradients):
@@ -159,7 +160,7 @@ class TorchLayerOptimizer:
         self._schedule(update_index)
 
     def _begin(self, update_index: int) -> None:
-        """Set what depends on the update's index."""
+        """Set the values that depend on the update's index."""
         factor = self._schedule(update_index)
         for group in self._groups:
             for parameter_group in group.optimizer.param_groups:
@@ -183,16 +184,16 @@ class TorchLayerOptimizer:
             self._finish(update_index, name, target[name], old)
 
     def _finish(self, update_index: int, name: str, weight: Tensor, before: Tensor) -> None:
-        """From W', which a step has made of W_b, to W_{b+1}."""
+        """Turn W', which a step has made of W_b, into W_{b+1}."""
         self._slots[name].grad = None
         STEPS.num_done += 1
         if self._error_feedback.is_active:
             self._error_feedback.correct(name, weight, before=before, update_index=update_index)
-        # The slot is an alias with a version counter of its own; autograd watches the counter of the target.
+        # The slot is an alias with its own version counter; autograd watches the counter of the target.
         increment_version(weight)
 
     def state(self) -> dict[str, Tensor]:
-        """The live state, flat: `<slot>/<parameter name>` to tensor. Empty before update 0."""
+        """Return the live state, flat: `<slot>/<parameter name>` to tensor. Empty before update 0."""
         state = {
             f"{slot}/{name}": tensor
             for group in self._groups
@@ -204,7 +205,7 @@ class TorchLayerOptimizer:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the state by a copy of what `state()` of an equal optimizer returned; empty means boundary 0.
+        """Replace the state by a copy of the `state()` of an equal optimizer; empty means boundary 0.
 
         Raises KeyError naming what is missing or unknown, ValueError on another shape. Nothing has changed then.
         """
@@ -264,9 +265,9 @@ class TorchLayerOptimizer:
 def optimizer_factory(
     spec: OptimSpec, *, num_batches: int, delay: int
 ) -> Callable[[str, Mapping[str, Tensor]], TorchLayerOptimizer]:
-    """What makes the optimizer of each layer of a job, from the layer's name and its parameters.
+    """Return the factory of each layer's optimizer, by the layer's name and its parameters.
 
-    Of the parameters shape and device are read; the masters that are stepped later must be fp32.
+    Only shape and device of the parameters are read; the masters that are stepped later must be fp32.
     """
     schedule = lr_schedule(spec.lr_schedule, num_batches=num_batches, warmup_batches=spec.warmup_batches)
     specs = {Group.MATRICES: spec.matrices, Group.REST: spec.rest}

@@ -1,4 +1,4 @@
-"""How the learning rate moves: a float64 factor for each update, indexed by b and by nothing else."""
+"""The movement of the learning rate: a float64 factor for each update, indexed by b and by nothing else."""
 
 import math
 from collections.abc import Callable
@@ -8,11 +8,11 @@ DECAY_SHARE = 5
 """Warm-up–stable–decay falls over the last ⌈B / DECAY_SHARE⌉ updates."""
 
 LrSchedule = Callable[[int], float]
-"""From the update's index b to what every group's rate is multiplied by."""
+"""Map from the update's index b to the factor of every group's rate."""
 
 
 def lr_schedule(kind: Literal["constant", "cosine", "wsd"], *, num_batches: int, warmup_batches: int) -> LrSchedule:
-    """The factor of update b = 0 … B−1, B being `num_batches`.
+    """Return the factor of update b = 0 … B−1, B being `num_batches`.
 
     (b+1)/w in the first w updates; then 1 (constant), ½(1 + cos(π(b−w)/(B−w))) (cosine), or 1 and over the last
     n = ⌈B/5⌉ updates (B−b)/n (wsd). Warm-up has precedence. An index outside the job raises ValueError.

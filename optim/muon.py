@@ -71,9 +71,9 @@ class Muon(EagerOptimizer):
 
     @staticmethod
     def batches(optimizers: Iterable["Muon"]) -> Iterator["Batch"]:
-        """The parameters of several optimizers, each once: those of one shape together, whosever they are.
+        """Yield the parameters of several optimizers, each once: those of one shape together, from any optimizer.
 
-        No more in a batch than are orthogonalised at once. A parameter may be in one optimizer only.
+        A batch has at most as many as are orthogonalised at once. A parameter may be in one optimizer only.
         """
         alike: dict[tuple[object, ...], Batch] = {}
         for muon in optimizers:
@@ -100,7 +100,7 @@ class Muon(EagerOptimizer):
             muon._apply(parameter, update, group)
 
     def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """What is orthogonalised; the momentum has taken the gradient in."""
+        """Return the matrix to orthogonalise; the momentum then contains the gradient."""
         gradient = parameter.grad
         assert gradient is not None
         if gradient.ndim != 2:
@@ -119,7 +119,7 @@ class Muon(EagerOptimizer):
 
 
 Batch = list[tuple[Muon, Parameter, dict[str, Any]]]
-"""Whose, which parameter, and the parameter's group."""
+"""Optimizer, parameter, and the parameter's group."""
 
 
 def _iteration(group: dict[str, Any]) -> dict[str, Any]:
@@ -133,5 +133,5 @@ def _batch_limit(parameter: Tensor, group: dict[str, Any]) -> int:
 
 
 def shape_scale(rows: int, cols: int) -> float:
-    """√max(1, rows/cols): what the rate of a tall matrix is multiplied by."""
+    """Return √max(1, rows/cols): the factor of a tall matrix's rate."""
     return math.sqrt(max(1, rows / cols))

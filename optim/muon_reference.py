@@ -20,7 +20,7 @@ def muon_reference(
     newton_schulz_dtype: torch.dtype,
     newton_schulz_steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """W and m [rows, cols] before a step to (W, m) after it. Bit for bit what `Muon.step` leaves."""
+    """Turn W and m [rows, cols] before a step into (W, m) after it. Bit for bit the result of `Muon.step`."""
     rows, cols = weight.shape
     new_buffer = torch.lerp(momentum_buffer, gradient, 1 - momentum)
     direction = torch.lerp(gradient, new_buffer, momentum) if nesterov else new_buffer

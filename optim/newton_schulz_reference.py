@@ -5,7 +5,9 @@ from torch import Tensor
 
 
 def orthogonalize_reference(matrix: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One matrix [rows, cols], in the very operations that define the bits of `orthogonalize`. Result in `dtype`."""
+    """Orthogonalise one matrix [rows, cols], in the operations that define the bits of `orthogonalize`. Result in
+    `dtype`.
+    """
     rows, cols = matrix.shape
     x = matrix.to(dtype)
     if rows > cols:
@@ -19,9 +21,9 @@ def orthogonalize_reference(matrix: Tensor, *, steps: int = 5, dtype: torch.dtyp
 
 
 def orthogonalize_by_singular_values(matrix: Tensor, *, steps: int = 5) -> Tensor:
-    """The same in float64 without a matrix iteration: the polynomial is applied to each singular value.
+    """Orthogonalise in float64 without a matrix iteration: the polynomial is applied to each singular value.
 
-    An odd polynomial of X acts on the singular values alone and leaves both bases as they are. Result in float64.
+    An odd polynomial of X acts on the singular values alone and leaves both bases unchanged. Result in float64.
     """
     u, singular_values, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
     s = singular_values / singular_values.square().sum().sqrt().clamp(min=1e-7)

@@ -1,4 +1,4 @@
-"""Which optimizer a parameter goes to: matrices inside the blocks to one, everything else to the other."""
+"""Chooses each parameter's optimizer: matrices inside the blocks go to one, everything else to the other."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,9 +16,9 @@ class Group(StrEnum):
 
 
 def route(layer_name: str, parameter: Tensor) -> Group:
-    """Group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; `rest` for all else.
+    """Return the group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; `rest` for all else.
 
-    All else: embedding, head, norms, biases.
+    All else is embedding, head, norms, biases.
     """
     if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2:
         return Group.MATRICES
@@ -26,7 +26,9 @@ def route(layer_name: str, parameter: Tensor) -> Group:
 
 
 def route_layer(layer_name: str, parameters: Mapping[str, Tensor]) -> dict[Group, tuple[str, ...]]:
-    """Parameter names by group, sorted by name so that nothing depends on the mapping's order; no empty groups."""
+    """Return parameter names by group, sorted by name so that nothing depends on the mapping's order; no
+    empty groups.
+    """
     groups = {
         group: tuple(sorted(n for n, p in parameters.items() if route(layer_name, p) is group)) for group in Group
     }

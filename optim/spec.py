@@ -1,4 +1,4 @@
-"""`[optim]` of a job: which optimizer each group of parameters goes to, and how the rate moves. No torch here."""
+"""`[optim]` of a job: the optimizer of each group of parameters, and the schedule of the rate. No torch here."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,23 +6,23 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """One optimizer and its settings. What an optimizer does not use is refused when the job is read."""
+    """One optimizer and its settings. A setting that the optimizer does not use is refused when the job is read."""
 
     name: Literal["muon", "adamw", "lion", "sgd"]
     lr: float = 3e-3
     weight_decay: float = 0.1
     momentum: float = 0.95
-    """muon, sgd"""
+    """Used by muon, sgd."""
     nesterov: bool = True
-    """muon, sgd"""
+    """Used by muon, sgd."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """adamw, lion"""
+    """Used by adamw, lion."""
     eps: float = 1e-8
-    """adamw"""
+    """Used by adamw."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
-    """muon"""
+    """Used by muon."""
     newton_schulz_steps: int = 5
-    """muon"""
+    """Used by muon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +43,4 @@ USED_SETTINGS: dict[str, frozenset[str]] = {
     "lion": frozenset({"lr", "weight_decay", "betas"}),
     "sgd": frozenset({"lr", "weight_decay", "momentum", "nesterov"}),
 }
-"""What each optimizer reads of its GroupSpec; anything else is refused when a job is read."""
+"""Settings of GroupSpec that each optimizer uses; others are refused when a job is read."""

@@ -1,7 +1,8 @@
-"""How far this process has come in its updates: a number that rises, for those who watch that something moves.
+"""Counts this process's progress in its updates, for observers of movement.
 
-An update is one operation of a stage and may take minutes. Others read the number from any thread at any time; to count
-costs one addition beside some matrix products.
+An update is one operation of a stage and may take minutes. Other threads read the number at any time; counting costs
+one
+addition per few matrix products.
 """
 
 

@@ -1,1 +1,1 @@
-"""What a worker computes with: model, data, schedule, executor, weight versions, links, layer state."""
+"""The parts with which a worker computes: model, data, schedule, executor, weight versions, links, layer state."""

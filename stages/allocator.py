@@ -1,9 +1,8 @@
-"""The C library's memory in a process that makes and frees the same blocks again and again.
+"""Keeps freed memory in a process that makes and frees blocks of few sizes repeatedly.
 
 glibc gives large blocks back to the kernel when they are freed, and the kernel clears each page that it hands out
-again: some percent of a microbatch's time on a CPU. Here freed memory stays with the process until it is asked for, and
-lies in pages of 2 MiB where the kernel has them, so that few of them are to be found in a table. Other C libraries are
-left as they are.
+again: some percent of a microbatch's time on a CPU. Here freed memory stays with the process until it is released. It
+lies in pages of 2 MiB if the kernel has them, so that fewer table entries are needed. Other C libraries are unchanged.
 """
 
 import ctypes
@@ -14,16 +13,16 @@ _TRIM_THRESHOLD: Final = -1
 _TOP_PAD: Final = -2
 _MMAP_THRESHOLD: Final = -3
 LARGEST_KEPT_BYTES: Final = 32 << 20
-"""Blocks above come from the kernel and go back to it: glibc takes no higher threshold."""
+"""Larger blocks come from the kernel and go back to it: glibc takes no higher threshold."""
 GROWTH_BYTES: Final = 64 << 20
-"""What a worker's heap grows by at once."""
+"""Bytes by which a worker's heap grows at once."""
 UNLIMITED: Final = 2**31 - 1
 
 
 def keep_freed_memory(*, most_bytes: int = UNLIMITED, growth_bytes: int | None = GROWTH_BYTES) -> bool:
-    """From now on, in the whole process. Returns whether its C library can do that.
+    """Keep freed memory from now on, in the whole process. Returns whether its C library can do that.
 
-    most_bytes: that stay free at the end of the heap. growth_bytes: what it grows by at once; None: glibc's own.
+    most_bytes: maximum that stays free at the end of the heap. growth_bytes: growth of the heap; None: glibc's own.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -39,9 +38,10 @@ _LARGE_PAGES: Final = "glibc.malloc.hugetlb"
 
 
 def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a new process for its heap to lie in pages of 2 MiB: glibc asks when it starts.
+    """Return additions to a new process's environment that put its heap in pages of 2 MiB: glibc reads them at its
+    start.
 
-    environment: the one it would have; what that tells glibc stays. The kernel gives such pages where
+    environment: the process's environment; its settings for glibc stay. The kernel gives such pages if
     /sys/kernel/mm/transparent_hugepage/enabled says `madvise` or `always`.
     """
     told = environment.get(TUNABLES, "")
@@ -51,7 +51,7 @@ def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def release_freed_memory() -> None:
-    """Give the kernel what is free now: between two jobs, or two stages."""
+    """Give free memory back to the kernel now: between two jobs, or two stages."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))

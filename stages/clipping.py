@@ -1,7 +1,7 @@
-"""The norm of the whole model's gradient, added up in an order that no cut of the pipeline changes.
+"""Sums the norm of the whole model's gradient, in an order that no cut of the pipeline changes.
 
-A layer's square is the left fold of its parameters' squares in name order; the total is the left fold of the layers'
-squares from the last layer to the first. All in float64.
+A layer's square is the left fold of its parameters' squares in name order. The total is the left fold of the layers'
+squares from the last layer to the first. All sums are in float64.
 """
 
 import math
@@ -17,23 +17,23 @@ EPSILON = 1e-6
 
 @torch.no_grad()
 def layer_square(gradients: Mapping[str, Tensor]) -> float:
-    """The sum of squares of a layer's gradient."""
+    """Return the sum of squares of a layer's gradient."""
     of_parameters = [gradients[name].to(torch.float64, copy=True).square_().sum() for name in sorted(gradients)]
     return fold(torch.stack(of_parameters).tolist())
 
 
 def clip_coefficient(total_square: float, clip_norm: float) -> float:
-    """What every gradient is multiplied by: min(1, clip / (norm + 1e-6))."""
+    """Return the factor for every gradient: min(1, clip / (norm + 1e-6))."""
     return min(1.0, clip_norm / (math.sqrt(total_square) + EPSILON))
 
 
 def fold(numbers: list[float]) -> float:
-    """Left to right. Not `sum`, which compensates its rounding since Python 3.12."""
+    """Fold from left to right. `sum` would compensate its rounding since Python 3.12."""
     return reduce(add, numbers)
 
 
 class SquaresRelay:
-    """A stage's part in adding up: its own layers' squares go behind those of the stages downstream."""
+    """A stage's part in the sum: its own layers' squares follow those of the stages downstream."""
 
     def __init__(self, *, is_last: bool) -> None:
         self._is_last = is_last
@@ -42,20 +42,22 @@ class SquaresRelay:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is half known."""
+        """Return whether no batch is half known."""
         return not (self._own or self._downstream)
 
     def expects_downstream(self, batch: int) -> bool:
-        """Whether squares from downstream would be the first for their batch."""
+        """Return whether squares from downstream would be the first for their batch."""
         return not self._is_last and batch not in self._downstream
 
     def add_own(self, batch: int, squares: list[float]) -> list[float] | None:
-        """This stage's squares, last layer first. Returns all squares so far, once downstream's are known too."""
+        """Add this stage's squares, last layer first. Returns all squares so far, once downstream's are known too."""
         self._own[batch] = squares
         return self._joined(batch)
 
     def add_downstream(self, batch: int, squares: list[float]) -> list[float] | None:
-        """Those of all stages downstream, last layer first. Returns all squares so far, once the own are known too."""
+        """Add the squares of all stages downstream, last layer first. Returns all squares so far, once the own are
+        known too.
+        """
         self._downstream[batch] = squares
         return self._joined(batch)
 

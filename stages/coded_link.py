@@ -1,5 +1,6 @@
-"""A link whose hidden states and gradients are coded on their way: encoded here when they are sent, decoded by whoever
-takes the frame out of the inbox."""
+"""A link that codes hidden states and gradients: `send` encodes them, and the thread that takes a frame from the inbox
+decodes it.
+"""
 
 from dataclasses import replace
 
@@ -23,11 +24,11 @@ class CodedLink:
 
     @property
     def peer(self) -> str:
-        """Who is at the other end."""
+        """Return the other end's name."""
         return self._link.peer
 
     def send(self, frame: Frame) -> None:
-        """See `Link`. Whatever is neither hidden states nor their gradient travels as it is."""
+        """Send a frame, see `Link`. Frames other than hidden states and their gradient are not coded."""
         if frame.kind is FrameKind.ACTIVATION:
             hidden, targets = frame.tensors
             frame = replace(frame, tensors=(*encode(hidden, self._codec), targets), codec=self._codec)
@@ -41,12 +42,12 @@ class CodedLink:
         self._link.send(frame)
 
     def close(self) -> None:
-        """See `Link`."""
+        """Close the link, see `Link`."""
         self._link.close()
 
 
 def decoded(frame: Frame, context: StageContext) -> Frame:
-    """A coded frame of the contract's form, as it would have come without a codec, on the stage's device."""
+    """Decode a frame of the contract's form, on the stage's device."""
     tensors = [tensor.to(context.device, non_blocking=True) for tensor in frame.tensors]
     coded, rest = (tensors[:-1], tensors[-1:]) if frame.kind is FrameKind.ACTIVATION else (tensors, [])
     hidden = decode(coded, frame.codec, getattr(torch, context.train.dtype))

@@ -1,8 +1,8 @@
-"""Where collective links come from: the two sides meet over the gRPC server of the links, with mTLS, and over it they
-also exchange the keys that torch.distributed asks for.
+"""Opens collective links: the two sides meet over the gRPC server of the links, with mTLS. Over it they also exchange
+the keys that torch.distributed asks for.
 
 The hello is that of every link: it names protocol, job, generation and both processes. One that is too early is
-answered `not yet` and repeated; one that is too late or not meant for this process is answered with the reason.
+answered `not yet` and repeated. One that is too late, or for another process, is answered with the reason.
 """
 
 import asyncio
@@ -36,41 +36,41 @@ log = structlog.get_logger()
 METHOD = "Meet"
 CALL_TIMEOUT = timedelta(seconds=10)
 FORM_TIMEOUT = timedelta(seconds=20)
-"""How long each step of forming a group may take, once both sides know of each other."""
+"""Maximum time of each step of forming a group, once both sides know of each other."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTerms:
-    """What the two sides of a link agree on beforehand, seen from one of them."""
+    """The terms of a link on which both sides agree beforehand, seen from one of them."""
 
     job: str
     generation: Generation
     stage: StageIndex
     worker: int
-    """Of this side: its stage, and its position among the plan's workers."""
+    """This side's stage, and its position among the plan's workers."""
     peer_stage: StageIndex
     peer_worker: int
     peer_incarnation: str
     peer_node: str
-    """Whose certificate it has to present."""
+    """Node whose certificate the peer has to present."""
     peer_name: str
-    """For people: `stage 2`, or which replica of it."""
+    """Name for people: `stage 2`, or the replica of it."""
     peer_address: str
-    """host:port of its link server; of the side that dials for messages only."""
+    """host:port of the peer's link server; of the dialling side it is only for messages."""
     inbox: Inbox
     contract: FrameContract
     receives: frozenset[FrameKind]
     device: torch.device
     first_contact: timedelta
-    """How long the peer may take to come."""
+    """Maximum time until the peer comes."""
     silence: timedelta
-    """How long it may say nothing afterwards."""
+    """Maximum silence afterwards."""
 
     @property
     def peer(self) -> str:
-        """For people, with its address."""
+        """Return the peer for people, with its address."""
         return f"{self.peer_name} at {self.peer_address or 'an unknown address'}"
 
 
@@ -84,7 +84,9 @@ class _Awaited:
 
 
 class CollectiveEndpoint:
-    """`accept` and `dial` return at once, from any thread but the loop's; the server of the links calls `methods`."""
+    """Opens links. `accept` and `dial` return at once, from any thread but the loop's; the links' server calls
+    `methods`.
+    """
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class CollectiveEndpoint:
         protocol: int,
         on_stuck: Callable[[str], None],
     ) -> None:
-        """on_stuck: is called in the loop's thread with the name of a peer whose group does not let go."""
+        """on_stuck: is called in the loop's thread with the name of a peer whose group does not end."""
         self._loop = loop
         self._identity = identity
         self._host = host
@@ -109,27 +111,29 @@ class CollectiveEndpoint:
 
     @property
     def methods(self) -> dict[str, Callable[[bytes, Any], Awaitable[bytes]]]:
-        """What the server of the links answers for this endpoint, by the methods' names."""
+        """Return this endpoint's methods for the server of the links, by name."""
         return {METHOD: self._answer_meet, KEYS_METHOD: self._answer_keys}
 
     def accept(self, terms: CollectiveTerms, *, is_last: bool = True) -> CollectiveLink:
-        """The link to a neighbour that dials. LinkLost arrives if it has not within `first_contact`.
+        """Return the link to a neighbour that dials. LinkLost arrives if it has not within `first_contact`.
 
-        is_last: no other `accept` of this generation follows; until then whoever dials is told to come again.
+        is_last: no other `accept` of this generation follows; until then a dialler is told to come again.
         """
         awaited = _Awaited(terms, self._new_link(terms), LinkKeys())
         self._loop.call_soon(self._await, awaited, is_last)
         return awaited.link
 
     def dial(self, terms: CollectiveTerms) -> CollectiveLink:
-        """The link to a neighbour that accepts. LinkLost arrives if it has not within `first_contact`, or refuses."""
+        """Return the link to a neighbour that accepts. LinkLost arrives if it has not within `first_contact`, or
+        refuses.
+        """
         link = self._new_link(terms)
         self._loop.call_soon(self._begin, terms, link)
         self._loop.spawn(self._dial(terms, link), name=f"meet {terms.peer}")
         return link
 
     def cut(self) -> None:
-        """For tests: break all links. Callable from any thread."""
+        """Break all links, for tests. Callable from any thread."""
         self._loop.call_soon(self._cut)
 
     # --- in the loop's thread ---------------------------------------------------------------------------------------
@@ -165,14 +169,14 @@ class CollectiveEndpoint:
             link.interrupt()
 
     async def _answer_meet(self, request: bytes, context: Any) -> bytes:
-        """The server's side of Meet."""
+        """Answer Meet."""
         reply, awaited = self._judge(request, names_of_client(context.auth_context()))
         reply.incarnation = self._incarnation
         if awaited is not None:
             reply.store_prefix = awaited.keys.token
             if not awaited.link.was_met:
                 terms = awaited.terms
-                # Where the hello came from, with the peer's certificate: a name might mean another address here.
+                # The hello's origin, with the peer's certificate: a name might mean another address here.
                 dialled_from = grpc_address(context.peer())
                 peer_host = str(dialled_from[0]) if dialled_from else _host_of(terms.peer_address)
                 meeting = Rendezvous(awaited.keys.store, self._host, peer_host, ACCEPTOR)
@@ -180,12 +184,12 @@ class CollectiveEndpoint:
         return reply.SerializeToString()
 
     async def _answer_keys(self, request: bytes, context: Any) -> bytes:
-        """The server's side of Keys."""
+        """Answer Keys."""
         find = partial(self._keys_of, names_of_client(context.auth_context()))
         return await answer_keys(request, find, context)
 
     def _keys_of(self, names: tuple[str, ...], token: str) -> LinkKeys | None:
-        """Of a link with a node of these names."""
+        """Return the keys of a link with a node of these names."""
         for awaited in self._awaited.values():
             is_meant = secrets.compare_digest(awaited.keys.token.encode(), token.encode())
             if is_meant and not awaited.link.is_over and is_borne(awaited.terms.peer_node, names):
@@ -241,7 +245,7 @@ class CollectiveEndpoint:
         return None
 
     async def _ask(self, terms: CollectiveTerms, *, timeout_s: float) -> HelloReply:
-        """One connection of its own. Raises ConnectionError."""
+        """Ask over a new connection. Raises ConnectionError."""
         hello = Hello(
             protocol=self._protocol,
             job=terms.job,
@@ -263,7 +267,7 @@ class CollectiveEndpoint:
                 raise ConnectionError("an undecodable answer to the hello") from error
 
     def _form(self, terms: CollectiveTerms, reply: HelloReply) -> GroupOfTwo:
-        """In a thread of the link."""
+        """Form the group, in a thread of the link."""
         with KeysClient(self._loop, self._identity, terms.peer_address, node=terms.peer_node) as client:
             store = PeerStore(client, reply.store_prefix, timeout=FORM_TIMEOUT)
             meeting = Rendezvous(store, self._host, _host_of(terms.peer_address), DIALLER)

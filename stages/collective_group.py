@@ -1,10 +1,10 @@
-"""Process groups of two ranks for one collective link: how they come about, and how they are ended.
+"""Process groups of two ranks for one collective link: how they are made and ended.
 
-There is one group for each direction, so that nothing that waits to be received is in the way of what is sent. All
-messages, and tensors in host memory, travel by gloo; tensors of two CUDA workers by NCCL, in groups beside those.
+There is one group for each direction, so that a pending receive does not block a send. All messages, and tensors in
+host memory, travel by gloo. Tensors of two CUDA workers travel by NCCL, in further groups.
 
-Neither is encrypted, and neither asks who connects: this is for a private network. Who may connect to gloo's ports is
-the affair of group_guard.py.
+Neither is encrypted, and neither checks who connects: both are for a private network. group_guard.py restricts who may
+connect to gloo's ports.
 """
 
 import threading
@@ -20,7 +20,7 @@ from headway.stages.group_guard import GroupGuard, Rendezvous, new_listeners
 from headway.stages.host_memory import empty_tensor
 
 MESSAGES, PAYLOADS, _ABORT = 0, 1, 2
-"""Tags: within each, what is sent arrives in order. Nothing is ever sent with the last."""
+"""Tags: messages of one tag arrive in order. Nothing is ever sent with the last tag."""
 
 ACCEPTOR, DIALLER = 0, 1
 """The ranks."""
@@ -37,12 +37,12 @@ class Transfer(Protocol):
 
 
 class GroupOfTwo:
-    """Both directions between two workers. One thread sends, one receives; anybody may abort."""
+    """Both directions between two workers. One thread sends, one receives; any thread may abort."""
 
     def __init__(self, meeting: Rendezvous, device: torch.device, *, timeout: timedelta) -> None:
-        """Returns when the other side is there too. Raises RuntimeError when it is not within `timeout`."""
+        """Return when the other side is there too. Raises RuntimeError when it is not within `timeout`."""
         hosts = _gloo_groups(meeting, timeout)
-        self._meeting = meeting  # NCCL comes back to the store when it first sends
+        self._meeting = meeting  # NCCL uses the store when it first sends
         self._peer = 1 - meeting.rank
         self._out, self._in = hosts[meeting.rank], hosts[self._peer]
         self._device_out: _CudaGroup | None = None
@@ -57,16 +57,16 @@ class GroupOfTwo:
         return transfer
 
     def receive_message(self, buffer: Tensor) -> Transfer:
-        """Begin to receive into the tensor, which may be larger than what arrives."""
+        """Begin to receive into the tensor, which may be larger than the message."""
         transfer: Transfer = self._in.recv([buffer], self._peer, MESSAGES)
         return transfer
 
     def goes_by_device(self, tensor: Tensor) -> bool:
-        """Whether a payload is sent from accelerator to accelerator."""
+        """Return whether a payload is sent from accelerator to accelerator."""
         return self._device_out is not None and tensor.device.type == "cuda"
 
     def send(self, tensor: Tensor, *, is_on_device: bool) -> Transfer:
-        """Like `send_message`, for a contiguous tensor of a payload that is not empty."""
+        """Send like `send_message`, for a contiguous tensor of a payload that is not empty."""
         if is_on_device:
             assert self._device_out is not None
             return self._device_out.send(tensor, self._peer)
@@ -83,7 +83,7 @@ class GroupOfTwo:
         return tensor, self._in.recv([tensor], self._peer, PAYLOADS)
 
     def abort(self) -> None:
-        """Make every transfer that waits fail, now. Returns at once; NCCL may take its time, or never yield."""
+        """Fail every waiting transfer now. Returns at once; NCCL may be slow, or never end."""
         for group, peer in ((self._in, self._peer), (self._out, self._peer)):
             _abort_gloo(group, peer)
         for device_group in (self._device_in, self._device_out):
@@ -92,11 +92,11 @@ class GroupOfTwo:
 
 
 def _gloo_groups(meeting: Rendezvous, timeout: timedelta) -> list[Any]:
-    """One for each direction, with the connections of the two workers and no others. Raises RuntimeError."""
+    """Make one group for each direction, with connections of the two workers only. Raises RuntimeError."""
     gloo: Any = ProcessGroupGloo
 
     def make_devices() -> list[Any]:
-        # By the worker's own address, not by the one that the machine's name stands for.
+        # Use the worker's own address: the machine's name may stand for another one.
         return [gloo.create_device(hostname=meeting.host, lazy_init=False) for _ in DIRECTIONS]
 
     with new_listeners(make_devices) as (devices, listeners):
@@ -112,7 +112,7 @@ def _gloo_groups(meeting: Rendezvous, timeout: timedelta) -> list[Any]:
 
 
 def _abort_gloo(group: Any, peer: int) -> None:
-    """gloo's own `abort` does nothing; but one receive that runs out of time closes the group's connection."""
+    """Abort gloo. Its own `abort` does nothing, but one receive that times out closes the group's connection."""
     try:
         group.recv([torch.empty(1)], peer, _ABORT).wait(timedelta(milliseconds=1))
     except RuntimeError:
@@ -120,7 +120,7 @@ def _abort_gloo(group: Any, peer: int) -> None:
 
 
 class _CudaGroup:
-    """One direction by NCCL, on a stream of its own: what is computed meanwhile does not wait for it."""
+    """One direction by NCCL, on a separate stream: concurrent computation does not wait for it."""
 
     def __init__(self, meeting: Rendezvous, name: str, device: torch.device, timeout: timedelta) -> None:
         from torch._C import _distributed_c10d as c10d
@@ -135,7 +135,7 @@ class _CudaGroup:
 
     def send(self, tensor: Tensor, peer: int) -> Transfer:
         tensor.record_stream(self._stream)
-        self._stream.wait_stream(torch.cuda.default_stream(self._device))  # where the tensor was computed
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))  # the device that computed the tensor
         with torch.cuda.stream(self._stream):
             return _OnStream(self._group.send([tensor], peer, 0), self._stream)
 
@@ -143,7 +143,7 @@ class _CudaGroup:
         with torch.cuda.stream(self._stream):
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
             transfer = _OnStream(self._group.recv([tensor], peer, 0), self._stream)
-        tensor.record_stream(torch.cuda.default_stream(self._device))  # where it will be read
+        tensor.record_stream(torch.cuda.default_stream(self._device))  # the device that will read the tensor
         return tensor, transfer
 
     def abort(self) -> None:

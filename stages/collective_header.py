@@ -1,7 +1,7 @@
-"""What is said before each payload of a collective link: sixteen integers. No socket, no thread, no clock here.
+"""The header before each payload of a collective link: sixteen integers. No socket, no thread, no clock here.
 
 A header names kind, generation, batch, microbatch, number and codec of a frame, and the first dimension of each of its
-tensors. All else about the payload is in the contract that both ends derive from the job.
+tensors. Everything else about the payload is in the contract that both ends derive from the job.
 """
 
 from collections.abc import Sequence
@@ -24,28 +24,30 @@ MAX_TENSORS = CODEC - 8
 
 
 INLINE_BYTES = 1 << 20
-"""Of all tensors of a frame. A transfer of its own costs a small frame more time than its bytes do; a large one is sent
-from where it lies, without a copy."""
+"""Maximum bytes of all tensors of a frame that travels with its header. A separate transfer costs a small frame more
+time
+than its bytes do. A large frame is sent from its own memory, without a copy.
+"""
 
 
 class Signal(IntEnum):
-    """Kinds of a header that no payload follows."""
+    """Kinds of a header without payload."""
 
     HEARTBEAT = -1  # has the next frame's number and takes none
     GOODBYE = -2  # the last of its direction
 
 
 class Route(IntEnum):
-    """How a payload travels."""
+    """The way of a payload."""
 
     HOST = 0
     DEVICE = 1  # from accelerator to accelerator
-    INLINE = 2  # behind the header, in the same transfer
+    INLINE = 2  # after the header, in one transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A frame that is about to arrive: everything but the values."""
+    """A frame that is about to arrive: everything except the values."""
 
     kind: FrameKind
     generation: Generation
@@ -56,12 +58,12 @@ class Announcement:
     codec: Codec = Codec.NONE
 
     def frame(self, tensors: tuple[Tensor, ...]) -> Frame:
-        """With the values."""
+        """Return the frame with the values."""
         return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors, self.codec)
 
 
 def announce(frame: Frame, *, sequence: int, route: Route) -> Tensor:
-    """A frame's header, int64 [HEADER_LENGTH]."""
+    """Return a frame's header, int64 [HEADER_LENGTH]."""
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
     assert len(sizes) <= MAX_TENSORS
     header = _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, route, *sizes)
@@ -70,26 +72,26 @@ def announce(frame: Frame, *, sequence: int, route: Route) -> Tensor:
 
 
 def signal(kind: Signal, generation: Generation, *, sequence: int) -> Tensor:
-    """A header that stands alone."""
+    """Return a header that stands alone."""
     return _header(kind, generation, sequence)
 
 
 class HeaderReader:
-    """Headers of one direction in, announcements out. Each deviation is a ProtocolError that names the peer."""
+    """Turns headers of one direction into announcements. Each deviation is a ProtocolError that names the peer."""
 
     def __init__(
         self, peer: str, *, generation: Generation, contract: FrameContract, kinds: frozenset[FrameKind]
     ) -> None:
         self.peer = peer
         self.is_ended = False
-        """Whether the peer said goodbye."""
+        """True if the peer said goodbye."""
         self._generation = generation
         self._contract = contract
         self._kinds = {int(kind): kind for kind in kinds}
         self._next_sequence = 0
 
     def read(self, header: Tensor) -> Announcement | None:
-        """What arrives next; None when nothing follows this header. Raises ProtocolError."""
+        """Return the next announcement; None when nothing follows this header. Raises ProtocolError."""
         magic, kind, generation, sequence, batch, microbatch, route, num_tensors, *sizes, codec = header.tolist()
         if magic != MAGIC:
             raise self._error("something that is no header")
@@ -130,7 +132,7 @@ class HeaderReader:
 
 
 def is_inline(forms: Sequence[TensorForm]) -> bool:
-    """Whether frames of these forms travel in the same transfer as their header."""
+    """Return whether frames of these forms travel in one transfer with their header."""
     return sum(aligned(form.num_bytes) for form in forms) <= INLINE_BYTES
 
 

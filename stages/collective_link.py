@@ -1,11 +1,11 @@
 """The link over torch.distributed: one thread that sends, one that receives, a process group for each direction.
 
-Before each payload a header of fixed size says what follows; its tensors are received into buffers of the shapes
-that the contract knows. Nothing is resumed: what breaks is lost. A peer that says nothing for the silence, or takes
-nothing, is lost too, a large payload having its time; a side without frames says so with a heartbeat.
+A header of fixed size precedes each payload, whose tensors are received into buffers of the contract's shapes. A broken
+link is lost, never resumed. A peer that sends nothing for the silence, or takes nothing, is lost too; a large payload
+has more time. A side without frames sends heartbeats.
 
-Neither thread can be made to end from Python while it waits inside the group. It ends by the goodbyes of both sides,
-or when the group is aborted; where even that does not end it, `on_stuck` is told, whose business is the process.
+Python cannot end a thread that waits inside the group. The thread ends by the goodbyes of both sides, or when the group
+is aborted. If even that does not end it, `on_stuck` is called, which decides about the process.
 """
 
 import re
@@ -31,29 +31,29 @@ from headway.stages.link import Frame, FrameKind, Inbox, LinkLost
 from headway.stages.loop_thread import LoopThread
 
 HEARTBEAT_EVERY = timedelta(seconds=1)
-"""A side that sent nothing for so long, or for a quarter of the silence, says so."""
+"""A side that sent nothing for this time, or for a quarter of the silence, sends a heartbeat."""
 
 CLOSE_GRACE = timedelta(seconds=5)
-"""How long a closed link may take for its last frames and the goodbyes; then its group is aborted."""
+"""Time for a closed link's last frames and the goodbyes; then its group is aborted."""
 
 ABORT_GRACE = timedelta(seconds=5)
-"""How long the threads of an aborted group may take to notice; then the process is at stake."""
+"""Time for the threads of an aborted group to notice; then `on_stuck` is called."""
 
 FORM_GRACE = timedelta(seconds=90)
-"""How long the forming of a group may take in all; each of its steps has its own, shorter, deadline."""
+"""Time for the forming of a group; each of its steps has its own, shorter, deadline."""
 
 MAX_UNDER_WAY = 4
-"""Frames that are handed to the group at the same time: the next header then waits for nobody."""
+"""Frames that are handed to the group at once, so that the next header does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """What the group is sending; it must not be freed before."""
+    """The data that the group is sending; it must not be freed before."""
 
     transfers: tuple[Transfer, ...]
     tensors: tuple[Tensor, ...]
     buffer: Tensor
-    """Of the message; free afterwards."""
+    """Buffer of the message; free afterwards."""
     num_bytes: int
 
 
@@ -72,7 +72,7 @@ class CollectiveLink:
         silence: timedelta,
         on_stuck: Callable[[str], None],
     ) -> None:
-        """silence: how long nothing may be heard of the peer. on_stuck: is called in the loop's thread."""
+        """silence: maximum silence of the peer. on_stuck: is called in the loop's thread."""
         self._loop = loop
         self._peer = peer
         self._generation = generation
@@ -85,7 +85,7 @@ class CollectiveLink:
         self._silence = silence
         self._heartbeat_s = min(HEARTBEAT_EVERY, silence / 4).total_seconds()
         self._on_stuck = on_stuck
-        # The sending thread alone:
+        # Only the sending thread:
         self._message_bytes = max_message_bytes(contract)
         self._buffers: list[Tensor] = []
         # All threads, under the condition's lock:
@@ -100,26 +100,28 @@ class CollectiveLink:
 
     @property
     def peer(self) -> str:
-        """`stage 2 at 10.0.0.7:4711`."""
+        """Return `stage 2 at 10.0.0.7:4711`."""
         return self._peer
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed or lost."""
+        """Return whether it is closed or lost."""
         return not self._is_open
 
     @property
     def was_met(self) -> bool:
-        """Whether the two sides have found each other."""
+        """Return whether the two sides have found each other."""
         return bool(self._threads)
 
     @property
     def is_ended(self) -> bool:
-        """Whether no thread of it runs any more."""
+        """Return whether no thread of it runs any more."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def send(self, frame: Frame) -> None:
-        """See `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is dropped."""
+        """Send a frame, see `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is
+        dropped.
+        """
         assert frame.generation == self._generation, "a frame of another generation"
         forms = self._sent_forms.get(frame.kind, ())
         fits = [form.fits(tensor.dtype, tensor.shape) for form, tensor in zip(forms, frame.tensors, strict=True)]
@@ -137,7 +139,9 @@ class CollectiveLink:
             self._changed.notify()
 
     def close(self) -> None:
-        """See `Link`. Returns at once; what was sent before is still delivered, within CLOSE_GRACE, if they had met."""
+        """Close the link, see `Link`. Returns at once; sent frames are still delivered, within CLOSE_GRACE, if the
+        sides had met.
+        """
         with self._changed:
             if not self._is_open:
                 return
@@ -196,7 +200,7 @@ class CollectiveLink:
         thread.start()
 
     def _break(self, group: GroupOfTwo, reason: str) -> None:
-        """The group is good for nothing any more: the other thread is to notice it too."""
+        """Mark the group as broken, so that the other thread notices too."""
         self.lose(reason)
         with self._changed:
             self._is_broken = True
@@ -224,7 +228,7 @@ class CollectiveLink:
             self._leave()
 
     def _receive_frames(self, group: GroupOfTwo) -> None:
-        """Until the peer's goodbye. Raises RuntimeError when the group breaks, ProtocolError."""
+        """Receive until the peer's goodbye. Raises RuntimeError when the group breaks, ProtocolError."""
         receiver = FrameReceiver(group, self._reader, self._contract, silence=self._silence)
         while not receiver.is_ended:
             frame = receiver.receive()
@@ -265,7 +269,7 @@ class CollectiveLink:
             self._leave()
 
     def _next_item(self, *, is_idle: bool) -> Frame | Signal | None:
-        """What to send next; None when there is nothing but something else to finish. Raises RuntimeError."""
+        """Return what to send next; None when only other work is left to finish. Raises RuntimeError."""
         with self._changed:
             if is_idle and not self._queue and self._is_open and not self._is_broken:
                 self._changed.wait(self._heartbeat_s)
@@ -306,7 +310,7 @@ class CollectiveLink:
             self._num_bytes -= sent.num_bytes
 
     def _leave(self) -> None:
-        """The last of the two threads frees the group."""
+        """Leave; the last of the two threads frees the group."""
         with self._changed:
             self._num_inside -= 1
             if not self._num_inside:
@@ -318,7 +322,7 @@ def _num_bytes(frame: Frame) -> int:
 
 
 def _plain(error: Exception, *, silent: str = "") -> str:
-    """The sentence inside an error of torch.distributed, without its source lines and advice."""
+    """Return the sentence inside an error of torch.distributed, without its source lines and advice."""
     text = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", str(error).strip())
     if silent and text.startswith("Timed out waiting"):
         return silent

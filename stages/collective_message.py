@@ -1,6 +1,6 @@
-"""What goes over the group at once: a header and, right behind it, the tensors of a frame that is small enough.
+"""The messages of a group: a header and, directly after it, the tensors of a small frame.
 
-Both ends derive from the contract which kinds those are, and how large a message may be.
+Both ends derive from the contract which kinds are small, and the maximum size of a message.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ HEADER_BYTES = 8 * HEADER_LENGTH
 
 
 def max_message_bytes(contract: FrameContract) -> int:
-    """Of either direction."""
+    """Return the maximum size of a message in either direction."""
     all_forms = (*contract.forms.values(), *contract.sent_forms.values())
     sizes = [sum(aligned(form.num_bytes) for form in forms) for forms in all_forms if is_inline(forms)]
     return HEADER_BYTES + max(sizes, default=0)
 
 
 def pack(buffer: Tensor, header: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Write a message to the beginning of the buffer, uint8 [bytes]; the part of it that is to be sent."""
-    # By numpy, which lets other threads run meanwhile and starts none.
+    """Write a message to the beginning of the buffer, uint8 [bytes]; return the part to send."""
+    # numpy lets other threads run meanwhile and starts none
     array, offset = buffer.numpy(), HEADER_BYTES
     array[:HEADER_BYTES] = _raw(header)
     for tensor in tensors:
@@ -37,14 +37,14 @@ def pack(buffer: Tensor, header: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def header_of(message: Tensor) -> Tensor:
-    """int64 [HEADER_LENGTH]."""
+    """Return the header, int64 [HEADER_LENGTH]."""
     return message[:HEADER_BYTES].view(torch.int64)
 
 
 def unpack(message: Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> tuple[tuple[Tensor, ...], bool]:
-    """The tensors of these types and shapes, and whether they are parts of the message, which is theirs then.
+    """Return the tensors of these types and shapes, and whether they are parts of the message, which they then own.
 
-    They are copied where they are so small that they would keep a buffer alive that is mostly empty.
+    Small tensors are copied, because they would keep a mostly empty buffer alive.
     """
     num_bytes = sum(aligned(prod(shape) * dtype.itemsize) for dtype, shape in tensors)
     payload = message[HEADER_BYTES : HEADER_BYTES + num_bytes]

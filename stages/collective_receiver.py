@@ -1,10 +1,10 @@
-"""The receiving half of a collective link: transfers that are begun before what they receive is on its way.
+"""The receiving half of a collective link: transfers that begin before their data is on its way.
 
-gloo sends nothing before the other side has said where it may go. So some messages are always awaited; and while one
-payload arrives, the next is awaited too, as soon as its header is there: a sender that has several frames to send
-never waits for a receiver.
+gloo sends nothing before the other side has named the target memory. So some messages are always awaited. While one
+payload arrives, the next is awaited too, as soon as its header is there. So a sender with several frames never waits
+for a receiver.
 
-A payload is never awaited before its header: memory is taken only for what is on its way.
+A payload is never awaited before its header: memory is taken only for data on its way.
 """
 
 from collections import deque
@@ -24,13 +24,13 @@ from headway.stages.host_memory import empty_tensor
 from headway.stages.link import Frame
 
 NUM_MESSAGES = 4
-"""Messages that are awaited at any time."""
+"""Number of messages that are awaited at any time."""
 
 NUM_AHEAD = 1
-"""Frames that are announced, and have memory, behind the one that arrives."""
+"""Frames with header and memory, after the one that arrives."""
 
 LEAST_BYTES_PER_S = 10e6
-"""A payload may take as long as at this rate beyond the silence: a large frame on a slow network is no silence."""
+"""Minimum rate of a payload, beyond the silence: a large frame on a slow network is no silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class _Message:
 
     buffer: Tensor
     words: Any
-    """Its header, a numpy array of the same memory."""
+    """Header of the message, a numpy array of its memory."""
     transfer: Transfer
 
     @property
     def has_begun(self) -> bool:
-        """Whether something of it is there: a transfer of gloo does not tell unless one waits for it."""
+        """Return whether any part has arrived: gloo's transfer does not tell without waiting."""
         return bool(self.words[0])
 
 
@@ -58,10 +58,10 @@ class _Arriving:
 
 
 class FrameReceiver:
-    """Frames of one direction, in the peer's order."""
+    """The frames of one direction, in the peer's order."""
 
     def __init__(self, group: GroupOfTwo, reader: HeaderReader, contract: FrameContract, *, silence: timedelta) -> None:
-        """silence: how long the next message may take."""
+        """silence: maximum wait for the next message."""
         self._group = group
         self._reader = reader
         self._silence = silence
@@ -71,11 +71,13 @@ class FrameReceiver:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the peer said goodbye, and everything before has been received."""
+        """Return whether the peer said goodbye, and everything before has been received."""
         return self._reader.is_ended and not self._arriving
 
     def receive(self) -> Frame | None:
-        """The next frame; None for a message without one. Raises RuntimeError when the group breaks, ProtocolError."""
+        """Return the next frame; None for a message without one. Raises RuntimeError when the group breaks,
+        ProtocolError.
+        """
         if not self._arriving:
             self._read_message()
         if not self._arriving:
@@ -89,11 +91,11 @@ class FrameReceiver:
         return frame.announcement.frame(frame.tensors)
 
     def _may_look_ahead(self) -> bool:
-        """While a payload arrives. What came behind a frame that is there must not hold it back."""
+        """Return whether to read ahead while a payload arrives: a complete frame must not wait for later ones."""
         return bool(self._arriving[0].transfers) and len(self._arriving) <= NUM_AHEAD and not self._reader.is_ended
 
     def _read_message(self) -> None:
-        """Wait for the next one, and begin to receive what it announces."""
+        """Wait for the next message, and begin to receive the frame that it announces."""
         message = self._messages.popleft()
         message.transfer.wait(self._silence)
         announcement, is_part = self._reader.read(header_of(message.buffer)), False
@@ -124,5 +126,5 @@ class FrameReceiver:
 
 
 def payload_patience(silence: timedelta, num_bytes: int) -> timedelta:
-    """How long a transfer of so many bytes may take."""
+    """Return the maximum time for a transfer of these bytes."""
     return silence + timedelta(seconds=num_bytes / LEAST_BYTES_PER_S)

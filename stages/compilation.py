@@ -1,8 +1,9 @@
 """`compile = true`: layers as code that torch's compiler makes for their shapes, instead of one kernel per operation.
 
-That is another arithmetic: what is fused is not rounded in between. The code of a layer depends on its kind, its shapes
-and the job, never on its neighbours, so no cut changes a bit; the plain loop compiles the same layers. All blocks share
-one code, and code is kept on disk: another process of the node needs seconds, not the compiler.
+Compiled code rounds differently, because fused operations skip roundings in between. A layer's code depends on its
+kind,
+its shapes and the job, never on its neighbours. So no cut changes a bit, and the plain loop compiles the same layers.
+All blocks share one code, and code is kept on disk: another process of the node needs seconds, not the compiler.
 """
 
 import importlib.util
@@ -20,17 +21,17 @@ from headway.stages.errors import CompilationError
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 CXX: Final = "g++"
-"""What torch calls on a CPU, unless the environment's CXX says otherwise."""
+"""C++ compiler that torch calls on a CPU, unless the environment's CXX names another."""
 
 _Key = tuple[ModelSpec, TrainSpec, torch.device]
-# The compiler's own caches are the process's too.
+# the compiler's own caches exist once per process too
 _compiled_for: _Key | None = None
 _compiled_kinds: set[str] = set()
 
 
 def compile_layer(layer: nn.Module) -> nn.Module:
-    """Have the layer's forward and backward compiled when they are first called with tensors. Returns it."""
-    # The table of the rotary positions is computed as ever, and the code has it as a constant.
+    """Compile the layer's forward and backward at their first call with tensors. Returns the layer."""
+    # The table of the rotary positions is computed as usual; the code has it as a constant.
     torch.compiler.assume_constant_result(formulas.kept_rotary_table)  # type: ignore[no-untyped-call]
     layer.compile(fullgraph=True, dynamic=False)
     return layer
@@ -40,25 +41,26 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
     """Compile every kind of layer now, both ways, unless this process has done so for this job.
 
     The kinds of the named layers must compile. The others are for later plans, which are prepared while this process
-    computes: then it is too late to stop for the compiler. Where one does not go it is tried again when it is named.
-    Takes seconds to minutes, and the memory of one layer at a time. Raises CompilationError, in one line.
+    computes: then it cannot stop for the compiler. If one of these fails, it is tried again when it is named. Takes
+    seconds
+    to minutes, and the memory of one layer at a time. Raises CompilationError, in one line.
     """
     global _compiled_for
     _check_compiler(device)
     if _compiled_for != (model, train, device):
-        # Code of other shapes counts against the compiler's limit of what it keeps for one function.
+        # Code of other shapes counts against the compiler's limit per function.
         torch.compiler.reset()
         _compiled_kinds.clear()
         _compiled_for = (model, train, device)
     import torch._inductor.config as inductor
 
-    inductor.compile_threads = 1  # no processes of its own
+    inductor.compile_threads = 1  # start no processes
     named = {_kind(name) for name in names}
     by_kind = {_kind(name): name for name in layer_names(model)}
     for kind in sorted(by_kind.keys() - _compiled_kinds, key=lambda kind: (kind not in named, kind)):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the compiler's, about its own modules
+                warnings.simplefilter("ignore")  # the compiler warns about its own modules
                 _run_once(by_kind[kind], model, train, device)
         except RuntimeError as error:
             if kind in named:
@@ -83,7 +85,7 @@ def _check_compiler(device: torch.device) -> None:
 
 
 def _run_once(name: str, model: ModelSpec, train: TrainSpec, device: torch.device) -> None:
-    """A forward and a backward of one layer on zeros, with the shapes, dtypes and needs of the real ones."""
+    """Run a forward and a backward of one layer on zeros, with real shapes, dtypes and needs."""
     dtype: torch.dtype = getattr(torch, train.dtype)
     layer = formulas.build_layer(name, model, attention_backend=train.attention_backend)
     weights = {key: torch.zeros(tensor.shape, dtype=dtype, device=device) for key, tensor in layer.named_parameters()}

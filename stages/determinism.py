@@ -1,4 +1,4 @@
-"""What makes arithmetic repeatable in one process, and the name of the hardware that gives equal bits."""
+"""Makes arithmetic repeatable in one process, and names the hardware that gives equal bits."""
 
 import os
 from importlib.metadata import version
@@ -9,25 +9,29 @@ from headway.stages.spec import TrainSpec
 
 
 def configure(train: TrainSpec, device: torch.device) -> None:
-    """Fix this process's threads, algorithms and precision as the job says. Call it before the first CUDA operation."""
+    """Fix this process's threads, algorithms and precision as the job requires. Call it before the first CUDA
+    operation.
+    """
     torch.set_num_threads(train.threads)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if train.compile:
         torch.use_deterministic_algorithms(True)
     else:
-        torch.set_deterministic_debug_mode("error")  # the same mode, and does not import the compiler to tell it so
+        torch.set_deterministic_debug_mode("error")  # this sets the mode without importing the compiler
     # Deterministic mode would also fill every new buffer with NaN first. We read no buffer before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # TF32 is a matter of CUDA: on a CPU "high" may mean sums of bfloat16 products.
+    # TF32 concerns CUDA: on a CPU "high" may mean sums of bfloat16 products.
     torch.set_float32_matmul_precision("high" if train.allow_tf32 and device.type == "cuda" else "highest")
 
 
-# What the libraries below torch look at, beside the vector width, when they choose a kernel and its blocking.
+# Libraries below torch also read these when they choose a kernel and its blocking.
 _CPU_FEATURES = ("avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16")
 
 
 def arithmetic_class(device: torch.device) -> str:
-    """Equal strings give equal bits: versions of torch, numpy (initial weights) and Headway, and the hardware."""
+    """Return a string; equal strings give equal bits: versions of torch, numpy (initial weights) and Headway, and
+    hardware.
+    """
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     versions = f"torch {torch.__version__}, numpy {version('numpy')}, headway {version('headway')}"
     return f"{versions}, {hardware}"

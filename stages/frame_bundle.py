@@ -1,7 +1,7 @@
-"""Messages of data.proto to what is written to a stream at once, and back. No socket, no thread, no clock here.
+"""Bundles messages of data.proto for one write to a stream, and splits bundles. No socket, no thread, no clock here.
 
-Each time that something is written to or read from a stream, several threads wake up: for a small frame that is most of
-its cost. So frames that wait together travel together: a bundle is one or more messages, each behind its length.
+Each write to or read from a stream wakes several threads: for a small frame that is most of its cost. So waiting frames
+travel together: a bundle is one or more messages, each after its length.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +12,12 @@ from headway.stages.frame_codec import CHUNK_BYTES, HEADER_LENGTH, MAX_HEADER_BY
 
 MESSAGE_LENGTH = Struct("<I")
 MAX_OVERHEAD_BYTES = MESSAGE_LENGTH.size + HEADER_LENGTH.size + MAX_HEADER_BYTES
-"""What a bundle may have beyond the bytes of one chunk: the header of that chunk, or those of several."""
+"""Bytes of a bundle beyond those of one chunk: the header of that chunk, or those of several."""
 MAX_BUNDLE_BYTES = CHUNK_BYTES + MAX_OVERHEAD_BYTES
 
 
 class Outgoing(Protocol):
-    """A frame, or a goodbye, that can be said in messages."""
+    """A frame, or a goodbye, that can be sent as messages."""
 
     def messages(
         self, acknowledged: Callable[[], int], *, chunk_bytes: int
@@ -27,9 +27,9 @@ class Outgoing(Protocol):
 def bundles(
     next_frame: Callable[[], Outgoing | None], acknowledged: Callable[[], int], chunk_bytes: Callable[[], int]
 ) -> Iterator[bytes]:
-    """All frames that there are, in their order; each bundle is made (one copy) when it is asked for.
+    """Yield all frames in their order; each bundle is made (one copy) when it is asked for.
 
-    chunk_bytes: the size of chunk at that moment, which is as much as a bundle holds.
+    chunk_bytes: the present chunk size, which is the size of a bundle.
     """
     parts: list[bytes | memoryview] = []
     num_bytes = 0
@@ -47,12 +47,12 @@ def bundles(
 
 
 def bundle(message: bytes) -> bytes:
-    """One message that travels alone."""
+    """Return one message that travels alone."""
     return MESSAGE_LENGTH.pack(len(message)) + message
 
 
 def unbundle(received: bytes) -> Iterator[memoryview]:
-    """The messages. Raises ValueError where the bundle ends too early, after the messages before that place."""
+    """Yield the messages. Raises ValueError if the bundle ends too early, after the messages before that place."""
     rest = memoryview(received)
     while True:
         if len(rest) < MESSAGE_LENGTH.size:

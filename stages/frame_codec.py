@@ -1,8 +1,7 @@
-"""Frames as messages of data.proto and back. No socket, no thread, no clock here.
+"""Turns frames into messages of data.proto and back. No socket, no thread, no clock here.
 
-A message is `uint32 little-endian length of the header · serialized FrameHeader · raw bytes of this chunk`. How the
-frame's tensors lie in a payload is the business of `frame_layout.py`. The first chunk's header names them; those of
-later chunks leave them out.
+A message is `uint32 little-endian length of the header · serialized FrameHeader · raw bytes of this chunk`.
+`frame_layout.py` places the frame's tensors in a payload. Only the first chunk's header names them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +23,10 @@ from headway.stages.link import Frame, FrameKind
 HEADER_LENGTH = Struct("<I")
 MAX_HEADER_BYTES = 4096
 CHUNK_BYTES = 1 << 20
-"""Larger ones leave the caches of those who copy them; smaller ones wake more threads."""
+"""Size of a chunk. Larger ones exceed the caches during copies; smaller ones wake more threads."""
 
 Message = Sequence[bytes | memoryview]
-"""Its parts, not yet copied together."""
+"""Parts of a message, not yet copied together."""
 
 WIRE_KINDS = {
     FrameKind.ACTIVATION: FrameHeader.ACTIVATION,
@@ -43,7 +42,7 @@ _PADDING = memoryview(bytes(aligned(1)))
 
 
 def heartbeat(generation: Generation, *, sequence: int, acknowledged: int) -> bytes:
-    """A message that carries nothing but an acknowledgement. `sequence` is that of the next real frame."""
+    """Return a message with nothing but an acknowledgement. `sequence` is that of the next real frame."""
     header = FrameHeader(
         kind=FrameHeader.HEARTBEAT, generation=generation, sequence=sequence, acknowledged=acknowledged
     ).SerializeToString()
@@ -51,7 +50,7 @@ def heartbeat(generation: Generation, *, sequence: int, acknowledged: int) -> by
 
 
 class Goodbye:
-    """The last that is said in one direction. Takes a number like a frame, so that it is sent again like one."""
+    """The last message of one direction. It takes a number like a frame, so that it is resent like one."""
 
     def __init__(self, generation: Generation, *, sequence: int) -> None:
         self._generation = generation
@@ -59,7 +58,7 @@ class Goodbye:
         self.payload_bytes = 0
 
     def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Message]:  # noqa: ARG002
-        """Like those of a frame: always one."""
+        """Yield the messages, as for a frame: always one."""
         header = FrameHeader(
             kind=FrameHeader.GOODBYE,
             generation=self._generation,
@@ -81,7 +80,7 @@ class OutgoingFrame:
         self._segments = [raw_bytes(tensor) for tensor in frame.tensors]
 
     def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Message]:
-        """The frame as messages, each with the acknowledgement of the moment when it is asked for."""
+        """Yield the frame as messages, each with the acknowledgement of the moment when it is asked for."""
         for offset in range(0, max(1, self.payload_bytes), chunk_bytes):
             header = FrameHeader(
                 kind=WIRE_KINDS[self.frame.kind],
@@ -100,7 +99,7 @@ class OutgoingFrame:
             yield (HEADER_LENGTH.pack(len(header)), header, *self._cut(offset, offset + chunk_bytes))
 
     def _cut(self, start: int, stop: int) -> Iterator[memoryview]:
-        """The payload's bytes from one to another: parts of tensors, and the gaps behind them."""
+        """Yield the payload's bytes between two positions: parts of tensors, and the gaps after them."""
         for segment, (first, end) in zip(self._segments, self._layout.spans, strict=True):
             if first < stop and end > start:
                 yield segment[max(0, start - first) : stop - first]
@@ -116,25 +115,27 @@ class _Partial:
     header: FrameHeader
     layout: FrameLayout
     payload: Any
-    """A numpy array of bytes: numpy copies without holding up other threads."""
+    """Bytes as a numpy array: numpy copies without blocking other threads."""
     filled: int = 0
 
 
 class FrameAssembler:
-    """Messages of one direction in, frames out. Each deviation from the protocol is a ProtocolError naming the peer."""
+    """Turns messages of one direction into frames. Each deviation from the protocol is a ProtocolError naming
+    the peer.
+    """
 
     def __init__(
         self, peer: str, *, generation: Generation, contract: FrameContract, kinds: frozenset[FrameKind]
     ) -> None:
         self.peer = peer
         self.next_sequence = 0
-        """The first sequence number not yet received: what is acknowledged."""
+        """First sequence number not yet received, for acknowledgements."""
         self.acknowledged = 0
-        """What the peer last acknowledged."""
+        """Last acknowledgement of the peer."""
         self.num_duplicates = 0
         """Messages of frames that had been received before; they are dropped."""
         self.is_ended = False
-        """Whether the peer said goodbye."""
+        """True if the peer said goodbye."""
         self._generation = generation
         self._contract = contract
         self._kinds = {WIRE_KINDS[kind]: kind for kind in kinds}
@@ -142,12 +143,12 @@ class FrameAssembler:
         self._partial: _Partial | None = None
 
     def restart(self, *, acknowledged: int) -> None:
-        """A new stream begins: the frame that was underway on the old one will come again from its first byte."""
+        """Begin a new stream: an incomplete frame will come again from its first byte."""
         self._partial = None
         self.acknowledged = acknowledged
 
     def feed(self, message: bytes | memoryview) -> Frame | None:
-        """Take one message; the frame, when this was its last chunk. Raises ProtocolError."""
+        """Take one message; return the frame, when this was its last chunk. Raises ProtocolError."""
         header, chunk = self._parse(message)
         if header.generation != self._generation:
             raise self._error(f"a frame of generation {header.generation} on a link of {self._generation}")
@@ -211,7 +212,7 @@ class FrameAssembler:
         return _Partial(header, layout, empty_bytes(layout.payload_bytes))
 
     def _layout(self, kind: FrameKind, header: FrameHeader) -> FrameLayout:
-        """Of a frame that is not as large as it may be, or that breaks the contract."""
+        """Return the layout of a frame that is smaller than its maximum, or that breaks the contract."""
         if any(tensor.dtype not in TORCH_DTYPES for tensor in header.tensors):
             raise self._error("a tensor of unknown type")
         forms = tuple((TORCH_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in header.tensors)

@@ -1,9 +1,9 @@
-"""Which frames a job's links carry: per kind, the tensors' types and shapes, and from these every bound on memory.
+"""Defines the frames of a job's links: per kind, the tensors' types and shapes, and from these every bound on memory.
 
-Between neighbouring stages both directions have the same forms; between replicas of a stage each has its own, as they
-depend on the groups and the slices of the two.
+Between neighbouring stages both directions have equal forms. Between replicas of a stage each direction has its own,
+which depend on the groups and the slices of the two.
 
-Both ends derive the same contract from the job, so nothing that a peer says decides how much memory is taken for it.
+Both ends derive one contract from the job, so no message of a peer decides how much memory is taken for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ ALIGNMENT_BYTES = 64
 
 
 def aligned(num_bytes: int) -> int:
-    """The next multiple of the alignment."""
+    """Return the next multiple of the alignment."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The type and shape that a tensor must have; with `may_be_shorter`, its first dimension at most."""
+    """The type and shape that a tensor must have; with `may_be_shorter`, its first dimension is a maximum."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,11 +42,11 @@ class TensorForm:
 
     @property
     def num_bytes(self) -> int:
-        """Of the largest tensor of this form."""
+        """Return the bytes of the largest tensor of this form."""
         return prod(self.shape) * self.dtype.itemsize
 
     def fits(self, dtype: torch.dtype, shape: Sequence[int]) -> bool:
-        """Whether a tensor of this type and shape is allowed."""
+        """Return whether a tensor of this type and shape is allowed."""
         if dtype != self.dtype or len(shape) != len(self.shape):
             return False
         if self.may_be_shorter:
@@ -59,12 +59,12 @@ class FrameContract:
     """The forms of each kind's tensors, and how many of the largest frames one side may have unacknowledged."""
 
     forms: Mapping[FrameKind, tuple[TensorForm, ...]]
-    """Of what may arrive."""
+    """Forms of arriving frames."""
     max_unacknowledged_frames: int
     sent_forms: Mapping[FrameKind, tuple[TensorForm, ...]] = field(default_factory=dict)
-    """Of what may be sent, where that differs."""
+    """Forms of sent frames, if they differ."""
     codecs: Mapping[FrameKind, Codec] = field(default_factory=dict)
-    """Of the kinds that are coded."""
+    """Codecs of the coded kinds."""
 
     @classmethod
     def of(
@@ -76,10 +76,11 @@ class FrameContract:
         activations: Codec = Codec.NONE,
         gradients: Codec = Codec.NONE,
     ) -> "FrameContract":
-        """What a job's stages say to each other. No schedule has more than 2m microbatches in flight on a stage.
+        """Return the contract between a job's stages. No schedule has more than 2m microbatches in flight on a stage.
 
-        has_norms: only the leading replicas of two stages speak of the norm. activations, gradients: how these are
-        coded; on one link both alike.
+        has_norms: only the leading replicas of two stages exchange the norm. activations, gradients: their codecs,
+        which are
+        equal on one link.
         """
         tokens = (train.microbatch_size, train.sequence_length)
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
@@ -106,9 +107,9 @@ class FrameContract:
         own: int,
         sibling: int,
     ) -> "FrameContract":
-        """What two replicas of the stage of these layers say to each other: positions `own` and `sibling` of them.
+        """Return the contract between two replicas of the stage of these layers, at positions `own` and `sibling`.
 
-        A replica is at most one batch and the delay ahead of what the other has acknowledged by its own frames.
+        A replica is at most one batch and the delay ahead of the frames by which the other has acknowledged its own.
         """
 
         def said_by(speaker: int, listener: int) -> dict[FrameKind, tuple[TensorForm, ...]]:
@@ -135,24 +136,24 @@ class FrameContract:
         )
 
     def largest(self, kind: FrameKind) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
-        """Types and shapes of the tensors of the largest frame of this kind that may arrive."""
+        """Return types and shapes of the tensors of the largest arriving frame of this kind."""
         return tuple((form.dtype, form.shape) for form in self.forms[kind])
 
     @property
     def max_frame_bytes(self) -> int:
-        """Payload of the largest frame."""
+        """Return the payload of the largest frame."""
         all_forms = (*self.forms.values(), *self.sent_forms.values())
         return max(sum(aligned(form.num_bytes) for form in forms) for forms in all_forms)
 
     @property
     def max_unacknowledged_bytes(self) -> int:
-        """What one side may have handed over and not yet seen acknowledged."""
+        """Return the bytes that one side may have sent and not yet seen acknowledged."""
         return self.max_unacknowledged_frames * self.max_frame_bytes
 
     def violation(
         self, kind: FrameKind, tensors: Sequence[tuple[torch.dtype, Sequence[int]]], codec: int = Codec.NONE
     ) -> str | None:
-        """What is wrong with a frame of these tensors, or None."""
+        """Return how a frame of these tensors violates the contract, or None."""
         if (miscoded := self.miscoded(kind, codec)) is not None:
             return miscoded
         if kind not in self.forms:
@@ -168,7 +169,7 @@ class FrameContract:
         return None
 
     def miscoded(self, kind: FrameKind, codec: int) -> str | None:
-        """What is wrong with a frame that says that it is coded so, or None."""
+        """Return how a frame with this codec violates the contract, or None."""
         wanted = self.codecs.get(kind, Codec.NONE)
         if codec == wanted:
             return None
@@ -177,7 +178,7 @@ class FrameContract:
 
 
 def _coded(values: TensorForm, codec: Codec) -> tuple[TensorForm, ...]:
-    """What `compression.encode` makes of a tensor of this form."""
+    """Return the form that `compression.encode` makes of a tensor of this form."""
     match codec:
         case Codec.NONE:
             return (values,)
@@ -188,5 +189,5 @@ def _coded(values: TensorForm, codec: Codec) -> tuple[TensorForm, ...]:
 
 
 def num_elements(layers: Sequence[str], model: ModelSpec) -> int:
-    """Of all parameters of these layers."""
+    """Return the number of elements of all parameters of these layers."""
     return sum(shape.numel() for layer in layers for shape in parameter_shapes(layer, model).values())

@@ -1,7 +1,7 @@
-"""Where the tensors of a frame lie in its payload, and what data.proto calls them: worked out once for equal frames.
+"""The places of a frame's tensors in its payload, and their entries in data.proto: computed once for equal frames.
 
-A payload is the tensors one after the other, each at a multiple of 64 bytes. What is done per frame takes the way
-through numpy where it can: to cut a tensor out of a payload takes three calls of torch and 7.8 µs, or 3.0 by numpy.
+A payload has the tensors one after the other, each at a multiple of 64 bytes. Work per frame uses numpy if possible: to
+cut a tensor out of a payload takes three calls and 7.8 µs with torch, and 3.0 µs with numpy.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ WIRE_DTYPES = {
 TORCH_DTYPES = {wire: dtype for dtype, wire in WIRE_DTYPES.items()}
 _NUMPY_DTYPES = {
     torch.float32: numpy.dtype(numpy.float32),
-    torch.bfloat16: numpy.dtype(numpy.int16),  # the bits: numpy has no such type
+    torch.bfloat16: numpy.dtype(numpy.int16),  # numpy has no such type, so its bits
     torch.float64: numpy.dtype(numpy.float64),
     torch.int64: numpy.dtype(numpy.int64),
     torch.int32: numpy.dtype(numpy.int32),
@@ -37,25 +37,25 @@ _NUMPY_DTYPES = {
     torch.int8: numpy.dtype(numpy.int8),
 }
 _MOST_KEPT = 256
-"""Layouts. Those of one worker are a few; sums of squares have one per number of layers."""
+"""Number of layouts kept. One worker has a few; sums of squares have one per number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLayout:
-    """Of frames whose tensors have these types and shapes."""
+    """The layout of frames whose tensors have these types and shapes."""
 
     forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     spans: tuple[tuple[int, int], ...]
-    """Of each tensor: first byte, and the one after its last."""
+    """First byte of each tensor, and the one after its last."""
     payload_bytes: int
-    """With the gaps."""
+    """Bytes of the payload, with the gaps."""
     specs: Any
-    """The tensors as a FrameHeader has them."""
+    """Tensors as a FrameHeader has them."""
     encoded: bytes
-    """A FrameHeader of nothing else, serialized: it can follow one that leaves the tensors out."""
+    """Serialized FrameHeader of the tensors alone: it can follow one that leaves the tensors out."""
 
     def tensors(self, payload: Any) -> Iterator[Tensor]:
-        """Views of the payload, a numpy array uint8 [payload_bytes]."""
+        """Return views of the payload, a numpy array uint8 [payload_bytes]."""
         for (dtype, shape), (start, stop) in zip(self.forms, self.spans, strict=True):
             tensor = torch.from_numpy(payload[start:stop].view(_NUMPY_DTYPES[dtype]).reshape(shape))
             yield tensor if dtype != torch.bfloat16 else tensor.view(dtype)
@@ -63,7 +63,9 @@ class FrameLayout:
 
 @lru_cache(_MOST_KEPT)
 def layout_of(forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> FrameLayout:
-    """The layout of tensors of these types and shapes. Raises KeyError for a type that has no number in data.proto."""
+    """Return the layout of tensors of these types and shapes. Raises KeyError for a type without number in
+    data.proto.
+    """
     spans = []
     end = 0
     for dtype, shape in forms:
@@ -75,7 +77,7 @@ def layout_of(forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> FrameLa
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """A tensor's elements, in host memory; not copied if they lie there in their order."""
+    """Return a tensor's elements in host memory; not copied if they are contiguous there."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.requires_grad:
         tensor = tensor.detach().cpu().contiguous()
     if not tensor.numel():

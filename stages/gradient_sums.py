@@ -1,7 +1,7 @@
-"""The sums of a batch's gradients, in the one order that makes them the same bits everywhere.
+"""Sums a batch's gradients, in the one order that gives equal bits everywhere.
 
-Inside a reduction group gradients are added in order of the microbatch, starting from the first, not from zero; the
-groups' sums are added in order of the group; the total is multiplied once by 1/m, in fp32.
+Inside a reduction group gradients are added in order of the microbatch, starting from the first, not from zero. The
+groups' sums are added in order of the group. The total is multiplied once by 1/m, in fp32.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,14 @@ class GradientSums:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no microbatch has been added since the last reduction."""
+        """Return whether no microbatch has been added since the last reduction."""
         return all(sums is None for sums in self._sums)
 
     @torch.no_grad()
     def add(self, microbatch: int, gradients: list[Tensor], *, others: Iterable[Tensor] = ()) -> None:
-        """Add a microbatch's gradients, fresh from autograd. A group's first is kept, not copied, where that is safe.
+        """Add a microbatch's gradients, fresh from autograd. A group's first is kept, not copied, if that is safe.
 
-        others: further tensors that the same backward used or made, and that somebody else will read.
+        others: further tensors that this backward used or made, and that other code will read.
         """
         group = microbatch % len(self._sums)
         assert microbatch == self._next[group], f"microbatch {microbatch} of group {group} out of order"
@@ -39,12 +39,12 @@ class GradientSums:
         if sums is None:
             self._sums[group] = _owned(gradients, others)
         else:
-            # A bf16 summand is cast to fp32 before it is added: that is how torch adds to an fp32 tensor.
+            # A bf16 summand is cast to fp32 before it is added: torch adds to an fp32 tensor in this way.
             torch._foreach_add_(sums, gradients)
 
     @torch.no_grad()
     def reduce(self) -> list[Tensor]:
-        """End the batch: the mean gradient over its microbatches, fp32, in the parameters' order."""
+        """End the batch: return the mean gradient over its microbatches, fp32, in the parameters' order."""
         total, *rest = self._sums
         assert total is not None, "no gradients were added"
         for sums in rest:
@@ -55,7 +55,7 @@ class GradientSums:
         return total
 
     def take(self) -> list[list[Tensor]]:
-        """End the batch: the sums of each group that was added to, in order of the group."""
+        """End the batch: return the sums of each group that was added to, in order of the group."""
         held = [sums for sums in self._sums if sums is not None]
         self._begin()
         return held
@@ -66,7 +66,7 @@ class GradientSums:
 
 
 def _owned(gradients: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """Contiguous fp32 tensors that may be written to: autograd's own where nothing else lies in their memory."""
+    """Return contiguous fp32 tensors that may be written to: autograd's own if no other tensor shares their memory."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in others}
     owned = []
     for gradient in gradients:

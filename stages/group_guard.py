@@ -1,9 +1,12 @@
-"""Who may connect to the ports of a process group: the peer's machine while the group forms, afterwards nobody.
+"""Restricts connections to the ports of a process group: only the peer's machine while the group forms, then nobody.
 
-gloo listens on a port of its own, asks nobody who he is, and listens as long as the group lives. So its sockets get a
-filter of the kernel's (SO_ATTACH_FILTER), which drops every packet that does not come from the peer's address; once the
-group is formed, every attempt to connect is dropped. Then both sides compare, over mTLS, which connections they have:
-one that the peer does not know of is not the peer's.
+gloo listens on its own port as long as the group lives, and checks nobody's identity. So its sockets get a filter of
+the
+kernel (SO_ATTACH_FILTER), which drops every packet that does not come from the peer's address. Once the group is
+formed,
+every attempt to connect is dropped. Then both sides compare their connections over mTLS: a connection that the peer
+does
+not know is not the peer's.
 """
 
 import ctypes
@@ -27,12 +30,12 @@ T = TypeVar("T")
 
 SO_ATTACH_FILTER: Final = 26
 _NETWORK_HEADER: Final = 0xFFF00000
-"""Where a filter finds the IP header."""
+"""Offset of the IP header for a filter."""
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALL: Final = 0xFFFFFFFF
 
 _MAKING_DEVICES = threading.Lock()
-"""Of two groups that form at once, each has to know its own sockets."""
+"""Lock for forming: of two groups that form at once, each has to know its own sockets."""
 
 Instruction = tuple[int, int, int, int]
 End = tuple[str, int]
@@ -40,7 +43,7 @@ End = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the two ranks find each other."""
+    """The meeting point of the two ranks."""
 
     store: Store
     host: str
@@ -51,7 +54,7 @@ class Rendezvous:
 
 @contextmanager
 def new_listeners(make: Callable[[], T]) -> Iterator[tuple[T, list[socket.socket]]]:
-    """What `make` returns, and copies of the sockets that it made to listen, closed to everybody.
+    """Return what `make` returns, and copies of the listening sockets that it made, closed to everybody.
 
     Raises RuntimeError when it made none.
     """
@@ -62,7 +65,7 @@ def new_listeners(make: Callable[[], T]) -> Iterator[tuple[T, list[socket.socket
             found = []
             for address, copy in _listeners():
                 if address not in before:
-                    # Not `copy.dup()`: that would make gloo's own socket a blocking one.
+                    # `copy.dup()` would make gloo's own socket a blocking one
                     found.append(stack.enter_context(socket.socket(fileno=os.dup(copy.fileno()))))
                     admit(found[-1], None)
         if not found:
@@ -71,7 +74,7 @@ def new_listeners(make: Callable[[], T]) -> Iterator[tuple[T, list[socket.socket
 
 
 def admit(listener: socket.socket, source: IPv4Address | IPv6Address | None) -> None:
-    """Have the kernel drop what does not come from there; None: everything."""
+    """Let the kernel drop packets that do not come from there; None: all packets."""
     program = _program(source)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code)
@@ -91,28 +94,28 @@ def _program(source: IPv4Address | IPv6Address | None) -> list[Instruction]:
 
 
 def source_towards(host: str) -> str:
-    """The address from which this machine reaches a host."""
+    """Return the address from which this machine reaches a host."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
+        probe.connect(address)  # nothing is sent
         return str(probe.getsockname()[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What one side tells the other before the group forms."""
+    """One side's addresses, sent to the other before the group forms."""
 
     source: str
-    """The address from which it connects to the other side."""
+    """Address from which it connects to the other side."""
     listeners: frozenset[End]
 
     def encode(self) -> str:
-        """For the store."""
+        """Encode the addresses for the store."""
         return json.dumps({"source": self.source, "listeners": sorted(self.listeners)})
 
     @classmethod
     def decode(cls, text: bytes) -> "Whereabouts":
-        """Raises RuntimeError when it is not one."""
+        """Decode addresses. Raises RuntimeError when the bytes are invalid."""
         try:
             told = json.loads(text)
             return cls(
@@ -123,7 +126,7 @@ class Whereabouts:
 
 
 class GroupGuard:
-    """Over the ports of one process group while it forms. The steps in order, each on both sides."""
+    """Guards the ports of one process group while it forms. Do the steps in order, each on both sides."""
 
     def __init__(self, meeting: Rendezvous, listeners: Sequence[socket.socket], *, timeout: timedelta) -> None:
         self._store = meeting.store
@@ -135,7 +138,7 @@ class GroupGuard:
         self._theirs = Whereabouts("", frozenset())
 
     def open(self) -> None:
-        """Tell the peer where we listen, and let its machine alone connect. Raises RuntimeError."""
+        """Send the peer our listening addresses, and let only its machine connect. Raises RuntimeError."""
         self._own = frozenset(_text(address_of(one, is_peer=False)) for one in self._listeners)
         own = Whereabouts(source_towards(self._peer_host), self._own)
         self._store.set(f"where-{self._rank}", own.encode())
@@ -147,7 +150,7 @@ class GroupGuard:
         """Let nobody connect any more, and compare connections with the peer. Raises RuntimeError when they differ."""
         for listener in self._listeners:
             admit(listener, None)
-        mine = sorted(set(self._connections()))  # another thread that looks has copies of its own
+        mine = sorted(set(self._connections()))  # another thread that looks has its own copies
         self._store.set(f"connections-{self._rank}", json.dumps(mine))
         try:
             told = json.loads(self._read(f"connections-{1 - self._rank}"))
@@ -158,7 +161,7 @@ class GroupGuard:
             raise RuntimeError("somebody else has connected to the group: its connections are not those of the peer")
 
     def _connections(self) -> Iterator[tuple[str, int, str, int]]:
-        """Those of the group: to one of our listeners, or to one of the peer's."""
+        """Return the group's connections: to one of our listeners, or to one of the peer's."""
         for copy in own_sockets():
             own, peer = address_of(copy, is_peer=False), address_of(copy, is_peer=True)
             if own is not None and peer is not None:

@@ -1,11 +1,11 @@
-"""How the replicas of a stage add up their reduction groups' gradient sums: each owns a slice, and adds in one order.
+"""Sums the gradients of a stage's reduction groups across its replicas: each owns a slice, and adds in one order.
 
 All parameters' sums, one after the other in backward's order, are cut into as many contiguous slices as there are
-replicas. Everybody sends each owner its groups' part of that slice; the owner adds all groups in order of the group,
-starting from the first, multiplies once by 1/m in fp32, and sends the slice to the others. Elementwise sums do not care
-how they are sliced, so these are the bits of `GradientSums.reduce` on a worker that has the stage to itself.
+replicas. Each replica sends each owner its groups' part of that slice. The owner adds all groups in order of the group,
+starting from the first, multiplies once by 1/m in fp32, and sends the slice to the others. Slicing does not change
+elementwise sums. So the bits are those of `GradientSums.reduce` on a worker that is alone on its stage.
 
-Only tensors and books: no link, no clock.
+Only tensors and accounts are here: no link, no clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 def slice_bounds(num_elements: int, num_replicas: int) -> tuple[tuple[int, int], ...]:
-    """Where each replica's slice begins and ends: contiguous, and as equal as can be."""
+    """Return begin and end of each replica's slice: contiguous, and as equal as possible."""
     edges = [num_elements * k // num_replicas for k in range(num_replicas + 1)]
     return tuple(pairwise(edges))
 
 
 class GroupReduction:
-    """One replica's part, for all batches of a generation. Replicas are called by their position in the stage."""
+    """One replica's part, for all batches of a generation. Replicas are known by their position in the stage."""
 
     def __init__(
         self,
@@ -52,27 +52,31 @@ class GroupReduction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is half reduced."""
+        """Return whether no batch is half reduced."""
         return not (self._sums or self._reduced)
 
     def expects_sums(self, replica: int, batch: int) -> bool:
-        """Whether sums of a batch would be the replica's next ones. How far it may be ahead is the schedule's rule."""
+        """Return whether sums of a batch would be the replica's next ones. The schedule limits how far it may
+        be ahead.
+        """
         return replica in self._others and batch == self._next_sums[replica]
 
     def expects_reduced(self, replica: int, batch: int) -> bool:
-        """Whether a reduced slice would be the replica's next one, of a batch that this replica has contributed to."""
+        """Return whether a reduced slice would be the replica's next one, of a batch to which this replica has
+        contributed.
+        """
         return replica in self._others and batch == self._next_reduced[replica] < self._next_sums[self._index]
 
     def missing(self, batch: int) -> int | None:
-        """The first replica that has not sent what this batch needs of it; None when nothing is missing."""
+        """Return the first replica that has not sent its part of this batch; None when nothing is missing."""
         late = (k for k in self._others if self._next_sums[k] <= batch)
         return next(late, next((k for k in self._others if self._next_reduced[k] <= batch), None))
 
     @torch.no_grad()
     def contribute(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> dict[int, Tensor]:
-        """This replica's backwards of a batch are done. sums: per held group, in order, the parameters' sums.
+        """End this replica's backwards of a batch. sums: per held group, in order, the parameters' sums.
 
-        Returns what each other replica is to be sent: [groups of this replica, its slice].
+        Returns the part for each other replica: [groups of this replica, its slice].
         """
         assert batch == self._next_sums[self._index], f"sums of batch {batch} out of order"
         parts = [self._cut(sums, *bounds) for bounds in self._bounds]
@@ -81,18 +85,18 @@ class GroupReduction:
         return {k: parts[k] for k in self._others}
 
     def add_sums(self, batch: int, replica: int, sums: Tensor) -> None:
-        """Those of another replica, [its groups, own slice], have arrived."""
+        """Add arrived sums of another replica, [its groups, own slice]."""
         assert self.expects_sums(replica, batch), f"sums of batch {batch} from replica {replica} out of order"
         self._take_sums(batch, replica, sums)
 
     def add_reduced(self, batch: int, replica: int, mean: Tensor) -> None:
-        """Another owner's slice has arrived."""
+        """Add another owner's slice."""
         assert self.expects_reduced(replica, batch), f"slice {replica} of batch {batch} out of order"
         self._place(batch, replica, mean)
 
     @torch.no_grad()
     def reduce_own(self, batch: int) -> Tensor | None:
-        """The own slice of the mean gradient, once, when all groups' sums of it are there; the others need it."""
+        """Return the own slice of the mean gradient, once all groups' sums of it are there; the others need it."""
         of_replicas = self._sums.get(batch, {})
         if len(of_replicas) < len(self._groups):
             return None
@@ -111,7 +115,7 @@ class GroupReduction:
         return mean
 
     def finish(self, batch: int) -> list[Tensor] | None:
-        """The mean gradient over the microbatches, fp32, in the parameters' order, once all slices are there."""
+        """Return the mean gradient over the microbatches, fp32, in the parameters' order, once all slices are there."""
         if batch not in self._reduced or any(batch >= next_batch for next_batch in self._next_reduced.values()):
             return None
         whole = self._reduced.pop(batch)
@@ -119,7 +123,7 @@ class GroupReduction:
         return [whole[start:stop].view(shape) for (start, stop), shape in parts]
 
     def _cut(self, sums: Sequence[Sequence[Tensor]], start: int, stop: int) -> Tensor:
-        """One slice of all held groups: [groups, stop - start], copied."""
+        """Return one slice of all held groups: [groups, stop - start], copied."""
         part = torch.empty(len(sums), stop - start, dtype=torch.float32, device=self._device)
         for row, of_group in zip(part, sums, strict=True):
             for tensor, offset in zip(of_group, self._offsets, strict=False):

@@ -1,8 +1,8 @@
-"""The link over gRPC streams: what one side has to say, has said, and has heard, and the loops that move it.
+"""The link over gRPC streams: the data that one side sends, has sent, and has received, and the loops that move it.
 
 `send` and `close` belong to the thread that computes, everything else to the loop's thread; a lock guards what both
 touch. A frame's tensors are held until the peer has acknowledged it, that is, placed it in its inbox; after a break
-they are written again. How a stream comes about, and how often, is link_endpoint.py's business.
+they are written again. link_endpoint.py opens the streams.
 """
 
 import asyncio
@@ -27,23 +27,24 @@ from headway.stages.resend_window import ResendWindow
 from headway.stages.write_pace import WritePace
 
 CLOSE_GRACE = timedelta(seconds=5)
-"""How long a closed link goes on delivering what was handed over before, over a new stream if need be."""
+"""Time for which a closed link still delivers its frames, over a new stream if needed."""
 
 FINISH_GRACE = timedelta(seconds=1)
-"""How long the last acknowledgement of a link may take to leave."""
+"""Time for the last acknowledgement of a link to leave."""
 
 TICK = timedelta(seconds=0.5)
-"""A side that wrote nothing for a tick says so with a heartbeat: the peer hears something each second."""
+"""A side that wrote nothing for a tick sends a heartbeat, so that the peer receives something each second."""
 
 SILENT_TICKS = 4
-"""So many ticks without a message, two missed heartbeats, and the stream is dropped. Ticks are counted, not time: while
-this process itself stands still, nobody is silent."""
+"""Number of ticks without a message (two missed heartbeats) after which the stream is dropped. Ticks are counted, not
+time: while this process itself stands still, no peer counts as silent.
+"""
 
 STALLED_TICKS = 20
-"""So many ticks inside one write, and the stream is dropped."""
+"""Number of ticks inside one write after which the stream is dropped."""
 
 MAX_VIOLATIONS = 3
-"""So many violations of the protocol without a good frame in between, and the link is given up."""
+"""Number of protocol violations without a good frame in between after which the link is given up."""
 
 
 class MessageStream(Protocol):
@@ -54,17 +55,17 @@ class MessageStream(Protocol):
         ...
 
     async def write(self, message: bytes) -> None:
-        """Returns when flow control has room for more. Raises ConnectionError like `read`."""
+        """Return when flow control has room for more. Raises ConnectionError like `read`."""
         ...
 
     async def finish(self) -> None:
-        """Say that no more messages follow, and return when the stream can be dropped without losing one."""
+        """Announce the end of messages, and return when the stream can be dropped without losing one."""
         ...
 
 
 @dataclass(slots=True)
 class Turn:
-    """One stream's time to serve a link. Ended by the next one's, or by a reason."""
+    """One stream's time to serve a link. The next stream's turn, or a reason, ends it."""
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
@@ -75,7 +76,7 @@ class Turn:
         self.ended.set()
 
     async def wait(self) -> None:
-        """Raises ConnectionError with the reason once this turn has ended."""
+        """Raise ConnectionError with the reason once this turn has ended."""
         await self.ended.wait()
         raise ConnectionError(self.reason)
 
@@ -105,8 +106,8 @@ class GrpcLink:
         self._is_open = True
         self._window: ResendWindow[OutgoingFrame | Goodbye] = ResendWindow()
         self._is_told = False
-        """Whether the loop knows that there is more to write than when the writer last began."""
-        # The loop's thread alone:
+        """True if the loop knows that there is more to write than when the writer last began."""
+        # Only the loop's thread:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._turn = Turn()
@@ -123,22 +124,24 @@ class GrpcLink:
 
     @property
     def peer(self) -> str:
-        """`stage 2 at 10.0.0.7:4711`."""
+        """Return `stage 2 at 10.0.0.7:4711`."""
         return self._peer
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Payload bytes handed over that the peer has not acknowledged."""
+        """Return the payload bytes that were sent and not yet acknowledged."""
         with self._lock:
             return self._window.num_bytes
 
     @property
     def num_resumed(self) -> int:
-        """How often a new stream has taken up where an old one broke."""
+        """Return how often a new stream has continued after a break."""
         return max(0, self._num_streams - 1)
 
     def send(self, frame: Frame) -> None:
-        """See `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is dropped."""
+        """Send a frame, see `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is
+        dropped.
+        """
         assert frame.generation == self._generation, "a frame of another generation"
         outgoing = OutgoingFrame(frame, sequence=self._window.next_to_push)
         with self._lock:
@@ -153,7 +156,9 @@ class GrpcLink:
             self._loop.call_soon(self._wake.set)
 
     def close(self) -> None:
-        """See `Link`. What was sent before is still delivered, within CLOSE_GRACE, if the link was ever connected."""
+        """Close the link, see `Link`. Sent frames are still delivered, within CLOSE_GRACE, if the link was ever
+        connected.
+        """
         with self._lock:
             if not self._is_open:
                 return
@@ -165,27 +170,27 @@ class GrpcLink:
 
     @property
     def is_over(self) -> bool:
-        """Whether the link needs no stream any more: the goodbye was heard, or the link was lost."""
+        """Return whether the link needs no stream any more: the goodbye was heard, or the link was lost."""
         return self._over.is_set()
 
     @property
     def num_streams(self) -> int:
-        """How many streams have served it."""
+        """Return how many streams have served it."""
         return self._num_streams
 
     @property
     def was_connected(self) -> bool:
-        """Whether it has had a stream."""
+        """Return whether it has had a stream."""
         return self._num_streams > 0
 
     @property
     def broken_at(self) -> float | None:
-        """When the last stream broke (the loop's clock), None while there is one or before the first."""
+        """Return when the last stream broke (the loop's clock), None while there is one or before the first."""
         return self._broken_at
 
     @property
     def next_sequence(self) -> int:
-        """The number of the frame that is expected next. Stands still between two turns."""
+        """Return the number of the next expected frame. It does not change between two turns."""
         return self._assembler.next_sequence
 
     def lose(self, reason: str, *, was_unreached: bool = False) -> None:
@@ -197,7 +202,7 @@ class GrpcLink:
         self._end()
 
     def violated(self, error: ProtocolError) -> None:
-        """Count a violation. The stream was dropped for it; the link is given up after MAX_VIOLATIONS."""
+        """Count a violation, for which the stream was dropped; after MAX_VIOLATIONS the link is given up."""
         self._num_violations += 1
         if self._num_violations >= MAX_VIOLATIONS:
             self.lose(f"protocol violated {self._num_violations} times: {error.reason}")
@@ -208,7 +213,7 @@ class GrpcLink:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Turn]:
-        """A new stream supersedes the one that is served; inside, nothing of the old one is heard any more."""
+        """Begin the turn of a new stream, which supersedes the present one; inside, the old one is ignored."""
         self._turn.end("superseded by a new connection")
         mine = self._turn = Turn()
         async with self._serving:
@@ -229,7 +234,7 @@ class GrpcLink:
                 await asyncio.wait({writer}, timeout=FINISH_GRACE.total_seconds())
         finally:
             if not self._over.is_set():
-                self._broken_at = self._loop.loop.time()  # first of all: what follows may be cancelled
+                self._broken_at = self._loop.loop.time()  # first, because later steps may be cancelled
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -246,7 +251,7 @@ class GrpcLink:
         except ValueError as error:
             raise ProtocolError(self._peer, str(error)) from error
         self._assembler.restart(acknowledged=acknowledged)
-        self._due.said()  # the hello of the new stream has said it
+        self._due.said()  # the new stream's hello has acknowledged this
         self._num_streams += 1
         self._broken_at = None
 
@@ -254,7 +259,7 @@ class GrpcLink:
         while (received := await stream.read()) is not None:
             self._num_heard += 1
             is_any = self._take(received)
-            del received  # a large message; the next may be long in coming
+            del received  # a large message; the next may take long
             if is_any:
                 self._num_violations = 0
             if self._assembler.is_ended:
@@ -264,10 +269,11 @@ class GrpcLink:
         raise ConnectionError("the stream ended without a goodbye")
 
     def _take(self, received: bytes) -> bool:
-        """Deliver the frames that are complete with this bundle, together; whether there are any.
+        """Deliver the frames that this bundle completes, together; return whether there are any.
 
-        What the bundle acknowledges is forgotten first: who takes a frame may send at once. Raises ProtocolError, the
-        frames before the violation being delivered.
+        Acknowledged frames are forgotten first, because the receiver of a frame may send at once. Raises ProtocolError,
+        after
+        the frames before the violation are delivered.
         """
         frames: list[Frame] = []
         try:
@@ -298,7 +304,7 @@ class GrpcLink:
                 pace.wrote(len(written), time.monotonic() - began_at)
             if self._is_heartbeat_due or self._is_acknowledgement_due:
                 self._is_heartbeat_due = False
-                # Only the loop's thread makes unwritten frames written, so this is the next one's number.
+                # Only the loop's thread marks frames as written, so this is the next one's number.
                 beat = heartbeat(
                     self._generation, sequence=self._window.next_to_write, acknowledged=self._acknowledge()
                 )
@@ -314,7 +320,7 @@ class GrpcLink:
         self._num_written += 1
 
     async def _watch(self) -> None:
-        """Heartbeats out, and silence noticed. Raises ConnectionError."""
+        """Send heartbeats, and notice silence. Raises ConnectionError."""
         num_heard, num_written, silent_ticks, quiet_ticks = self._num_heard, self._num_written, 0, 0
         self._is_writing = False
         while True:
@@ -349,7 +355,7 @@ class GrpcLink:
         self._watch_what_is_due()
 
     def _watch_what_is_due(self) -> None:
-        """Have the timer end no later than an acknowledgement is due."""
+        """Let the timer end no later than an acknowledgement is due."""
         at, timer = self._due.at, self._acknowledge_timer
         if at is None or (timer is not None and timer.when() <= at):
             return

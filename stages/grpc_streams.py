@@ -1,4 +1,4 @@
-"""gRPC's calls and contexts as the streams of messages that a link is served by."""
+"""Wraps gRPC's calls and contexts as the streams of messages that serve a link."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from headway.stages.tls_sentences import in_words
 
 @dataclass(slots=True)
 class Ears:
-    """Of all streams of an endpoint: whether they hear, which a test may change."""
+    """The hearing of all streams of an endpoint, which a test may turn off."""
 
     deaf_until: float = 0.0
-    """By the loop's clock; 0: they hear."""
+    """End of the deafness, by the loop's clock; 0: they hear."""
 
     async def hear(self) -> None:
         """Return when they hear again."""
@@ -55,7 +55,7 @@ class ClientStream:
 
     async def finish(self) -> None:
         await self._call.done_writing()
-        await self._call.code()  # the server's handler has returned: it has read to the end
+        await self._call.code()  # the server's handler has returned, so it has read to the end
 
 
 class ServerStream:
@@ -81,4 +81,4 @@ class ServerStream:
             raise ConnectionError(f"the stream broke: {error}") from error
 
     async def finish(self) -> None:
-        """The handler's return says it; there is nothing to do before."""
+        """Do nothing: the handler's return ends the stream."""

@@ -1,7 +1,8 @@
-"""How many frames of one link are in memory here: in the inbox, or with whoever took them from there.
+"""Limits how many frames of one link are in memory here: in the inbox, or with the code that took them.
 
-A neighbour that keeps to the schedule never has more than the contract's number under way, but nothing in the protocol
-stops it from sending more: an acknowledgement says that a frame has arrived, not that it was used.
+A neighbour that keeps to the schedule never has more than the contract's number under way. But the protocol allows
+more:
+an acknowledgement confirms that a frame has arrived, not that it was used.
 """
 
 import weakref
@@ -12,7 +13,7 @@ from headway.stages.frame_contract import FrameContract
 from headway.stages.link import Frame
 
 SLACK = 2
-"""Times the contract's number: what has just been used may not have been let go of yet."""
+"""Multiple of the contract's number that is allowed: a used frame may not be freed yet."""
 
 
 class HeldFrames:
@@ -24,11 +25,11 @@ class HeldFrames:
 
     @property
     def num_frames(self) -> int:
-        """That have arrived and still exist."""
+        """Return the number of arrived frames that still exist."""
         return len(self._alive)
 
     def add(self, frame: Frame) -> None:
-        """A frame has arrived. Raises OverflowError where there are too many already."""
+        """Note an arrived frame. Raises OverflowError when there are too many already."""
         if len(self._alive) >= self.max_frames:
             raise OverflowError(f"more than {self.max_frames} frames that nobody has used")
         if frame.tensors:

@@ -1,4 +1,4 @@
-"""The model under Hugging Face's names: where each layer's parameter lies in a checkpoint, and its config.json."""
+"""Maps the model to Hugging Face's names: each layer's parameter in a checkpoint, and its config.json."""
 
 import dataclasses
 from typing import Any, Final, Literal
@@ -9,7 +9,9 @@ _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
 
 def checkpoint_name(layer: str, parameter: str) -> str:
-    """`block.3`, `mlp.up_proj.weight` → `model.layers.3.mlp.up_proj.weight`. Raises ValueError for no layer's name."""
+    """Return `model.layers.3.mlp.up_proj.weight` for `block.3`, `mlp.up_proj.weight`. Raises ValueError for an unknown
+    layer.
+    """
     kind, _, index = layer.partition(".")
     if kind in _PREFIXES:
         return _PREFIXES[kind].format(index=index) + parameter
@@ -19,9 +21,9 @@ def checkpoint_name(layer: str, parameter: str) -> str:
 
 
 def llama_config(spec: ModelSpec, *, dtype: Literal["float32", "bfloat16"], sequence_length: int) -> dict[str, Any]:
-    """config.json with which AutoModelForCausalLM opens the folder as a LlamaForCausalLM.
+    """Return the config.json with which AutoModelForCausalLM opens the folder as a LlamaForCausalLM.
 
-    sequence_length is the longest that the model was trained on.
+    sequence_length is the longest on which the model was trained.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -63,18 +65,18 @@ _COMPUTED: Final[dict[str, tuple[Any, ...]]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
 }
-"""Keys of Hugging Face configs that change what a model computes, and the values that are computed here."""
+"""Keys of Hugging Face configs that change the computation, with the values that are computed here."""
 _ROPE_TYPES: Final = ("rope_type", "type")
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The inverse of `llama_config`. Raises ValueError, naming key and value, for a model that is not of this kind.
+    """Return the inverse of `llama_config`. Raises ValueError, naming key and value, for an unsupported model.
 
-    Another rotation of the positions, or heads of another width, would give other logits without a word.
+    Another rotation of the positions, or heads of another width, would silently give other logits.
     """
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type is {config.get('model_type')!r}, not 'llama'")
-    if isinstance(scaling := config.get("rope_scaling"), dict):  # as transformers before 5 wrote it
+    if isinstance(scaling := config.get("rope_scaling"), dict):  # the form of transformers before 5
         _check_rope(scaling, "rope_scaling")
         config = config | {"rope_scaling": None}
     rope = config.get("rope_parameters") or {}
@@ -94,7 +96,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _check_rope(rope: Any, key: str) -> None:
-    """Positions rotate by plain powers of theta here, and in no other way."""
+    """Check that positions rotate by plain powers of theta."""
     if not isinstance(rope, dict):
         raise ValueError(f"{key} = {rope!r} is not supported")
     for name, value in rope.items():

@@ -1,4 +1,4 @@
-"""Where training starts: each parameter is a function of the seed and its own name, so boundary 0 needs no holder."""
+"""Initial weights: each parameter is a function of the seed and its own name, so boundary 0 needs no holder."""
 
 from hashlib import blake2b
 
@@ -11,7 +11,7 @@ from headway.stages.spec import ModelSpec
 
 
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
-    """W_0 of a layer: parameter name to fp32 CPU tensor, the same wherever and in whatever order it is asked for.
+    """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
 
     Weights are normal with standard deviation `initializer_range`; norms are ones, as in Hugging Face's Llama.
     Raises ValueError for a layer that the model does not have.

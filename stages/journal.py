@@ -1,4 +1,4 @@
-"""What every batch gave: the losses as they were computed, and what they cost."""
+"""The result of every batch: the losses as they were computed, and their cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ _MIN_CAPACITY = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRow:
-    """One batch."""
+    """The result of one batch."""
 
     batch: Batch
     microbatch_losses: tuple[float, ...]
     """m float32 values, nats per token, in order."""
     tokens: int
     seconds: float
-    """Wall clock since the batch before, on the last stage."""
+    """Wall clock seconds since the last batch, on the last stage."""
     generation: Generation
 
     @property
     def loss(self) -> float:
-        """(Σ float64(ℓ_i)) / m, in order of i."""
+        """Return (Σ float64(ℓ_i)) / m, in order of i."""
         return fold(list(self.microbatch_losses)) / len(self.microbatch_losses)
 
 
@@ -59,7 +59,7 @@ class Journal:
 
     @property
     def rows(self) -> Sequence[JournalRow]:
-        """All rows, oldest first."""
+        """Return all rows, oldest first."""
         columns = [self._columns[name][: self._length].tolist() for name in _DTYPES]
         return tuple(
             JournalRow(
@@ -74,11 +74,11 @@ class Journal:
 
     @property
     def next_batch(self) -> Batch | None:
-        """The batch that must be appended next; None: any."""
+        """Return the batch that must be appended next; None: any."""
         return Batch(int(self._columns["batch"][self._length - 1]) + 1) if self._length else None
 
     def append(self, row: JournalRow) -> None:
-        """Add the next batch. Raises ValueError when it is another one, or has another number of microbatches."""
+        """Append the next batch. Raises ValueError for another batch, or another number of microbatches."""
         if self._length and row.batch != self.next_batch:
             raise ValueError(f"the journal goes on with batch {self.next_batch}, not {row.batch}")
         width, capacity = len(row.microbatch_losses), len(self._columns["batch"])
@@ -101,8 +101,11 @@ class Journal:
         self._length = self._length_below(boundary)
 
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
-        """The rows, or those below a boundary, as columns: `losses` float32 [n, m], `seconds` float64 [n], the others
-        int64 [n]. Not copies: rows that are appended later change nothing of them.
+        """Return the rows, or those below a boundary, as columns.
+
+        These are: `losses` float32 [n, m], `seconds` float64 [n], the others int64 [n]. They are no copies, but rows
+        that are
+        appended later do not change them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
@@ -110,7 +113,9 @@ class Journal:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The inverse of `tensors()`; copies. Raises ValueError when columns are missing, differ in length or skip."""
+        """Return the inverse of `tensors()`; copies. Raises ValueError when columns are missing, differ in length or
+        skip.
+        """
         journal = cls()
         try:
             given = {name: tensors[name].numpy() for name in _DTYPES}
@@ -138,7 +143,7 @@ class Journal:
 
 
 def _empty(capacity: int, width: int) -> dict[str, "np.ndarray[Any, Any]"]:
-    """Columns with room for so many rows of so many microbatches."""
+    """Return columns with room for these rows and microbatches."""
     return {
         name: np.empty((capacity, width) if name == "losses" else capacity, dtype=dtype)
         for name, dtype in _DTYPES.items()

@@ -1,4 +1,4 @@
-"""From the losses of a last stage's microbatches to the journal's rows, also where several replicas compute them."""
+"""Makes the journal's rows from the losses of a last stage's microbatches, also if several replicas compute them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,29 +14,29 @@ from headway.stages.stage_context import StageContext
 
 
 class BatchLosses:
-    """The own losses of the batches under way, on the device; nobody has waited for them yet."""
+    """The own losses of the batches under way, on the device; no code has waited for them yet."""
 
     def __init__(self) -> None:
         self._losses: dict[int, dict[int, Tensor]] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is half computed."""
+        """Return whether no batch is half computed."""
         return not self._losses
 
     def add(self, batch: int, microbatch: int, loss: Tensor) -> None:
-        """A forward's loss []."""
+        """Add a forward's loss []."""
         self._losses.setdefault(batch, {})[microbatch] = loss
 
     def take(self, batch: int) -> tuple[Sequence[int], Tensor]:
-        """The microbatches of a batch, in order, and their losses, float32 [own microbatches]."""
+        """Return the microbatches of a batch, in order, and their losses, float32 [own microbatches]."""
         of_batch = self._losses.pop(batch)
         microbatches = sorted(of_batch)
         return microbatches, torch.stack([of_batch[i] for i in microbatches])
 
 
 class JournalWriter:
-    """Appends a row as soon as all losses of the next batch are known, whoever computed them."""
+    """Appends a row as soon as all losses of the next batch are known, from any replica."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class JournalWriter:
         stops_at_non_finite: bool,
         on_batch: Callable[[JournalRow], None] | None,
     ) -> None:
-        """on_batch: is told of each row. Rows from the context's boundary on are cut off by `begin`."""
+        """on_batch: is called with each row. `begin` cuts off rows from the context's boundary on."""
         self._journal = journal
         self._context = context
         self._stops_at_non_finite = stops_at_non_finite
@@ -57,18 +57,18 @@ class JournalWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is half known."""
+        """Return whether no batch is half known."""
         return not self._known
 
     def begin(self) -> None:
-        """The run begins."""
+        """Begin the run."""
         self._journal.truncate(self._context.boundary)
         self._batch_ended = perf_counter()
 
     def add(self, batch: int, microbatches: Sequence[int], losses: Tensor) -> None:
-        """Losses of a batch, in order of these microbatches. Waits for the device.
+        """Add losses of a batch, in order of these microbatches. Waits for the device.
 
-        Raises NonFiniteLossError for the first one of the batch that is not finite, if the job says so.
+        Raises NonFiniteLossError for the first loss of the batch that is not finite, if the job requires it.
         """
         known = self._known.setdefault(batch, {})
         known.update(zip(microbatches, losses.tolist(), strict=True))

@@ -1,16 +1,16 @@
-"""Which generation of a job is the newest that a worker process has met: hellos of others are refused by it. Pure."""
+"""Remembers the newest generation of a job that a worker process has met: it refuses hellos of others. Pure."""
 
 from typing import Final
 
 from headway.stages.ids import Generation
 
 MAX_JOBS: Final = 64
-"""A process belongs to its device and serves one job after another: it remembers those that it met last."""
+"""Number of jobs remembered, the last met: a process belongs to its device and serves one job after another."""
 NEVER_MET: Final = Generation(-1)
 
 
 class KnownGenerations:
-    """By job."""
+    """The newest generation by job."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Generation] = {}
@@ -19,11 +19,11 @@ class KnownGenerations:
         return job in self._newest
 
     def meet(self, job: str, generation: Generation) -> None:
-        """A link of this generation is wanted here."""
+        """Note that a link of this generation is wanted here."""
         self._newest[job] = max(generation, self._newest.pop(job, generation))
         while len(self._newest) > MAX_JOBS:
             del self._newest[next(iter(self._newest))]
 
     def newest(self, job: str) -> Generation:
-        """NEVER_MET: none of the job, as far as is remembered."""
+        """Return the newest generation; NEVER_MET: none of the job is remembered."""
         return self._newest.get(job, NEVER_MET)

@@ -1,4 +1,6 @@
-"""A layer, or the journal, at a boundary ↔ one file: snapshot, migration, checkpoint and export all use the same."""
+"""Writes and reads a layer, or the journal, at a boundary as one file: for snapshot, migration, checkpoint
+and export.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def write_layer(
     timeline: Timeline,
     durable: bool = False,
 ) -> WrittenFile:
-    """Write a layer that rests at a boundary. Raises OSError; nothing is left behind then."""
+    """Write a layer that rests at a boundary. Raises OSError; no file is left behind then."""
     header = StateHeader(
         job=job,
         layer=layer.name,
@@ -47,7 +49,7 @@ def read_layer(
     optimizer_factory: OptimizerFactory,
     timeline: Timeline | None = None,
 ) -> LayerState:
-    """Read a layer and check that it is whole and the one that was asked for; timeline None: of any.
+    """Read a layer and check that it is complete and the requested one; timeline None: of any.
 
     Raises DamagedFileError, FileNotFoundError.
     """
@@ -79,7 +81,7 @@ def write_journal(
     timeline: Timeline,
     durable: bool = False,
 ) -> WrittenFile:
-    """Write the rows below a boundary. Raises OSError; nothing is left behind then."""
+    """Write the rows below a boundary. Raises OSError; no file is left behind then."""
     header = StateHeader(job=job, layer=JOURNAL, boundary=boundary, timeline=timeline, dtype=train.dtype)
     return write_state(path, journal.tensors(below=boundary), header, durable=durable)
 
@@ -92,7 +94,7 @@ def read_journal(path: Path, *, job: str, boundary: Boundary, timeline: Timeline
         check_header(path, header, timeline=timeline)
     try:
         journal = Journal.from_tensors(tensors)
-    except Exception as error:  # columns of any kind and shape may come
+    except Exception as error:  # the file may have columns of any kind and shape
         raise DamagedFileError(str(path), f"it holds no journal: {error}") from error
     if len(journal) and int(journal.next_batch or 0) != boundary:
         raise DamagedFileError(str(path), f"it ends before batch {journal.next_batch}, not {boundary}")

@@ -1,4 +1,4 @@
-"""Everything that a layer is at a boundary: its live weight versions and its optimizer's state."""
+"""The whole state of a layer at a boundary: its live weight versions and its optimizer's state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -15,7 +15,7 @@ from headway.stages.weight_versions import WeightVersions
 
 
 class LayerState:
-    """One layer, live. Its name, versions and optimizer are all that moves when a layer moves."""
+    """One layer, live. When a layer moves, its name, versions and optimizer move."""
 
     __slots__ = ("delay", "name", "optimizer", "versions")
 
@@ -36,7 +36,7 @@ class LayerState:
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
     ) -> Self:
-        """Boundary 0: a function of the seed and the layer's name."""
+        """Return boundary 0: a function of the seed and the layer's name."""
         weights = {n: tensor.to(device) for n, tensor in initial_parameters(name, model, seed=seed).items()}
         optimizer = optimizer_factory(name, weights)
         versions = WeightVersions(weights, version=0, dtype=getattr(torch, train.dtype))
@@ -54,7 +54,9 @@ class LayerState:
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
     ) -> Self:
-        """The inverse of `tensors()`. Copies. Raises ValueError when a tensor is missing, unknown or misshapen."""
+        """Return the inverse of `tensors()`. Copies. Raises ValueError when a tensor is missing, unknown or
+        misshapen.
+        """
         slots: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             slot, _, rest = key.partition("/")
@@ -78,18 +80,18 @@ class LayerState:
 
     @property
     def boundary(self) -> Boundary:
-        """b, when the newest version is W_b."""
+        """Return b, when the newest version is W_b."""
         return Boundary(self.versions.version)
 
     def update(self, batch: int, gradients: Mapping[str, Tensor]) -> None:
-        """update(b): from boundary b to boundary b+1."""
+        """Do update(b): from boundary b to boundary b+1."""
         self.versions.update(batch, self.optimizer, gradients)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The content of the boundary, flat. Live: not copies.
+        """Return the content of the boundary, flat. Live: not copies.
 
         `current/<parameter>` W_b in fp32, `master/<parameter>` instead of it in a bfloat16 job;
-        `previous/<parameter>` W_{b-1} in the job's dtype, where the delay is 1 and b ≥ 1;
+        `previous/<parameter>` W_{b-1} in the job's dtype, if the delay is 1 and b ≥ 1;
         `optim/<slot>/<parameter>` the optimizer's state.
         """
         newest = "current" if self.versions.master is None else "master"
@@ -100,12 +102,12 @@ class LayerState:
         return content | {f"optim/{key}": tensor for key, tensor in self.optimizer.state().items()}
 
     def weights(self) -> Mapping[str, Tensor]:
-        """W_b in fp32, by parameter name. Live: not copies."""
+        """Return W_b in fp32, by parameter name. Live: not copies."""
         return self.versions.exact(self.boundary)
 
 
 def update_layers(layers: Sequence[LayerState], batch: int, gradients: Sequence[Mapping[str, Tensor]]) -> None:
-    """update(b) of a stage's layers, with the gradients of each: the bits of each one's own `update`."""
+    """Do update(b) of a stage's layers, with the gradients of each: the bits equal each layer's own `update`."""
     optimizers, versions = [layer.optimizer for layer in layers], [layer.versions for layer in layers]
     begun = [of_layer.begin_update(batch) for of_layer in versions]
     current, target = [weights for weights, _ in begun], [weights for _, weights in begun]
@@ -115,7 +117,7 @@ def update_layers(layers: Sequence[LayerState], batch: int, gradients: Sequence[
 
 
 def _needs_previous(boundary: int, delay: int) -> bool:
-    """Whether batch b, the first after the boundary, is computed on an older version than W_b."""
+    """Return whether batch b, the first after the boundary, is computed on an older version than W_b."""
     return weight_version(boundary, delay) < boundary
 
 
@@ -126,7 +128,7 @@ def _checked(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> dict[str, Tensor]:
-    """One slot's tensors in the module's order, copied to the device."""
+    """Return one slot's tensors in the module's order, copied to the device."""
     given = slots.get(slot, {})
     if given.keys() != shapes.keys():
         raise ValueError(f"{slot} has not exactly the parameters {', '.join(shapes)}")
@@ -139,6 +141,6 @@ def _checked(
 
 
 def split_by_layer(layers: Sequence[LayerState], gradients: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-    """A stage's gradients, in backward's order, by layer and parameter name."""
+    """Return a stage's gradients, in backward's order, by layer and parameter name."""
     numbered = iter(gradients)
     return [{name: next(numbered) for name in layer.versions.sets[0]} for layer in layers]

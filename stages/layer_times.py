@@ -1,8 +1,8 @@
-"""How long each kind of layer takes on this device: timed on few microbatches and updates, as medians of the newest.
+"""Times each kind of layer on this device: on few microbatches and updates, as medians of the newest.
 
 A sampled forward is marked between its layers, its backward where the gradient of the hidden state between two layers
-is done. On CUDA a mark is an event that is read once the device has passed it: nothing waits for the device. What is
-not sampled costs one call a microbatch, and nothing per layer.
+is done. On CUDA a mark is an event that is read once the device has passed it, so no code waits for the device. A
+microbatch without sample costs one call, and nothing per layer.
 """
 
 from collections import deque
@@ -19,41 +19,45 @@ from torch import Tensor
 MICROBATCHES_PER_SAMPLE: Final = 50
 UPDATES_PER_SAMPLE: Final = 10
 SECONDS_PER_SAMPLE: Final = 0.5
-"""After so long the next microbatch, or update, is sampled too: where they are slow, a sample costs little of them, and
-fifty of them are a long time to train along a bad cut."""
+"""Time after which the next microbatch, or update, is sampled too. With slow operations, a sample costs little of them,
+and
+fifty of them are a long time to train along a bad cut.
+"""
 NUM_EARLY: Final = 8
-"""The second and the next ones are sampled too, so that something is known soon. The first one is not: it pays for what
-is made once."""
+"""Number of early samples, after the first microbatch, so that a first result comes soon. The first one pays for
+one-time
+work.
+"""
 WINDOW: Final = 7
-"""Samples that a median is of: fewer than the early ones, the first of which meet cold caches and fresh memory."""
+"""Samples of a median: fewer than the early ones, the first of which meet cold caches and fresh memory."""
 
 Mark = float | torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSeconds:
-    """One layer of a kind: forward and backward of a microbatch, and one update.
+    """The times of one layer of a kind: forward and backward of a microbatch, and one update.
 
-    A backward includes what is computed again. Clipping and the sums of gradients are no layer's.
+    A backward includes its recomputation. Clipping and the sums of gradients belong to no layer.
     """
 
     forward_s: float
     backward_s: float
     update_s: float
     spread: float = 0.0
-    """Of forward and backward: half of what the middle samples span, relative to the median."""
+    """Spread of forward and backward: half of the middle samples' range, relative to the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What a worker knows about its stage's layers."""
+    """A worker's knowledge of its stage's layers."""
 
     layers: Mapping[str, LayerSeconds] = field(default_factory=dict)
-    """By kind, `embed`, `block` or `head`: those of which every time is known."""
+    """Times by kind, `embed`, `block` or `head`, if every time of the kind is known."""
     peak_bytes: int = 0
-    """Most that was allocated on a CUDA device at once, since the plan began; 0: not known."""
+    """Maximum allocation on a CUDA device, since the plan began; 0: not known."""
     num_samples: int = 0
-    """Microbatches that were timed."""
+    """Number of timed microbatches."""
 
 
 class Sample:
@@ -63,25 +67,25 @@ class Sample:
         self._mark = mark
         self._last = mark()
         self.spans: dict[str, list[tuple[int, Mark, Mark]]] = {"forward": [], "backward": [], "update": []}
-        """By what was done: (layer, begin, end)."""
+        """Spans by kind of work: (layer, begin, end)."""
 
     @property
     def last(self) -> Mark:
-        """The newest mark."""
+        """Return the newest mark."""
         return self._last
 
     def begin(self) -> None:
-        """What comes next is timed from now."""
+        """Begin to time the next work now."""
         self._last = self._mark()
 
     def ended(self, what: str, layer: int) -> None:
-        """`forward`, `backward` or `update` of a layer, by its position in the stage, has ended; more begins."""
+        """Note the end of `forward`, `backward` or `update` of a layer, by its position in the stage; more begins."""
         now = self._mark()
         self.spans[what].append((layer, self._last, now))
         self._last = now
 
     def ends_backward(self, layer: int, hidden: Tensor) -> None:
-        """The backward of a layer will have ended when the gradient of its input is done."""
+        """Mark the end of a layer's backward, when the gradient of its input is done."""
         hidden.register_hook(lambda _gradient: self.ended("backward", layer))  # type: ignore[no-untyped-call]
 
 
@@ -104,12 +108,14 @@ class LayerTimes:
 
     @property
     def measured(self) -> Measurements:
-        """What is known now."""
+        """Return the present knowledge."""
         peak_bytes = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
         return Measurements(layers=self._layers, peak_bytes=peak_bytes, num_samples=self._num_samples)
 
     def microbatch(self) -> Sample | None:
-        """To be asked once per forward: where to write its times, and its backward's, if it is sampled."""
+        """Return where to write the times of a microbatch, and of its backward, if it is sampled. Call once per
+        forward.
+        """
         number = self._num_microbatches
         self._num_microbatches = number + 1
         if self._unread:
@@ -121,7 +127,7 @@ class LayerTimes:
         return None
 
     def update(self) -> Sample | None:
-        """The same, once per update."""
+        """Return where to write the times of an update, if it is sampled. Call once per update."""
         number = self._num_updates
         self._num_updates = number + 1
         now = perf_counter()
@@ -131,7 +137,7 @@ class LayerTimes:
         return None
 
     def finished(self, sample: Sample) -> None:
-        """A sample has all its marks."""
+        """Note that a sample has all its marks."""
         self._unread.append(sample)
         self._read()
 
@@ -139,7 +145,7 @@ class LayerTimes:
         return _event if self._device.type == "cuda" else perf_counter
 
     def _read(self) -> None:
-        """Take in the samples whose marks have all been passed, in their order."""
+        """Read the samples whose marks have all been passed, in their order."""
         while self._unread and _is_passed(self._unread[0].last):
             sample = self._unread.pop(0)
             self._num_samples += bool(sample.spans["backward"])
@@ -163,10 +169,10 @@ class LayerTimes:
 
 
 def spread_of(samples: Sequence[float]) -> float:
-    """Half of what samples span without the quarter at either end, relative to their median.
+    """Return half of the samples' range without the quarter at either end, relative to their median.
 
-    About as far as the median of so many may be off. 0 where there is nothing to relate it to: few samples, or times
-    below the clock's resolution.
+    The median of so few samples may be off by about that. 0 if it cannot be computed: few samples, or times below the
+    clock's resolution.
     """
     quarter = max(1, round(len(samples) / 4))
     middle = sorted(samples)[quarter:-quarter]

@@ -1,4 +1,4 @@
-"""What neighbouring stages, and the replicas of one, say to each other; the one Protocol of every transport."""
+"""The frames between neighbouring stages, and between replicas of a stage; the one Protocol of every transport."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,8 +27,9 @@ class FrameKind(IntEnum):
 class Frame:
     """One message of one generation.
 
-    The norm kinds and STOP speak of no microbatch, theirs is 0; that of SUMS, REDUCED and LOSSES is the first one of
-    the replica that sends them, which says who it is.
+    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED and LOSSES is the sender's first one,
+    which
+    identifies the sender.
     """
 
     kind: FrameKind
@@ -37,7 +38,7 @@ class Frame:
     microbatch: Microbatch
     tensors: tuple[Tensor, ...]
     codec: Codec = Codec.NONE
-    """Of the hidden states, or of their gradient, which are then one tensor or two (stages/compression.py)."""
+    """Codec of the hidden states, or of their gradient, which are then one tensor or two (stages/compression.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +48,30 @@ class LinkLost:
     peer: str
     reason: str
     was_unreached: bool = False
-    """The neighbour was dialled and never answered: not even that it is not ready yet."""
+    """True if the neighbour was dialled and never answered, not even that it is not ready yet."""
 
 
 class Inbox(Protocol):
-    """Where a link puts what arrives. Must never block: `queue.SimpleQueue` fits."""
+    """Receives a link's frames. Must never block: `queue.SimpleQueue` fits."""
 
     def put(self, item: "Frame | LinkLost") -> None: ...
 
 
 class Link(Protocol):
-    """One neighbour. Frames arrive in the peer's order, in the inbox that the link was opened with."""
+    """One neighbour. Frames arrive in the peer's order, in the inbox of the link."""
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, for error messages: `stage 2 at 10.0.0.7:4711`."""
+        """Return the other end's name, for error messages: `stage 2 at 10.0.0.7:4711`."""
         ...
 
     def send(self, frame: Frame) -> None:
         """Hand the frame over and return at once. The tensors must not be written to afterwards.
 
-        Room for the frames of the stage's whole depth is the link's business; a break is told by `LinkLost`.
+        The link has room for the frames of the stage's whole depth; `LinkLost` reports a break.
         """
         ...
 
     def close(self) -> None:
-        """Stop both directions. Idempotent; nothing arrives in the inbox afterwards."""
+        """Stop both directions. Idempotent; no frame arrives in the inbox afterwards."""
         ...

@@ -1,11 +1,11 @@
-"""Where links come from: one endpoint per worker process, which listens for upstream neighbours and dials downstream
-ones, over TCP with mTLS. Of two replicas of a stage the one with the lower position dials.
+"""Opens links: one endpoint per worker process, which listens for upstream neighbours and dials downstream ones, over
+TCP with mTLS. Of two replicas of a stage the one with the lower position dials.
 
 A hello names protocol, job, generation and both processes. One that is too early is answered `not yet` and dialled
-again; one that is too late or not meant for this process is answered with the reason, and the dialler gives up.
+again. One that is too late, or for another process, is answered with the reason, and the dialler gives up.
 
-A stream that breaks is dialled again by the side that dialled it first, over a new connection; the new one supersedes
-the old, whatever the listening side still thinks of that. Each side gives up `resume_timeout` after the break.
+A broken stream is dialled again by the side that dialled it first, over a new connection. The new one supersedes the
+old one, even if the listening side still considers that alive. Each side gives up `resume_timeout` after the break.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ FIRST_REDIAL_S = 0.02
 LAST_REDIAL_S = 0.5
 FIRST_ATTEMPT_S = 2.0
 ATTEMPT_GROWTH = 1.5
-"""How long a redial may take, and how much longer the next one: packets may vanish, and a machine may be slow."""
+"""Maximum time of a redial, and its growth for the next one: packets may vanish, and a machine may be slow."""
 
 TRANSPORT_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_BUNDLE_BYTES),
@@ -55,7 +55,7 @@ TRANSPORT_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 STREAMS_PER_CONNECTION = 8
-"""A neighbour has one connection for each link, and another one for the Meet of a collective link."""
+"""Streams per connection: one for the link, and one for the Meet of a collective link."""
 _DIAL_OPTIONS = (
     *TRANSPORT_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -81,11 +81,11 @@ class _Awaited:
 
 
 class _RefusedError(Exception):
-    """The neighbour, or what listens in its place, will never accept this link."""
+    """The neighbour, or another process there, will never accept this link."""
 
 
 class _NotYetError(ConnectionError):
-    """The neighbour is there and not ready: it loads its layers, however long that takes."""
+    """The neighbour is there and not ready: it is loading its layers."""
 
 
 class LinkEndpoint:
@@ -101,7 +101,7 @@ class LinkEndpoint:
         protocol: int,
         ports: Sequence[int] = ANY_PORT,
     ) -> None:
-        """ports: where it may listen; the first that is free is taken."""
+        """ports: where it may listen; the first free one is taken."""
         self._loop = loop
         self._identity = identity
         self._host = host
@@ -112,7 +112,7 @@ class LinkEndpoint:
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._port = 0
         self._awaited: dict[str, dict[int, _Awaited]] = {}
-        """Job to the dialling worker's position in its plan."""
+        """Links by job, and by the dialling worker's position in its plan."""
         self._generations = KnownGenerations()
         self._dialled: list[GrpcLink] = []
         self._num_stale = 0
@@ -122,21 +122,21 @@ class LinkEndpoint:
 
     @property
     def port(self) -> int:
-        """Where neighbours dial; known after `start`."""
+        """Return the port where neighbours dial; known after `start`."""
         return self._port
 
     @property
     def num_stale(self) -> int:
-        """Hellos of generations that were over."""
+        """Return the number of hellos of old generations."""
         return self._num_stale
 
     @property
     def num_resumed(self) -> int:
-        """How often a link of this endpoint, of any generation, went on over a new stream."""
+        """Return how often a link of this endpoint, of any generation, continued over a new stream."""
         return self._num_resumed
 
     def add_method(self, name: str, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> None:
-        """Before `start`: answer a unary method beside the streams, over the same port and certificates."""
+        """Answer a unary method too, over this port and its certificates. Call before `start`."""
         self._methods[name] = grpc.unary_unary_rpc_method_handler(answer)
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class LinkEndpoint:
         self._loop.run(self._start(), timeout=START_TIMEOUT, what=f"listening on {self._host}")
 
     def stop(self) -> None:
-        """Stop listening; streams that are left are cut."""
+        """Stop listening; remaining streams are cut."""
         if self._server is not None:
             self._loop.run(self._server.stop(None), timeout=START_TIMEOUT, what="closing the link server")
 
@@ -166,12 +166,13 @@ class LinkEndpoint:
         peer: str = "",
         is_last: bool = True,
     ) -> GrpcLink:
-        """The link to a neighbour that dials: one of the stage before, or a replica of this one.
+        """Return the link to a neighbour that dials: one of the stage before, or a replica of this one.
 
         stage: ours. address: for messages only. peer_node: whose certificate it has to present. peer_stage: the stage
-        before, if nothing is said. peer_worker: the neighbour's position among all workers of its plan. peer: its name
-        for people. is_last: no other `accept` of this generation follows; until then whoever dials is told to come
-        again.
+        before,
+        by default. peer_worker: the neighbour's position among all workers of its plan. peer: its name for people.
+        is_last: no
+        other `accept` of this generation follows; until then a dialler is told to come again.
 
         LinkLost arrives in the inbox if the neighbour has not dialled within `first_contact`, or not again within
         `resume_timeout` of a break.
@@ -207,13 +208,15 @@ class LinkEndpoint:
         peer_stage: StageIndex | None = None,
         peer: str = "",
     ) -> GrpcLink:
-        """The link to a neighbour that accepts at `address`: one of the stage after, or a replica of this one.
+        """Return the link to a neighbour that accepts at `address`: one of the stage after, or a replica of this one.
 
-        stage, worker: our stage, and our position among all workers of the plan. peer_node: as in `accept`.
-        peer_stage: the stage after, if nothing is said. peer: the neighbour's name for people.
+        stage, worker: our stage, and our position among all workers of the plan. peer_node: as in `accept`. peer_stage:
+        the
+        stage after, by default. peer: the neighbour's name for people.
 
         LinkLost arrives in the inbox if it has not answered for `first_contact`, or not again within `resume_timeout`
-        of a break, or at once if it refuses for good. An answer that it is not ready yet is one.
+        of a
+        break, or at once if it refuses for good. The answer that it is not ready yet counts as an answer.
         """
         if peer_stage is None:
             peer_stage = StageIndex(stage + 1)
@@ -241,14 +244,14 @@ class LinkEndpoint:
         return link
 
     def cut(self, duration: timedelta, *, dialled: bool = True, accepted: bool = True) -> None:
-        """For tests: drop the streams of the links that were dialled, accepted, or both, and let none be for so long.
+        """Drop the streams of dialled or accepted links, or both, and allow none for a while. For tests.
 
         Callable from any thread; the links themselves stay and resume.
         """
         self._loop.call_soon(self._cut, duration, dialled, accepted)
 
     def deafen(self, duration: timedelta) -> None:
-        """For tests: hear nothing for so long, while everybody hears us. Callable from any thread; the links resume."""
+        """Hear nothing for a while, though peers hear us. For tests. Callable from any thread; the links resume."""
         until = self._loop.loop.time() + duration.total_seconds()
         self._loop.call_soon(setattr, self._ears, "deaf_until", until)
 
@@ -349,7 +352,7 @@ class LinkEndpoint:
             await link.run(stream, turn, acknowledged=next_sequence)
 
     def _judge(self, first: bytes | None, names: Sequence[str]) -> tuple[HelloReply, _Awaited | None, int]:
-        """The answer to a hello; the link it is for if it is accepted, and the number its sender expects next.
+        """Return the answer to a hello; if it is accepted, also its link, and the number that its sender expects next.
 
         names: those of the certificate of the side that dials.
         """
@@ -394,7 +397,7 @@ class LinkEndpoint:
         first_contact: timedelta,
         resume_timeout: timedelta,
     ) -> None:
-        """Until the link is over: attempt after attempt, each of which serves the link as long as its stream lives."""
+        """Dial until the link is over: each attempt serves the link as long as its stream lives."""
         self._dialled = [*(other for other in self._dialled if not other.is_over), link]
         begun_at, reason = self._loop.loop.time(), "no answer"
         pause_s, attempt_s = FIRST_REDIAL_S, HELLO_TIMEOUT.total_seconds()
@@ -432,7 +435,7 @@ class LinkEndpoint:
         return None
 
     async def _attempt(self, link: GrpcLink, address: str, node: str, hello: Hello, *, timeout_s: float) -> None:
-        """One connection of its own: what is left of a broken one never delays the next.
+        """Attempt once over a new connection: the remains of a broken one never delay the next.
 
         Raises ConnectionError, TimeoutError, ProtocolError, _RefusedError; returns when the link is over.
         """
@@ -467,7 +470,7 @@ class LinkEndpoint:
 
 
 def kinds_between(peer: StageIndex, own: StageIndex) -> frozenset[FrameKind]:
-    """What a worker of the peer's stage says to one of the own."""
+    """Return the frame kinds from a worker of the peer's stage to one of the own."""
     if peer == own:
         return SIBLING_KINDS
     return DOWNSTREAM_KINDS if peer < own else UPSTREAM_KINDS

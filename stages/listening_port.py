@@ -1,4 +1,4 @@
-"""Which of its ports a server listens at. gRPC says only that it could not: a plain socket finds out why."""
+"""Finds a port at which a server can listen. gRPC gives no reason for a failure: a plain socket finds it."""
 
 import errno
 import socket
@@ -12,7 +12,7 @@ from headway.stages.errors import NotListeningError, PortsTakenError
 def listen_at_first_free(
     server: grpc.aio.Server, credentials: grpc.ServerCredentials, host: str, ports: Sequence[int]
 ) -> int:
-    """The port that is free. host: an IPv6 address stands in brackets.
+    """Listen at the first free port, and return it. host: an IPv6 address has brackets.
 
     Raises PortsTakenError when others listen at all of them, NotListeningError when this machine cannot listen there.
     """
@@ -22,7 +22,7 @@ def listen_at_first_free(
             return server.add_secure_port(f"{host}:{port}", credentials)
         except RuntimeError as error:
             problem = _problem(host.strip("[]"), port)
-            if problem is None:  # who had the port may have let it go in between
+            if problem is None:  # the process that had the port may have released it
                 unexplained = NotListeningError(host, port, str(error))
             elif problem.errno != errno.EADDRINUSE:
                 raise NotListeningError(host, port, problem.strerror or str(problem)) from error
@@ -30,7 +30,7 @@ def listen_at_first_free(
 
 
 def _problem(host: str, port: int) -> OSError | None:
-    """What keeps a plain socket from a port; None: nothing does."""
+    """Return what keeps a plain socket from a port; None: nothing does."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:

@@ -1,8 +1,8 @@
-"""An asyncio loop in a thread of its own, for a process whose main thread computes.
+"""An asyncio loop in its own thread, for a process whose main thread computes.
 
-Everything that waits for the network runs here: gRPC's asyncio wants one loop per process. The main thread hands work
-over and never touches what belongs to the loop. No exception is lost: one that a background task or a callback raises
-goes to `on_failure`, or without one is raised by `stop`.
+All work that waits for the network runs here: gRPC's asyncio wants one loop per process. The main thread hands work
+over and never touches objects of the loop. No exception is lost. An exception of a background task or a callback goes
+to `on_failure`, or without one is raised by `stop`.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop itself, for what runs inside it."""
+        """Return the loop, for code that runs inside it."""
         return self._loop
 
     def start(self) -> None:
-        """Returns when the loop runs."""
+        """Return when the loop runs."""
         self._thread.start()
         if not self._ready.wait(START_TIMEOUT.total_seconds()):
             raise TimeoutError(f"thread {self._thread.name}: its loop did not start within {START_TIMEOUT}")
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT], *, timeout: timedelta, what: str) -> ResultT:
-        """Run a coroutine in the loop and wait for its result, or raise what it raises.
+        """Run a coroutine in the loop; return its result, or raise its exception.
 
         Raises TimeoutError naming `what` after `timeout`; the coroutine is cancelled then.
         """
@@ -58,7 +58,7 @@ class LoopThread:
             raise
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Run a coroutine in the background, from any thread. What it raises is a failure of the loop."""
+        """Run a coroutine in the background, from any thread. Its exception is a failure of the loop."""
         self._loop.call_soon_threadsafe(self._create_task, coroutine, name)
 
     def call_soon(self, callback: Callable[[Unpack[ArgumentsT]], object], *args: *ArgumentsT) -> None:
@@ -70,7 +70,7 @@ class LoopThread:
                 raise
 
     def stop(self, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """Cancel all tasks, end the thread and close the loop. Raises the first failure that nobody was told of."""
+        """Cancel all tasks, end the thread and close the loop. Raises the first unreported failure."""
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -29,7 +29,7 @@ _BACKENDS = {
 
 
 def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBackend = "auto") -> nn.Module:
-    """The layer `embed`, `block.<i>` or `head`, with its parameters on the meta device.
+    """Return the layer `embed`, `block.<i>` or `head`, with its parameters on the meta device.
 
     Raises ValueError for a name that the model does not have.
     """
@@ -44,12 +44,12 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
 
 
 def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
-    """Shape of each parameter of a layer, in the module's order. Nothing is allocated."""
+    """Return the shape of each parameter of a layer, in the module's order. Allocates nothing."""
     return {parameter: tensor.shape for parameter, tensor in build_layer(name, spec).named_parameters()}
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over the tokens of a microbatch, in nats: fp32 [] whatever the logits' dtype.
+    """Return the mean cross entropy over the tokens of a microbatch, in nats: fp32 [] for any dtype of the logits.
 
     logits [microbatch, sequence, vocabulary], targets int64 [microbatch, sequence].
     """
@@ -144,9 +144,9 @@ class SwiGlu(nn.Module):
 def rotary_table(
     length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine of positions 0 … length-1, both [length, 1, head_dim] (RoFormer, Su et al. 2021).
+    """Return cosine and signed sine of positions 0 … length-1, both [length, 1, head_dim] (RoFormer, Su et al. 2021).
 
-    Computed in fp32 on the CPU, so that every device starts from the same bits. The first half of the sine is negative:
+    Computed in fp32 on the CPU, so that every device starts from equal bits. The first half of the sine is negative:
     x·cos + (x rolled by half a head)·sine is then Hugging Face's x·cos + rotate_half(x)·sin.
     """
     with torch.inference_mode(False), torch.no_grad():
@@ -160,12 +160,12 @@ def rotary_table(
 def kept_rotary_table(
     length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`rotary_table`, as a compiler can be told to take it for a constant: not the cache's wrapper."""
+    """Return `rotary_table` in a form that a compiler takes for a constant: without the cache's wrapper."""
     return rotary_table(length, head_dim, theta=theta, device=device, dtype=dtype)
 
 
 def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """heads [microbatch, sequence, heads, head_dim], turned by its positions' angles."""
+    """Turn heads [microbatch, sequence, heads, head_dim] by their positions' angles."""
     return torch.addcmul(heads * cosine, heads.roll(heads.shape[-1] // 2, -1), sine)
 
 

@@ -1,8 +1,8 @@
-"""How many files a process may have open, and how many of them strangers may take.
+"""Limits how many files a process may have open, and how many of them strangers may take.
 
-Every connection is an open file, also one that never says a word. A process that has none left cannot write its
-records, start a worker or answer a peer. So each process raises its limit to what the system allows, servers give at
-most half of it to connections, and a few are kept back for records that must be written even then.
+Every connection is an open file, also one that never sends anything. A process without free files cannot write its
+records, start a worker or answer a peer. So each process raises its limit to what the system allows. Servers give at
+most half of it to connections, and a few are reserved for records that must be written even then.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 MOST_CONNECTIONS: Final = 8192
-"""A connection before its handshake costs a server about 50 KB: 400 MB at most."""
+"""Maximum number of connections. One before its handshake costs a server about 50 KB: 400 MB at most."""
 NUM_RESERVED: Final = 4
 _USED_UP: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -30,18 +30,18 @@ def raise_open_file_limit() -> int:
 
 
 def open_file_limit() -> int:
-    """The soft limit of this process; what the system allows a process where there is none."""
+    """Return the soft limit of this process; the system's limit for a process if it has none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return os.sysconf("SC_OPEN_MAX") if soft == resource.RLIM_INFINITY else soft
 
 
 def most_connections(limit: int) -> int:
-    """How many incoming connections a server of a process with this limit may hold."""
+    """Return how many incoming connections a server of a process with this limit may hold."""
     return max(1, min(MOST_CONNECTIONS, limit // 2)) if limit > 0 else MOST_CONNECTIONS
 
 
 class ReservedFiles:
-    """A few open files that are given up for a moment when there are no others. For one thread."""
+    """A few open files that are released for a moment when there are no others. For one thread."""
 
     def __init__(self, count: int = NUM_RESERVED) -> None:
         self._count = count
@@ -49,7 +49,7 @@ class ReservedFiles:
         self._fill()
 
     def run(self, step: Callable[[], T]) -> T:
-        """Take a step that opens files; once more with the reserve where no file can be opened."""
+        """Run a step that opens files; if no file can be opened, run it again with the reserve."""
         try:
             return step()
         except OSError as error:
@@ -59,7 +59,7 @@ class ReservedFiles:
             return step()
 
     def close(self) -> None:
-        """Give the reserve back for good."""
+        """Release the reserve for good."""
         held, self._held = self._held, []
         for number in held:
             os.close(number)

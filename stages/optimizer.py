@@ -1,4 +1,4 @@
-"""The seam between a stage and the optimizers: stages never imports optim, it takes one of these per layer."""
+"""The interface between a stage and the optimizers: stages never imports optim, and takes one of these per layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
@@ -21,9 +21,11 @@ class LayerOptimizer(Protocol):
     ) -> None:
         """Fill `target` with W_{b+1}, computed from `current` = W_b and the batch's finished gradient.
 
-        update_index is b: learning rate, warm-up and bias correction are indexed by it. All three maps go from
-        parameter name to a tensor of that parameter's shape; gradients are fp32. `current` is left untouched unless
-        `target` is the very same tensor (a bf16 job's fp32 master is updated in place). Never called out of order.
+        update_index is b: it indexes learning rate, warm-up and bias correction. All three maps go from parameter name
+        to a
+        tensor of that parameter's shape; gradients are fp32. `current` does not change unless `target` is that very
+        tensor (a
+        bf16 job's fp32 master is updated in place). Never called out of order.
         """
         ...
 
@@ -37,16 +39,18 @@ class LayerOptimizer(Protocol):
         target: Sequence[Mapping[str, Tensor]],
         gradients: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        """`step` of several layers, with the maps of each. Never other bits: a stage's layers depend on the cut."""
+        """Do `step` of several layers, with the maps of each. The bits must not differ: a stage's layers depend on the
+        cut.
+        """
         for optimizer, weights, new, sums in zip(optimizers, current, target, gradients, strict=True):
             optimizer.step(update_index, current=weights, target=new, gradients=sums)
 
     def state(self) -> dict[str, Tensor]:
-        """The live state, flat: `<slot>/<parameter name>` to tensor. Not copies: the caller may stream them."""
+        """Return the live state, flat: `<slot>/<parameter name>` to tensor. Not copies: the caller may stream them."""
         ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` of an equal optimizer returned. Tensors are copied. Raises KeyError on a gap."""
+        """Load the `state()` of an equal optimizer. Tensors are copied. Raises KeyError on a gap."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""This process's own sockets, also those that a library holds: Linux alone, which lists them under /proc.
+"""Finds this process's own sockets, also those of a library: Linux alone, which lists them under /proc.
 
-A copy of the descriptor is looked at and closed again; whoever holds the socket does not notice.
+A copy of the descriptor is read and closed again; the socket's owner does not notice.
 """
 
 import os
@@ -18,18 +18,18 @@ Address = tuple[IPv4Address | IPv6Address, int]
 
 
 def own_sockets() -> Iterator[socket.socket]:
-    """A copy of each socket, open until the next one is asked for; none where the system lists none."""
+    """Yield a copy of each socket, open until the next one is requested; none if the system lists none."""
     if not OWN_DESCRIPTORS.is_dir():
         return
     for entry in OWN_DESCRIPTORS.iterdir():
-        with suppress(OSError, ValueError):  # closed meanwhile, or no socket
+        with suppress(OSError, ValueError):  # closed meanwhile, or not a socket
             if str(entry.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry.name))) as copy:
                     yield copy
 
 
 def end_connection(peer: str) -> bool:
-    """Shut the connection to a peer, as gRPC names it; returns whether there is one. Its owner sees it closed."""
+    """Shut the connection to a peer, as gRPC names it; return whether there is one. Its owner sees it closed."""
     wanted = grpc_address(peer)
     for copy in own_sockets() if wanted is not None else ():
         if address_of(copy, is_peer=True) == wanted:
@@ -40,7 +40,7 @@ def end_connection(peer: str) -> bool:
 
 
 def end_connections_from(hosts: Collection[IPv4Address | IPv6Address]) -> int:
-    """Shut every connection whose own end is at one of these addresses; returns how many. Owners see them closed."""
+    """Shut every connection whose own end is at one of these addresses; return their number. Owners see them closed."""
     num_ended = 0
     for copy in own_sockets():
         own = address_of(copy, is_peer=False)
@@ -52,7 +52,7 @@ def end_connections_from(hosts: Collection[IPv4Address | IPv6Address]) -> int:
 
 
 def address_of(one: socket.socket, *, is_peer: bool) -> Address | None:
-    """This end's address of a TCP socket, or its peer's; None where it has none."""
+    """Return this end's address of a TCP socket, or its peer's; None if it has none."""
     try:
         host, port = (one.getpeername() if is_peer else one.getsockname())[:2]
         return unmapped(host), port
@@ -61,7 +61,9 @@ def address_of(one: socket.socket, *, is_peer: bool) -> Address | None:
 
 
 def grpc_address(peer: str) -> Address | None:
-    """`ipv4:10.0.0.7:4711` or `ipv6:[::1]:4711`, the brackets perhaps escaped; None: it is neither."""
+    """Return the address of `ipv4:10.0.0.7:4711` or `ipv6:[::1]:4711`, the brackets perhaps escaped; None: it is
+    neither.
+    """
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     try:
         return unmapped(host.strip("[]")), int(port)
@@ -70,6 +72,6 @@ def grpc_address(peer: str) -> Address | None:
 
 
 def unmapped(host: str) -> IPv4Address | IPv6Address:
-    """An IPv4 address as such, where a socket for both kinds has it as IPv6."""
+    """Return an IPv4 address as such, if a socket for both kinds has it as IPv6."""
     found = ip_address(host.partition("%")[0])
     return (isinstance(found, IPv6Address) and found.ipv4_mapped) or found

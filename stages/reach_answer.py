@@ -1,4 +1,4 @@
-"""Answers whoever asks whether this worker can be reached: the port, TLS and the hello, without any link."""
+"""Answers a process that tests whether this worker can be reached: the port, TLS and the hello, without any link."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +11,7 @@ METHOD = "Reach"
 
 
 def reach_answer(*, incarnation: str, protocol: int) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    """The unary method that a link server offers beside its streams."""
+    """Return the unary method that a link server offers next to its streams."""
 
     async def answer(request: bytes, _: object) -> bytes:
         reply = _judged(request, incarnation, protocol)

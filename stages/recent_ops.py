@@ -1,7 +1,7 @@
-"""The last operations of a worker, kept at all times, so that anybody can ask afterwards what it did and when.
+"""The last operations of a worker, always kept, so that a user can ask afterwards what it did and when.
 
-One slot of a list that is as long as it will ever be gets one tuple per operation. There is no lock: to store a
-reference is one step for every thread, so whoever reads sees each slot as it was before or after, never half.
+Each operation writes one tuple into one slot of a list of fixed length. There is no lock: storing a reference is one
+step for every thread. So a reader sees each slot as it was before or after, never half.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from headway.stages.history import Recorder
 from headway.stages.schedule import Op
 
 NUM_KEPT: Final = 8192
-"""Operations; a batch has two per microbatch, and one."""
+"""Number of operations kept; a batch has two per microbatch, and one."""
 
 TimedRecord = tuple[Op, int, float, float]
 """(operation, weight version that it read, started, ended); seconds of CLOCK_MONOTONIC."""
@@ -20,7 +20,7 @@ class RecentOps:
     """A recorder with a short memory. Written by one thread, read by any."""
 
     def __init__(self, *, then: Recorder | None = None, num_kept: int = NUM_KEPT) -> None:
-        """then: is told of everything too."""
+        """then: receives every operation too."""
         self._slots: list[TimedRecord | None] = [None] * num_kept
         self._num_kept = num_kept
         self._num_recorded = 0
@@ -35,7 +35,7 @@ class RecentOps:
 
     @property
     def newest(self) -> list[TimedRecord]:
-        """What is remembered, in the order in which it was done."""
+        """Return the remembered operations, in order."""
         slots = self._slots.copy()
         return sorted((slot for slot in slots if slot is not None), key=_started)
 

@@ -1,9 +1,9 @@
-"""How the two sides of a collective link tell each other where they listen: a few small keys, over the links' own
-gRPC server, with mTLS.
+"""Exchanges the addresses of a collective link's two sides: a few small keys, over the links' own gRPC server, with
+mTLS.
 
-torch.distributed asks for a store. The accepting side has one in its memory for each link; the dialling side reads and
-writes it by calls that carry the link's token, which it was given with the answer to its hello. Nothing else listens,
-and nobody else is told the token. Keys are few and values are small.
+torch.distributed asks for a store. The accepting side has one in its memory for each link. The dialling side reads and
+writes it by calls with the link's token, which it received with the answer to its hello. No other port is opened, and
+nobody else receives the token. Keys are few and values are small.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ MOST_WAITING: Final = 4
 MOST_WAIT_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.002
 CALL_GRACE: Final = timedelta(seconds=5)
-"""For a call to come back after the time that the other side may wait for a key."""
+"""Time for a call to return after the other side's maximum wait for a key."""
 
 
 class KeysRefusedError(Exception):
-    """What is asked for is beyond the limits of a link's keys."""
+    """A request exceeds the limits of a link's keys."""
 
 
 class LinkKeys:
@@ -45,7 +45,7 @@ class LinkKeys:
         self._num_waiting = 0
 
     async def answer(self, request: KeysRequest) -> KeysReply:
-        """Raises KeysRefusedError."""
+        """Answer a request. Raises KeysRefusedError."""
         if len(request.key.encode()) > MOST_KEY_BYTES or len(request.value) > MOST_VALUE_BYTES:
             raise KeysRefusedError(f"at most {MOST_KEY_BYTES} bytes of key and {MOST_VALUE_BYTES} of value")
         match request.operation:
@@ -68,7 +68,7 @@ class LinkKeys:
             raise KeysRefusedError(f"at most {MOST_WAITING} calls wait")
         self._num_waiting += 1
         try:
-            # In this order: whoever asks for no number of seconds gets the most.
+            # In this order: a NaN gets the maximum.
             until = asyncio.get_running_loop().time() + min(MOST_WAIT_S, request.timeout_s)
             while not self.store.check([request.key]):
                 if asyncio.get_running_loop().time() >= until:
@@ -82,7 +82,7 @@ class LinkKeys:
 async def answer_keys(
     request: bytes, find: Callable[[str], LinkKeys | None], context: "grpc.aio.ServicerContext[bytes, bytes]"
 ) -> bytes:
-    """The server's side of Keys. find: the keys of a link by their token."""
+    """Return the answer to Keys. find: returns the keys of a link by their token."""
     try:
         asked = KeysRequest.FromString(request)
     except DecodeError:
@@ -99,7 +99,9 @@ async def answer_keys(
 
 
 class KeysClient:
-    """The dialling side's way to them. Inside `with` all calls share one connection; later ones make their own."""
+    """The dialling side's access to the keys. Inside `with` all calls share one connection; later ones make
+    their own.
+    """
 
     def __init__(self, loop: LoopThread, identity: TlsIdentity, address: str, *, node: str) -> None:
         """node: whose certificate is expected there."""
@@ -119,7 +121,7 @@ class KeysClient:
             self._loop.run(_close(channel), timeout=CALL_GRACE, what="closing a channel")
 
     def call(self, request: KeysRequest) -> KeysReply:
-        """From any thread but the loop's. Raises RuntimeError, as torch's own stores do."""
+        """Call the other side, from any thread but the loop's. Raises RuntimeError, as torch's own stores do."""
         limit = timedelta(seconds=request.timeout_s) + CALL_GRACE
         try:
             return self._loop.run(
@@ -151,7 +153,7 @@ async def _ask(channel: grpc.aio.Channel, request: KeysRequest, limit_s: float) 
 
 
 class PeerStore(Store):
-    """The accepting side's keys as torch.distributed sees them. A key is written once, so what was read stays."""
+    """The accepting side's keys as torch.distributed sees them. A key is written once, so a read value stays."""
 
     def __init__(self, client: KeysClient, token: str, *, timeout: timedelta) -> None:
         super().__init__()
@@ -172,14 +174,14 @@ class PeerStore(Store):
         return self._known[key]
 
     def wait(self, keys: Any, timeout: timedelta | None = None) -> None:
-        """Until all keys are there. Raises RuntimeError when they are not in time."""
+        """Wait until all keys are there. Raises RuntimeError when they are not in time."""
         limit_s = (timeout or self._timeout).total_seconds()
         for key in keys:
             if key not in self._known and not self._read(key, limit_s):
                 raise RuntimeError(f"the other side has not written {key} within {limit_s:g} s")
 
     def check(self, keys: Any) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys are there."""
         return all(key in self._known or self._read(key, 0.0) for key in keys)
 
     def add(self, key: str, amount: int) -> int:

@@ -1,4 +1,4 @@
-"""What one direction of a link has sent and not yet seen acknowledged, so that it can be sent again after a break.
+"""Holds the sent and not yet acknowledged items of one direction of a link, to resend them after a break.
 
 Items are numbered from 0 and held, not copied, until the peer has acknowledged them. No socket, no thread, no clock.
 """
@@ -10,7 +10,7 @@ ItemT = TypeVar("ItemT")
 
 
 class ResendWindow(Generic[ItemT]):
-    """Numbers rise: acknowledged ≤ next to write ≤ next to push. What lies from the first to the last is held."""
+    """Numbers rise: acknowledged ≤ next to write ≤ next to push. All items from the first to the last are held."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[ItemT, int]] = deque()
@@ -21,17 +21,17 @@ class ResendWindow(Generic[ItemT]):
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is held."""
+        """Return the bytes of all held items."""
         return self._num_bytes
 
     @property
     def next_to_push(self) -> int:
-        """The number that the next item will have. Changed by `push` alone."""
+        """Return the number of the next pushed item. Changed by `push` alone."""
         return self._next_to_push
 
     @property
     def next_to_write(self) -> int:
-        """The number of what is written next, whether it is there yet or not."""
+        """Return the number of the next item to write, whether it exists yet or not."""
         return self._next_to_write
 
     def push(self, item: ItemT, *, num_bytes: int) -> None:
@@ -41,7 +41,7 @@ class ResendWindow(Generic[ItemT]):
         self._num_bytes += num_bytes
 
     def pop_unwritten(self) -> ItemT | None:
-        """The next item to write, which stays held; None when all have been written since the last break."""
+        """Return the next item to write, which stays held; None when all have been written since the last break."""
         position = self._next_to_write - self._first_held
         if position == len(self._held):
             return None
@@ -49,7 +49,7 @@ class ResendWindow(Generic[ItemT]):
         return self._held[position][0]
 
     def acknowledge(self, next_expected: int) -> None:
-        """The peer has all before `next_expected`. Raises ValueError when that cannot be."""
+        """Note that the peer has all items before `next_expected`. Raises ValueError when that is impossible."""
         if next_expected > self._next_to_write:
             raise ValueError(f"acknowledgement {next_expected} of frames not yet sent")
         if next_expected < self._first_held:
@@ -59,12 +59,12 @@ class ResendWindow(Generic[ItemT]):
             self._first_held += 1
 
     def resume(self, next_expected: int) -> None:
-        """A new stream begins: write again from `next_expected` on. Raises ValueError like `acknowledge`."""
+        """Begin a new stream: write again from `next_expected` on. Raises ValueError like `acknowledge`."""
         self.acknowledge(next_expected)
         self._next_to_write = next_expected
 
     def clear(self) -> None:
-        """Let go of everything: nothing is written any more, and nothing pushed."""
+        """Drop all items: nothing is written any more, and nothing pushed."""
         self._first_held = self._next_to_write
         self._held.clear()
         self._num_bytes = 0

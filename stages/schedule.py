@@ -1,8 +1,8 @@
-"""What a stage does next: one pure function of what it has done and what has arrived.
+"""Decides what a stage does next: one pure function of what it has done and what has arrived.
 
-A schedule is three numbers. `delay` is how many versions old the weights of a gradient are, `depth` limits the
-microbatches in flight, `warmup` is how many forwards of a batch come before its first backward. Work runs when it is
-ready, not when a table says; since backwards add up in order, readiness never changes a result.
+A schedule is three numbers. `delay` is how many versions old the weights of a gradient are. `depth` limits the
+microbatches in flight. `warmup` is how many forwards of a batch come before its first backward. Work runs when it is
+ready, not when a table says so; because backwards are added in order, readiness never changes a result.
 """
 
 import math
@@ -49,7 +49,7 @@ class Update:
 
 
 class Wait(Enum):
-    """Nothing is runnable until something arrives."""
+    """Wait until something arrives: nothing is runnable."""
 
     WAIT = "wait"
 
@@ -60,7 +60,7 @@ Op = Forward | Backward | Update
 
 
 def parse_op(text: str) -> Op:
-    """The inverse of `str(op)`: `F3.0`, `B2.7`, `U3`. Raises ValueError."""
+    """Return the inverse of `str(op)`: `F3.0`, `B2.7`, `U3`. Raises ValueError."""
     kind = text[:1]
     batch, dot, microbatch = text[1:].partition(".")
     if kind == "U" and not dot:
@@ -71,7 +71,7 @@ def parse_op(text: str) -> Op:
 
 
 class Awaited(Enum):
-    """What would let an idle stage go on; it tells which neighbour is being waited for."""
+    """The event for which an idle stage waits; it names the neighbour."""
 
     NOTHING = "nothing"  # runnable, or done
     INPUT = "input"  # an activation, from upstream
@@ -82,15 +82,15 @@ class Awaited(Enum):
 
 
 def replica_depth(stage_depth: int, *, num_held: int, num_microbatches: int) -> int:
-    """How many microbatches a replica may have in flight that computes num_held of its stage's.
+    """Return how many microbatches a replica may have in flight that computes num_held of its stage's.
 
-    Its share of the stage's depth, and one more, as its microbatches do not come evenly.
+    This is its share of the stage's depth, and one more, because its microbatches do not come evenly.
     """
     return min(stage_depth, math.ceil(stage_depth * num_held / num_microbatches) + 1)
 
 
 def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_in_microbatches: float = 0.0) -> int:
-    """How many microbatches stage s of p needs in flight while no time varies, with m microbatches a batch.
+    """Return how many microbatches stage s of p needs in flight with constant times and m microbatches a batch.
 
     round_trips_in_microbatches: the sum of the round trips of the links downstream of s, over a microbatch's time.
     """
@@ -104,16 +104,17 @@ def schedule_depth(schedule: ScheduleName, m: int, p: int, s: int, round_trips_i
 def depths_with_slack(
     schedule: ScheduleName, needed: Sequence[int], m: int, num_replicas: Sequence[int] = ()
 ) -> list[int]:
-    """How many microbatches each stage may have in flight, by what it needs while no time varies.
+    """Return how many microbatches each stage may have in flight, from its need with constant times.
 
-    Times do vary. Under 2bw every stage but the last has room for one more for itself and one for each stage after it,
-    so that an operation that ends late leaves no other stage without work; but only as far as a batch has more
-    microbatches than the first stage needs, and one. Two batches take at least one batch of work and one way through
-    the pipe: with no more microbatches than are under way, forwards that nobody waits for would run ahead of backwards
-    for which the next batch waits.
+    Times do vary. Under 2bw every stage but the last gets one more for itself and one for each stage after it. Then an
+    operation that ends late leaves no other stage without work. This holds only as far as a batch has more microbatches
+    than the first stage needs, and one. Two batches take at least one batch of work and one way through the pipe. With
+    no
+    more microbatches than are under way, unneeded forwards would run ahead of backwards for which the next batch waits.
 
     num_replicas: of each stage, if not one. R replicas have R microbatches at work, and unlike neighbours hand them
-    over unevenly: such a stage counts as R.
+    over
+    unevenly: such a stage counts as R.
     """
     if schedule != "2bw":
         return list(needed)
@@ -129,23 +130,23 @@ class StageSchedule:
     delay: int
     """d: 0 or 1."""
     depth: int
-    """Forwards done minus backwards done stays at most this."""
+    """Maximum of forwards done minus backwards done."""
     warmup: int = 1
-    """A batch's first backward waits for its warmup-th forward. 1 but on the last stage of gpipe."""
+    """A batch's first backward waits for its warmup-th forward. 1 except on the last stage of gpipe."""
     num_microbatches: int
-    """m: of one batch, on all replicas together."""
+    """m: microbatches of one batch, on all replicas together."""
     num_groups: int = 1
     """G: microbatch i belongs to reduction group i mod G."""
     groups: tuple[int, ...] | None = None
-    """The reduction groups that this worker holds; None: all."""
+    """Reduction groups of this worker; None: all."""
     is_first: bool
     is_last: bool
     first_batch: int = 0
-    """The boundary from which the stage starts."""
+    """Boundary at which the stage starts."""
     num_batches: int
-    """A stop boundary that is always there."""
+    """Final stop boundary."""
     has_clip: bool = False
-    """Updates wait for the norm of the whole model's gradient."""
+    """True if updates wait for the norm of the whole model's gradient."""
 
     @classmethod
     def of(
@@ -158,9 +159,9 @@ class StageSchedule:
         first_batch: int = 0,
         groups: tuple[int, ...] | None = None,
     ) -> "StageSchedule":
-        """The schedule of a worker: the only one of its stage, or the replica that holds these groups.
+        """Return the schedule of a worker: the only one of its stage, or the replica that holds these groups.
 
-        In gpipe it has room for all of its microbatches of a batch, whatever the depth says.
+        In gpipe it has room for all of its microbatches of a batch, at any depth.
         """
         is_last, is_gpipe = stage_index == num_stages - 1, train.schedule == "gpipe"
         return cls(
@@ -179,23 +180,23 @@ class StageSchedule:
 
     @property
     def is_lead(self) -> bool:
-        """Whether it speaks for its stage, having it to itself or holding group 0."""
+        """Return whether it leads its stage: it is the only worker, or holds group 0."""
         return self.groups is None or self.groups[0] == 0
 
     @property
     def held_groups(self) -> tuple[int, ...]:
-        """The reduction groups of this worker, rising."""
+        """Return the reduction groups of this worker, rising."""
         return tuple(range(self.num_groups)) if self.groups is None else self.groups
 
     @property
     def held_microbatches(self) -> tuple[int, ...]:
-        """The microbatches of each batch that this worker computes, rising."""
+        """Return the microbatches of each batch that this worker computes, rising."""
         held = frozenset(self.held_groups)
         return tuple(i for i in range(self.num_microbatches) if i % self.num_groups in held)
 
 
 class Cursor:
-    """How far forwards, or backwards, have come: all of the batches before `batch`, and some microbatches of it.
+    """The progress of forwards, or backwards: all of the batches before `batch`, and some microbatches of it.
 
     Batches come one after the other; inside a batch each reduction group has its own order.
     """
@@ -209,23 +210,23 @@ class Cursor:
         self._num_held = len(schedule.held_microbatches)
         self.batch = schedule.first_batch
         self.num_done = 0
-        """Microbatches of `batch` that are done."""
+        """Number of finished microbatches of `batch`."""
         self.next_of_group = list(self._groups)
-        """Per held group, the microbatch that comes next; past m when the group is done."""
+        """Next microbatch of each held group; past m when the group is done."""
 
     @property
     def lowest_next(self) -> int:
-        """The lowest microbatch of `batch` that is not done."""
+        """Return the lowest microbatch of `batch` that is not done."""
         return min(i for i in self.next_of_group if i < self._num_microbatches)
 
     def has_passed(self, batch: int, microbatch: int) -> bool:
-        """Whether a held microbatch is done."""
+        """Return whether a held microbatch is done."""
         if batch != self.batch:
             return batch < self.batch
         return microbatch < self.next_of_group[self._groups.index(microbatch % self._num_groups)]
 
     def pass_over(self, batch: int, microbatch: int) -> None:
-        """One microbatch is done; with the last of its batch, the next batch is there."""
+        """Note that one microbatch is done; after the last of its batch, the next batch begins."""
         position = self._groups.index(microbatch % self._num_groups)
         assert batch == self.batch, f"batch {batch} out of order: {self.batch} is current"
         assert microbatch == self.next_of_group[position], f"microbatch {batch}.{microbatch} out of order"
@@ -239,7 +240,7 @@ class Cursor:
 
 
 class ScheduleState:
-    """What a stage has done and what has arrived. `next_op` reads it; the methods below tell it what happened."""
+    """The finished work and arrived frames of a stage. `next_op` reads it; the methods below report events."""
 
     __slots__ = (
         "_held",
@@ -267,44 +268,44 @@ class ScheduleState:
         self.in_flight = 0
         """Forwards done minus backwards done."""
         self.is_forwards_turn = False
-        """The last of the two was a backward."""
+        """True if the last of the two was a backward."""
         self.version = schedule.first_batch
         """k of the newest W_k that is applied."""
         self.stop = schedule.num_batches
-        """The boundary at which the stage stops."""
+        """Boundary at which the stage stops."""
         self.inputs: set[tuple[int, int]] = set()
         """(batch, microbatch) whose activations have arrived and wait."""
         self.gradients: set[tuple[int, int]] = set()
-        """(batch, microbatch) whose gradients have arrived and wait; on the last stage, forwards done."""
+        """(batch, microbatch) whose gradients have arrived and wait; on the last stage, finished forwards."""
         self.reduced_below = schedule.first_batch
-        """The sums of all groups are added up for the batches below."""
+        """Batches below this have the sums of all groups."""
         self.totals_below = schedule.first_batch
-        """The clip totals of the batches below are known."""
+        """Batches below this have known clip totals."""
         self.updates_held = False
-        """Somebody reads the boundary's content: no update may run, all else may."""
+        """True while a reader needs the boundary's content: no update may run, all else may."""
 
-    # --- What may be asked ---
+    # --- Queries ---
 
     @property
     def is_done(self) -> bool:
-        """Whether the stop boundary is reached: its last update applied, nothing in flight."""
+        """Return whether the stop boundary is reached: its last update applied, nothing in flight."""
         return self.version >= self.stop and self.in_flight == 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits: no activation, no gradient, no half batch."""
+        """Return whether nothing waits: no activation, no gradient, no half batch."""
         return not (
             self.inputs or self.gradients or self.in_flight or self.forwards.num_done or self.backwards.num_done
         )
 
     @property
     def num_versions_live(self) -> int:
-        """Weight versions that a forward, a backward or an update to come will read."""
+        """Return the number of weight versions that coming operations will read."""
         return 1 + max(0, self.version - weight_version(self.backwards.batch, self.schedule.delay))
 
     @property
     def is_update_ready(self) -> bool:
-        """Whether update(version) has all it needs."""
+        """Return whether update(version) has all its inputs."""
         batch = self.version
         return (
             batch < self.stop
@@ -314,10 +315,11 @@ class ScheduleState:
         )
 
     def expects_input(self, batch: int, microbatch: int) -> bool:
-        """Whether an activation would be neither a second one nor one that is none of this stage's business.
+        """Return whether an activation is new and belongs to this stage.
 
-        A stage begins a batch when it has applied the update of the one before the last (with delay), or of the last:
-        so it has all gradients of that batch, and this stage has done all its backwards.
+        A stage begins a batch when it has applied the update of the one before the last (with delay), or of the last.
+        So it
+        has all gradients of that batch, and this stage has done all its backwards.
         """
         return (
             not self.schedule.is_first
@@ -329,7 +331,7 @@ class ScheduleState:
         )
 
     def expects_gradient(self, batch: int, microbatch: int) -> bool:
-        """Whether a gradient belongs to a forward that was done and has none yet."""
+        """Return whether a gradient belongs to a finished forward that has none yet."""
         return (
             not self.schedule.is_last
             and microbatch in self._held
@@ -338,20 +340,20 @@ class ScheduleState:
             and (batch, microbatch) not in self.gradients
         )
 
-    # --- What may happen ---
+    # --- Events ---
 
     def input_arrived(self, batch: int, microbatch: int) -> None:
-        """An activation is there."""
+        """Note an arrived activation."""
         assert self.expects_input(batch, microbatch), f"unexpected input {batch}.{microbatch}"
         self.inputs.add((batch, microbatch))
 
     def gradient_arrived(self, batch: int, microbatch: int) -> None:
-        """The gradient of an output is there."""
+        """Note the arrived gradient of an output."""
         assert self.expects_gradient(batch, microbatch), f"unexpected gradient {batch}.{microbatch}"
         self.gradients.add((batch, microbatch))
 
     def forwarded(self, batch: int, microbatch: int) -> None:
-        """A forward was done. On the last stage its gradient is there at once."""
+        """Note a finished forward. On the last stage its gradient is there at once."""
         if not self.schedule.is_first:
             self.inputs.remove((batch, microbatch))
         self.forwards.pass_over(batch, microbatch)
@@ -361,7 +363,7 @@ class ScheduleState:
             self.gradients.add((batch, microbatch))
 
     def backwarded(self, batch: int, microbatch: int) -> bool:
-        """A backward was done. Returns whether it was this stage's last of the batch."""
+        """Note a finished backward. Returns whether it was this stage's last of the batch."""
         self.gradients.remove((batch, microbatch))
         self.backwards.pass_over(batch, microbatch)
         self.in_flight -= 1
@@ -369,35 +371,36 @@ class ScheduleState:
         return self.backwards.batch > batch
 
     def groups_reduced(self, batch: int) -> None:
-        """The sums of all G groups of a batch are added up."""
+        """Note that the sums of all G groups of a batch are added up."""
         assert batch == self.reduced_below < self.backwards.batch, f"groups of batch {batch} reduced out of order"
         self.reduced_below = batch + 1
 
     def clip_total_known(self, batch: int) -> None:
-        """The squares of the whole model's gradient are added up."""
+        """Note that the squares of the whole model's gradient are added up."""
         assert self.expects_clip_total(batch), f"clip total of batch {batch} out of order"
         self.totals_below = batch + 1
 
     def expects_clip_total(self, batch: int) -> bool:
-        """Whether a total is the next one, and this stage has contributed to it.
+        """Return whether a total is the next one, and this stage has contributed to it.
 
-        To a replica that does not lead, it may come before its own last slice of the gradient.
+        A replica that does not lead may receive it before its own last slice of the gradient.
         """
         contributed_below = self.reduced_below if self.schedule.is_lead else self.backwards.batch
         return self.schedule.has_clip and batch == self.totals_below < contributed_below
 
     def updated(self, batch: int) -> None:
-        """W_{b+1} is applied."""
+        """Note that W_{b+1} is applied."""
         assert batch == self.version, f"update {batch} on version {self.version}"
         assert self.is_update_ready, f"update {batch} was not ready"
         assert not self.updates_held, f"update {batch} would change what is being read"
         self.version = batch + 1
 
     def choose_stop(self) -> int:
-        """First stage: stop as soon as possible, with the batch that it has begun. Returns the boundary.
+        """Stop as soon as possible, with the batch that has begun; first stage only. Returns the boundary.
 
-        With replicas the leading one chooses for all, and says so before it sends any more sums: until then none can
-        have begun a batch beyond those that need no more of them.
+        With replicas the lead chooses for all, and reports it before it sends any more sums: until then no replica can
+        have
+        begun a batch that needs more of them.
         """
         assert self.schedule.is_first, "only the first stage chooses where to stop"
         assert self.schedule.is_lead, "only the leading replica chooses where to stop"
@@ -417,12 +420,13 @@ class ScheduleState:
 
 
 def next_op(state: ScheduleState) -> Op | Wait:
-    """The operation to run now.
+    """Return the operation to run now.
 
-    A backward if its gradient has arrived; a forward if its input has arrived, its weight version is applied and depth
-    allows; where both could run they take turns, so that the stages below starve as little as those above; an update
-    when it is ready and nothing else is. An update comes last because the other stages wait for forwards and backwards,
-    not for it; nothing runs dry, as the forwards that need it wait too.
+    This is a backward if its gradient has arrived; a forward if its input has arrived, its weight version is applied
+    and
+    depth allows; an update when it is ready and nothing else is. If both a forward and a backward could run, they
+    alternate, so that the stages below and above both have work. An update comes last because the other stages wait for
+    forwards and backwards, not for it. They do not run out, because the forwards that need the update wait too.
     """
     if state.is_forwards_turn:
         op = _forward(state) or _backward(state)
@@ -434,7 +438,7 @@ def next_op(state: ScheduleState) -> Op | Wait:
 
 
 def _backward(state: ScheduleState) -> Backward | None:
-    """The backward that could run now."""
+    """Return the backward that could run now."""
     cursor, forwards = state.backwards, state.forwards
     batch = cursor.batch
     if state.gradients and (cursor.num_done or forwards.batch > batch or forwards.num_done >= state.warmup):
@@ -445,7 +449,7 @@ def _backward(state: ScheduleState) -> Backward | None:
 
 
 def _forward(state: ScheduleState) -> Forward | None:
-    """The forward that could run now."""
+    """Return the forward that could run now."""
     schedule, cursor = state.schedule, state.forwards
     batch = cursor.batch
     if state.in_flight < schedule.depth and batch < state.stop and batch - schedule.delay <= state.version:
@@ -456,7 +460,7 @@ def _forward(state: ScheduleState) -> Forward | None:
 
 
 def awaited(state: ScheduleState) -> Awaited:
-    """What a stage that `next_op` told to wait is waiting for."""
+    """Return the event for which a waiting stage waits."""
     if state.is_done or next_op(state) is not WAIT:
         return Awaited.NOTHING
     if state.is_update_ready:
@@ -473,7 +477,7 @@ def awaited(state: ScheduleState) -> Awaited:
 
 
 def _first_of(cursor: Cursor, arrived: set[tuple[int, int]]) -> int:
-    """The lowest microbatch that is next in its group and has arrived, or -1."""
+    """Return the lowest microbatch that is next in its group and has arrived, or -1."""
     batch = cursor.batch
     if len(cursor.next_of_group) == 1:
         only = cursor.next_of_group[0]
@@ -482,5 +486,5 @@ def _first_of(cursor: Cursor, arrived: set[tuple[int, int]]) -> int:
 
 
 def format_ops(ops: Iterable[Op]) -> str:
-    """Operations as one line of text."""
+    """Return operations as one line of text."""
     return " ".join(map(str, ops))

@@ -1,7 +1,7 @@
-"""What a gRPC server grants to whoever connects, before and after TLS. Pure but for the process's own file limit.
+"""The limits of a gRPC server for its clients, before and after TLS. Pure except for the process's own file limit.
 
-gRPC counts a connection from its first packet on and closes at once what is beyond the limit. One that has not
-finished its handshakes (TCP, TLS, HTTP/2) in time is closed as well, and one that makes no call for long.
+gRPC counts a connection from its first packet on and closes further ones at once. A connection that has not finished
+its handshakes (TCP, TLS, HTTP/2) in time is closed as well, and so is one that makes no call for long.
 """
 
 from typing import Final
@@ -20,7 +20,9 @@ def server_limits(
     num_connections: int | None = None,
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> Options:
-    """Options of a server that listens at TCP. num_connections: as many as the process's open files allow if None."""
+    """Return options of a server that listens at TCP. num_connections: as many as the process's open files allow if
+    None.
+    """
     if num_connections is None:
         num_connections = most_connections(open_file_limit())
     return (

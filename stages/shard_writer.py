@@ -1,4 +1,4 @@
-"""Writes token shards: a folder that appears whole or not at all."""
+"""Writes token shards: a folder that appears complete or not at all."""
 
 import hashlib
 import os
@@ -21,9 +21,9 @@ class ShardWriter:
 
     def __init__(self, folder: Path, *, vocab_size: int, shard_tokens: int) -> None:
         self.num_tokens = 0
-        """Written so far."""
+        """Number of tokens written so far."""
         self.folder = folder
-        """Where the files grow; what else belongs to the data, such as a tokenizer, may be put here."""
+        """Folder of the growing files; further files of the data, such as a tokenizer, may be put here."""
         self._vocab_size = vocab_size
         self._dtype = narrowest_dtype(vocab_size)
         self._shard_tokens = shard_tokens
@@ -33,7 +33,7 @@ class ShardWriter:
         self._in_shard = 0
 
     def append(self, tokens: npt.NDArray[np.integer]) -> None:
-        """Put tokens of any integer type at the end. Raises DataError for one outside the vocabulary."""
+        """Append tokens of any integer type. Raises DataError for one outside the vocabulary."""
         if not len(tokens):
             return
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
@@ -59,7 +59,7 @@ class ShardWriter:
         return index
 
     def abandon(self) -> None:
-        """Let go of the open file. Idempotent."""
+        """Close the open file. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -91,10 +91,10 @@ class ShardWriter:
 def writing_shards(
     out: Path, *, vocab_size: int, tokenizer: str = "bytes", provenance: str = "", shard_tokens: int = 1 << 28
 ) -> Iterator[ShardWriter]:
-    """Write a data folder: `out` comes into being, complete, when the block ends without an exception.
+    """Write a data folder: `out` appears, complete, when the block ends without an exception.
 
-    Several processes may write the same folder at once; the first to end wins, and the others raise DataError, as
-    everybody does who finds `out` there already.
+    Several processes may write one folder at once. The first to end wins, and the others raise DataError, as does a
+    process that finds `out` there already.
     """
     if out.exists():
         raise DataError(str(out), "exists already")

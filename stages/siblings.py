@@ -1,4 +1,4 @@
-"""What the replicas of a stage say to each other, seen from one of them: sums, reduced slices, losses, clip totals."""
+"""The messages between replicas of a stage, seen from one of them: sums, reduced slices, losses, clip totals."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,11 @@ from headway.stages.link import Frame, FrameKind, Link
 from headway.stages.stage_context import StageContext
 
 LEAD = 0
-"""The position of the replica that speaks for its stage."""
+"""Position of the replica that leads its stage."""
 
 
 class Siblings:
-    """The other replicas. A frame's microbatch says which one sent it: the first one that it holds."""
+    """The other replicas. A frame's microbatch identifies its sender: it is the sender's first."""
 
     def __init__(self, context: StageContext, links: Mapping[int, Link], shapes: Sequence[torch.Size]) -> None:
         """links: by position in the stage. shapes: of the stage's parameters, in backward's order."""
@@ -49,26 +49,26 @@ class Siblings:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is half reduced."""
+        """Return whether no batch is half reduced."""
         return self._reduction.is_empty
 
     @property
     def lead(self) -> str:
-        """The leading replica, for messages; this one must be another."""
+        """Return the leading replica, for messages; this one must be another."""
         return self._links[LEAD].peer
 
     def peer(self, frame: Frame) -> str | None:
-        """Who sent a frame, for messages."""
+        """Return the sender of a frame, for messages."""
         sibling = self._sender(frame)
         return None if sibling is None else self._links[sibling].peer
 
     def awaited(self, batch: int) -> str | None:
-        """The first one that has not sent what the reduction of a batch needs; None when all have."""
+        """Return the first replica that has not sent its part of a batch's reduction; None when all have."""
         sibling = self._reduction.missing(batch)
         return None if sibling is None else self._links[sibling].peer
 
     def violation(self, frame: Frame) -> str | None:
-        """What is wrong with a frame's tensors, or None."""
+        """Return how a frame's tensors violate the protocol, or None."""
         sibling = self._sender(frame)
         if sibling is None:
             return f"{frame.kind.name} of microbatch {frame.microbatch}, with which no other replica begins"
@@ -76,7 +76,9 @@ class Siblings:
         return self._contracts[sibling].violation(frame.kind, forms)
 
     def expects(self, frame: Frame, *, newest_batch: int) -> bool:
-        """Whether a frame is its sender's next of its kind. newest_batch: the last that any replica may have done."""
+        """Return whether a frame is its sender's next of its kind. newest_batch: the last that any replica may have
+        done.
+        """
         sibling, batch = self._sender(frame), frame.batch
         if frame.kind is FrameKind.STOP:
             return sibling == LEAD
@@ -89,13 +91,13 @@ class Siblings:
         return self._reduction.expects_reduced(sibling, batch)
 
     def end_batch(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> list[Tensor] | None:
-        """The own backwards of a batch are done; sums: per held group. Returns as `received`."""
+        """End the own backwards of a batch; sums: per held group. Returns as `received`."""
         for sibling, part in self._reduction.contribute(batch, sums).items():
             self._links[sibling].send(self._frame(FrameKind.SUMS, batch, part))
         return self._go_on(batch)
 
     def received(self, frame: Frame, tensor: Tensor) -> list[Tensor] | None:
-        """An expected SUMS or REDUCED arrived. Returns the batch's mean gradient once all of it is here."""
+        """Take an expected SUMS or REDUCED. Returns the batch's mean gradient once all of it is here."""
         sibling = self._sender(frame)
         assert sibling is not None
         if frame.kind is FrameKind.SUMS:
@@ -105,7 +107,7 @@ class Siblings:
         return self._go_on(frame.batch)
 
     def received_losses(self, frame: Frame) -> tuple[int, ...]:
-        """Expected LOSSES arrived. Returns the microbatches that they are of."""
+        """Take expected LOSSES. Returns their microbatches."""
         sibling, train = self._sender(frame), self._context.train
         assert sibling is not None
         self._next_losses[sibling] += 1
@@ -113,11 +115,11 @@ class Siblings:
         return tuple(i for i in range(train.microbatches) if i % train.reduction_groups in groups)
 
     def send_losses(self, batch: int, losses: Tensor) -> None:
-        """Tell the lead the losses of a batch, float32 [microbatches of this replica], before its sums."""
+        """Send the losses of a batch, float32 [microbatches of this replica], to the lead, before its sums."""
         self._links[LEAD].send(self._frame(FrameKind.LOSSES, batch, losses))
 
     def send_to_all(self, frame: Frame) -> None:
-        """The lead's: a clip total or a stop goes to all others."""
+        """Send the lead's clip total or stop to all others."""
         for link in self._links.values():
             link.send(frame)
 

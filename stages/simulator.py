@@ -1,8 +1,9 @@
-"""How long a pipeline would take: an event simulation of the very function that drives the stages.
+"""Simulates how long a pipeline takes: an event simulation of the very function that drives the stages.
 
-A worker is known by its position among all of them. Replicas of a stage stand side by side and hold all groups
-together; a worker that holds all groups has its stage to itself. Times are seconds of simulated time. The same numbers
-in give the same numbers out: jitter comes from a seed.
+A worker is known by its position among all of them. Replicas of a stage are adjacent and hold all groups together; a
+worker that holds all groups is alone on its stage. Times are seconds of simulated time. Equal inputs give equal
+outputs:
+jitter comes from a seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,38 +26,38 @@ from headway.stages.spec import weight_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds that a worker's operations take."""
+    """The seconds of a worker's operations."""
 
     forward: float
     backward: float
     update: float = 0.0
     clip: float = 0.0
-    """The squares of a batch's gradient, after its last backward."""
+    """Seconds for the squares of a batch's gradient, after its last backward."""
 
     def batch_seconds(self, num_microbatches: int) -> float:
-        """What a stage works on one batch: the bound that no schedule beats."""
+        """Return the seconds of a stage's work on one batch: the lower bound of every schedule."""
         return num_microbatches * (self.forward + self.backward) + self.update + self.clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """One link between workers of neighbouring stages, or between replicas; the same in both directions."""
+    """One link between workers of neighbouring stages, or between replicas; equal in both directions."""
 
     latency: float = 0.0
-    """One way."""
+    """Latency one way."""
     bandwidth: float = inf
     """Bytes per second."""
     frame_bytes: int = 0
-    """Of an activation or a gradient, between replicas of a slice of the sums; norms weigh nothing."""
+    """Bytes of an activation or a gradient, between replicas of a slice of the sums; norms count as zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """Somebody asks the first stage to stop; the others hear of its answer some time later."""
+    """A request to the first stage to stop; the others hear its answer some time later."""
 
     at: float
     delays: tuple[float, ...] = ()
-    """Per worker; missing ones are 0."""
+    """Delay per worker; missing ones are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,9 @@ class SnapshotTimes:
     """Each worker writes a boundary while it computes, and runs no update until that is done."""
 
     every: int
-    """Batches."""
+    """Interval in batches."""
     seconds: float
-    """Of one snapshot."""
+    """Seconds of one snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +75,36 @@ class TimedOp:
     """One operation of the timeline."""
 
     stage: int
-    """The worker's position: the stage's own where no stage has replicas."""
+    """Worker's position: the stage's own if no stage has replicas."""
     op: Op
     version: int
-    """The weight version that it read."""
+    """Weight version that the operation read."""
     started: float
     ended: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What the simulation saw."""
+    """The result of the simulation."""
 
     step_seconds: float
-    """Per batch, over the middle half of the batches; over all of them when there are fewer than eight."""
+    """Seconds per batch, over the middle half of the batches; over all of them when there are fewer than eight."""
     bubble: float
-    """The share of that time in which the busiest worker had nothing to do."""
+    """Share of that time in which the busiest worker was idle."""
     total_seconds: float
     peak_in_flight: tuple[int, ...]
-    """Per worker."""
+    """Maximum number of microbatches in flight, per worker."""
     peak_versions: tuple[int, ...]
-    """Per worker."""
+    """Maximum number of live versions, per worker."""
     boundaries: tuple[int, ...]
-    """Per worker, where it ended; less than the stop boundary means that it was stuck."""
+    """Final boundary per worker; less than the stop boundary means that it was stuck."""
     stop: int
-    """The boundary at which all should end."""
+    """Boundary at which all should end."""
     timeline: tuple[TimedOp, ...]
 
     @property
     def is_stuck(self) -> bool:
-        """Whether some worker could not reach the stop boundary."""
+        """Return whether some worker could not reach the stop boundary."""
         return any(boundary != self.stop for boundary in self.boundaries)
 
 
@@ -121,8 +122,8 @@ def simulate(
     """Run a pipeline to its stop boundary, or until nothing moves.
 
     schedules and times: one per worker. links: one per neighbouring pair of stages, sibling_links: one per stage, each
-    for all of their workers; none means no latency at all. Every duration is stretched by a factor between 1 and
-    1 + jitter, drawn from the seed.
+    for all of their workers; none means no latency. Every duration is stretched by a factor between 1 and 1 + jitter,
+    drawn from the seed.
     """
     num_stages = len(stages_of(schedules))
     links = links or (LinkTimes(),) * (num_stages - 1)
@@ -131,7 +132,7 @@ def simulate(
 
 
 def stages_of(schedules: Sequence[StageSchedule]) -> list[list[int]]:
-    """The positions of each stage's workers: side by side, until they hold all groups."""
+    """Return the positions of each stage's workers: adjacent, until they hold all groups."""
     stages: list[list[int]] = []
     held: set[int] = set()
     for worker, schedule in enumerate(schedules):
@@ -169,14 +170,14 @@ class _Pipeline:
         self.sums = [dict[int, int]() for _ in schedules]
         """Per worker and batch: how many workers of its stage have handed over the sums of its slice."""
         self.slices = [dict[int, int]() for _ in schedules]
-        """The same, of reduced slices that are there."""
+        """Per worker and batch: how many reduced slices are there."""
         self.stretch = stretch
         self.now = 0.0
         self.running: list[Op | None] = [None] * len(schedules)
         self.line_free: dict[tuple[int, int], float] = {}
         self.last_arrival: dict[tuple[int, int], float] = {}
         self.pending_stop: StopRequest | None = None
-        self.squares = [[-1, -1] for _ in schedules]  # of a lead: last batch of its stage's, and of those downstream
+        self.squares = [[-1, -1] for _ in schedules]  # for a lead: last batch of its own stage, and of those downstream
         self.events: list[tuple[float, int, Callable[[], int | None]]] = []
         self.num_events = 0
         self.timeline: list[TimedOp] = []
@@ -200,7 +201,7 @@ class _Pipeline:
         self._at(self.now + delay, happen)
 
     def _at(self, moment: float, happen: Callable[[], int | None]) -> None:
-        """Events of the same moment happen in the order in which they were scheduled."""
+        """Schedule an event at a time; events of one moment happen in the order of scheduling."""
         self.num_events += 1
         heappush(self.events, (moment, self.num_events, happen))
 
@@ -257,7 +258,7 @@ class _Pipeline:
         return stage
 
     def _neighbour(self, worker: int, step: int, microbatch: int) -> int:
-        """The worker of the next stage down (1) or up (-1) that computes a microbatch."""
+        """Return the worker of the next stage down (1) or up (-1) that computes a microbatch."""
         group = microbatch % self.states[worker].schedule.num_groups
         return self.holders[self.stage_of[worker] + step][group]
 
@@ -265,7 +266,7 @@ class _Pipeline:
         return [other for other in self.stages[self.stage_of[worker]] if other != worker]
 
     def _sums_arrived(self, owner: int, batch: int) -> None:
-        """Once all workers of a stage have handed over their sums of a slice, its owner adds and sends it round."""
+        """Note sums of a slice; once all workers of a stage have sent theirs, the owner adds and distributes it."""
         num_workers = len(self.stages[self.stage_of[owner]])
         if not _is_complete(self.sums[owner], batch, num_workers):
             return
@@ -295,9 +296,9 @@ class _Pipeline:
         self._after(snapshots.seconds * self.stretch(), end)
 
     def _send(self, source: int, target: int, arrive: Callable[[], None], *, is_heavy: bool = True) -> None:
-        """Put a frame on the line: it waits for those before it, then takes its bytes' time and the latency.
+        """Put a frame on the line: it waits for earlier ones, then takes its bytes' time and the latency.
 
-        A link keeps its order, whatever the jitter: a frame never arrives before the one that was sent before it.
+        A link keeps its order under any jitter: a frame never arrives before an earlier one.
         """
         stages = self.stage_of[source], self.stage_of[target]
         link = self.sibling_links[stages[0]] if stages[0] == stages[1] else self.links[min(stages)]
@@ -314,7 +315,7 @@ class _Pipeline:
         self._at(arrives, happen)
 
     def _pass_squares(self, stage: int, batch: int) -> None:
-        """Squares go upstream when a stage has its own and those of all stages downstream."""
+        """Send squares upstream when a stage has its own and those of all stages downstream."""
         state = self.states[stage]
         own, downstream = self.squares[stage]
         if not state.schedule.has_clip or own < batch or (downstream < batch and not state.schedule.is_last):
@@ -345,10 +346,10 @@ class _Pipeline:
         return 0
 
     def _choose_stop(self, stop: StopRequest) -> None:
-        """The first stage answers between two operations, as the executor does."""
+        """Choose the stop; the first stage answers between two operations, as the executor does."""
         boundary = self.states[0].choose_stop()
         for sibling in self._siblings(0):
-            # Ahead of the sums that would let it begin the next batch.
+            # Sent ahead of the sums that would let it begin the next batch.
             self._send(0, sibling, lambda other=sibling: self.states[other].stop_at(boundary), is_heavy=False)  # type: ignore[misc]
         delays = (*stop.delays, *(0.0,) * len(self.states))
         for stage in range(1, len(self.states)):
@@ -378,7 +379,7 @@ class _Pipeline:
 
 
 def _is_complete(counts: dict[int, int], batch: int, num_workers: int) -> bool:
-    """Count one more of a batch; whether that was the last one."""
+    """Count one more of a batch; return whether it was the last one."""
     counts[batch] = counts.get(batch, 0) + 1
     if counts[batch] < num_workers:
         return False
@@ -387,7 +388,7 @@ def _is_complete(counts: dict[int, int], batch: int, num_workers: int) -> bool:
 
 
 def _stretch(jitter: float, seed: int) -> Callable[[], float]:
-    """Factors between 1 and 1 + jitter, from splitmix64 (Steele, Lea and Flood 2014) of the seed."""
+    """Yield factors between 1 and 1 + jitter, from splitmix64 (Steele, Lea and Flood 2014) of the seed."""
     state = seed & _MASK
 
     def draw() -> float:
@@ -406,7 +407,9 @@ _MASK = (1 << 64) - 1
 
 
 def format_grid(timeline: Sequence[TimedOp], *, bad: TimedOp | None = None) -> str:
-    """The timeline as a grid for people: a row per worker, a column per start time; the bad cell is marked >so<."""
+    """Return the timeline as a grid for people: a row per worker, a column per start time; the bad cell is
+    marked >so<.
+    """
     columns = {time: column for column, time in enumerate(sorted({done.started for done in timeline}))}
     num_stages = 1 + max((done.stage for done in timeline), default=-1)
     cells = [[""] * len(columns) for _ in range(num_stages)]

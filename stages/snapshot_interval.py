@@ -1,25 +1,26 @@
-"""Which boundaries a stage writes while it runs. Pure."""
+"""Decides which boundaries a stage writes while it runs. Pure."""
 
 LATE_S = 0.1
 LATE_SHARE = 0.05
-"""A snapshot is late when an update waited for it longer than this share of the time since the one before, and LATE_S:
-so that doubling the interval helps, and ends."""
+"""A snapshot is late when an update waited for it longer than LATE_S and this share of the time since the last one: so
+doubling the interval helps, and ends.
+"""
 
 
 class SnapshotInterval:
     """Every n-th boundary, with n the job's number times a factor: 1, 2, 4 …, so that the stages' boundaries meet.
 
-    Boundaries of checkpoints stay where the job wants them, unless they would come more often than those of snapshots.
+    Boundaries of checkpoints stay as in the job, unless they would come more often than those of snapshots.
     """
 
     def __init__(self, snapshot_every: int, checkpoint_every: int) -> None:
-        """Batches; 0: never."""
+        """Intervals are in batches; 0: never."""
         self._snapshot_every, self._checkpoint_every = snapshot_every, checkpoint_every
         self._was_late = False
         self.factor = 1
 
     def is_due(self, boundary: int) -> bool:
-        """Whether the boundary is one of those."""
+        """Return whether the boundary is due."""
         numbers = (self._snapshot_every * self.factor, self._checkpoint_every * self._checkpoint_factor)
         return boundary > 0 and any(number > 0 and boundary % number == 0 for number in numbers)
 
@@ -39,7 +40,7 @@ class SnapshotInterval:
         self.factor = factor
 
     def ended(self, *, waited_s: float, since_last_s: float) -> bool:
-        """A snapshot is done, and an update waited for it so long. Returns whether the interval has doubled."""
+        """Note a finished snapshot, with an update's wait for it. Returns whether the interval has doubled."""
         is_late = waited_s > max(LATE_S, LATE_SHARE * since_last_s)
         has_doubled = is_late and self._was_late
         self._was_late = is_late and not has_doubled

@@ -1,8 +1,8 @@
-"""Writes a boundary's files from the live tensors, in a thread of its own, while the next batch is computed.
+"""Writes a boundary's files from the live tensors, in its own thread, while the next batch is computed.
 
-Nothing that belongs to boundary b changes between update(b-1) and update(b). So the tensors are read where they lie;
-whoever hands them over runs no update until `SnapshotEnded` has arrived. A cancelled snapshot may read torn content:
-none of its files gets a name, or keeps it.
+No tensor of boundary b changes between update(b-1) and update(b). So the tensors are read in place; the caller runs no
+update until `SnapshotEnded` has arrived. A cancelled snapshot may read torn content: none of its files gets a name, or
+keeps it.
 """
 
 import threading
@@ -31,18 +31,18 @@ class SnapshotEnded:
     boundary: Boundary
     files: Mapping[LayerName, WrittenFile] = field(default_factory=dict)
     trouble: str = ""
-    """Why there are no files."""
+    """Reason why there are no files."""
 
 
 class Reports(Protocol):
-    """Where SnapshotEnded is put, or the writer's own failure. Must never block: `queue.SimpleQueue` fits."""
+    """Receives SnapshotEnded, or the writer's own failure. Must never block: `queue.SimpleQueue` fits."""
 
     def put(self, item: "SnapshotEnded | BaseException") -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is to be written: the tensors of each layer, live."""
+    """The tensors of each layer to write, live."""
 
     folder: Path
     headers: Mapping[LayerName, StateHeader]
@@ -81,7 +81,9 @@ class SnapshotWriter:
         self._thread = threading.Thread(target=self._main, name="headway-snapshots", daemon=True)
 
     def begin(self, snapshot: Snapshot) -> bool:
-        """Write in the background; its end is reported. False, and nothing is done, while another is being written."""
+        """Write in the background; its end is reported. Returns False, and does nothing, while another is being
+        written.
+        """
         with self._lock:
             if self._current is not None:
                 return False
@@ -92,8 +94,9 @@ class SnapshotWriter:
         return True
 
     def cancel(self, *, timeout_s: float) -> bool:
-        """Nothing of the current snapshot will be reported or keep its name, from now on. Waits until its tensors are
-        let go; returns False when that took too long.
+        """Cancel the current snapshot: it reports nothing and keeps no name from now on.
+
+        Waits until its tensors are released; returns False when that took too long.
         """
         with self._lock:
             task = self._current
@@ -119,7 +122,7 @@ class SnapshotWriter:
             ended = None
         except OSError as error:
             ended = _ended(snapshot, {}, trouble=f"{snapshot.folder}: {error.strerror or error}")
-        except BaseException as error:  # whatever it is, the worker's main thread raises it
+        except BaseException as error:  # the worker's main thread raises any error
             ended = error
         with self._lock:
             is_kept = task.is_wanted and isinstance(ended, SnapshotEnded) and not ended.trouble
@@ -131,7 +134,7 @@ class SnapshotWriter:
         task.done.set()
 
     def _write(self, task: _Task, written: dict[LayerName, WrittenFile], new: list[Path]) -> None:
-        """new: gets the files that were not there before; others may have been told of those that were."""
+        """Write the files. new: receives those that were not there before; others may have been reported."""
         snapshot = task.snapshot
         snapshot.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for layer, tensors in snapshot.tensors.items():
@@ -151,15 +154,15 @@ class SnapshotWriter:
 
 
 class SideStream:
-    """Copies from a CUDA device to pinned memory beside the computation, after what was launched before."""
+    """Copies from a CUDA device to pinned memory in parallel with computation, after earlier work on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Made where the computation is launched, when the tensors have been launched to be written for good."""
+        """Make the stream where the computation is launched, after the last writes to the tensors are launched."""
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The tensor's content in pinned memory; returns when it is there, so that an update may follow."""
+        """Return the tensor's content in pinned memory; it is then complete, so an update may follow."""
         with torch.no_grad(), torch.cuda.stream(self._stream):
             pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             pinned.copy_(tensor, non_blocking=True)
@@ -179,7 +182,7 @@ def _ended(snapshot: Snapshot, files: Mapping[LayerName, WrittenFile], *, troubl
 
 
 def _remove(folder: Path, files: Iterable[Path]) -> None:
-    """Half a snapshot is good for nothing, and in the way of what is."""
+    """Remove an incomplete snapshot: it is useless, and blocks a complete one."""
     for path in files:
         with suppress(OSError):
             path.unlink()

@@ -1,4 +1,4 @@
-"""One generation's periodic snapshots: when they are due, what is in them, and how late they were."""
+"""One generation's periodic snapshots: when they are due, their content, and how late they were."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from headway.stages.stage_context import StageContext
 from headway.stages.state_file import StateHeader, to_host
 
 PATIENCE_S = 60.0
-"""How long an update waits for a writer; then the snapshot is given up."""
+"""Maximum wait of an update for a writer; then the snapshot is given up."""
 LETTING_GO_S = 10.0
-"""How long a cancelled writer may take to let go of the tensors."""
+"""Time for a cancelled writer to release the tensors."""
 
 
 class Snapshots:
-    """Used by one executor, in its thread; it holds its updates while `is_reading`."""
+    """The snapshots of one executor, in its thread; it holds its updates while `is_reading`."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Snapshots:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a snapshot of this generation is being written, so that no update may run."""
+        """Return whether a snapshot of this generation is being written, so that no update may run."""
         return self._reading is not None
 
     def started(self, layers: Sequence[LayerState], journal: Journal | None) -> SnapshotEnded | None:
-        """The run begins: what stayed live and was not written at the stop is written now. Returns as `reached`."""
+        """Begin the run: write layers that stayed live and were not written at the stop. Returns as `reached`."""
         chosen = [layer for layer in layers if layer.name in self._live]
         if not self._live:
             return None
@@ -55,18 +55,19 @@ class Snapshots:
     def reached(
         self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None
     ) -> SnapshotEnded | None:
-        """update(boundary-1) is applied, and the run goes on. journal: on the last stage; it may know later batches.
+        """Note that update(boundary-1) is applied and the run continues. journal: on the last stage; it may have later
+        batches.
 
-        Returns what there is to tell when a snapshot is due and cannot begin.
+        Returns a report when a snapshot is due and cannot begin.
         """
         return self._begin(boundary, layers, journal) if self.interval.is_due(boundary) else None
 
     def waited(self, seconds: float) -> None:
-        """An update could have run, were it not for the writer."""
+        """Note that an update could have run without the writer."""
         self._waited_s += seconds
 
     def give_up(self) -> SnapshotEnded | None:
-        """End a snapshot that takes too long: it leaves no files. Returns what there is to tell."""
+        """End a snapshot that takes too long: it leaves no files. Returns a report."""
         boundary = self._reading
         if boundary is None:
             return None
@@ -74,7 +75,7 @@ class Snapshots:
         return self._missed(boundary, f"not written within {PATIENCE_S:g} s")
 
     def ended(self, item: SnapshotEnded) -> None:
-        """A snapshot is over, of whatever generation. The interval doubles when this generation's are too late."""
+        """Note a finished snapshot of any generation. The interval doubles when this generation's are too late."""
         if (item.generation, item.boundary) == (self._context.generation, self._reading):
             self._reading = None
             self.interval.ended(waited_s=self._waited_s, since_last_s=self._began - self._last_began)

@@ -1,4 +1,4 @@
-"""The parts of a job that decide what a stage computes. No torch here: the command line reads these too."""
+"""The parts of a job that decide a stage's computation. No torch here: the command line reads these too."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -27,7 +27,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """`[train]`: the recurrence of docs/numerics.md and what its bits depend on."""
+    """`[train]`: the recurrence of docs/numerics.md and the settings that its bits depend on."""
 
     schedule: Literal["gpipe", "1f1b", "2bw"] = "2bw"
     batches: int = 150
@@ -41,7 +41,7 @@ class TrainSpec:
     clip_norm: float = 1.0
     """0 turns clipping off."""
     threads: int = 1
-    """Per worker; part of the arithmetic."""
+    """Number of threads per worker; part of the arithmetic."""
     reduction_groups: int = 1
     """G: microbatch i is summed in group i mod G."""
     exactness: Literal["required", "preferred"] = "preferred"
@@ -52,30 +52,30 @@ class TrainSpec:
     """Resolved once, when the job is submitted; never by a node."""
     link: Literal["auto", "grpc", "collective"] = "auto"
     wire: Literal["none", "bf16", "int8"] = "none"
-    """How activations and their gradients are coded between stages."""
+    """Codec of activations and their gradients between stages."""
     wire_between: Literal["sites", "stages"] = "sites"
-    """Which cuts are coded: those between workers of different sites, or all."""
+    """Coded cuts: those between workers of different sites, or all."""
     wire_feedback: bool = True
-    """int8: what a gradient lost by its code is added to the next one."""
+    """int8: the coding error of a gradient is added to the next one."""
     eval_every: int = 0
     """Batches between held-out evaluations; 0 turns them off."""
 
     @property
     def delay(self) -> int:
-        """d: how many versions old the weights of a gradient are."""
+        """Return d: how many versions old the weights of a gradient are."""
         return 1 if self.schedule == "2bw" else 0
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens that one update sees."""
+        """Return the tokens of one update."""
         return self.microbatches * self.microbatch_size * self.sequence_length
 
 
 def weight_version(batch: int, delay: int) -> int:
-    """v(b): the version that batch b is computed on, forward and backward, on every stage."""
+    """Return v(b): the version on which batch b is computed, forward and backward, on every stage."""
     return max(0, batch - delay)
 
 
 def layer_names(model: ModelSpec) -> tuple[str, ...]:
-    """The layers in order: `embed`, `block.0` …, `head`."""
+    """Return the layers in order: `embed`, `block.0` …, `head`."""
     return ("embed", *(f"block.{index}" for index in range(model.num_hidden_layers)), "head")

@@ -1,4 +1,4 @@
-"""What a stage is and where its tokens come from: what an executor is given for one generation."""
+"""A stage's identity, and the source of its tokens: an executor's input for one generation."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,16 +13,16 @@ from headway.stages.spec import ModelSpec, TrainSpec
 
 
 class MicrobatchSource(Protocol):
-    """Where the first stage's tokens come from: `stages/tokens.py`, or a fake."""
+    """The source of the first stage's tokens: `stages/tokens.py`, or a fake."""
 
     def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets), both int64 [size, length] on the CPU."""
+        """Return (inputs, targets), both int64 [size, length] on the CPU."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """What a stage is, for the time of one generation."""
+    """The identity of a stage, during one generation."""
 
     model: ModelSpec
     train: TrainSpec
@@ -35,34 +35,34 @@ class StageContext:
     layers: tuple[LayerName, ...]
     depth: int
     boundary: Boundary
-    """From which the stage starts."""
+    """Boundary at which the stage starts."""
     device: torch.device
     replica_groups: tuple[tuple[int, ...], ...] = ()
-    """The reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
+    """Reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
     replica_index: int = 0
-    """This worker's position among them."""
+    """Position of this worker among them."""
     upstream_codec: Codec = Codec.NONE
     downstream_codec: Codec = Codec.NONE
-    """How the links with the stages before and after carry hidden states and gradients."""
+    """Codecs of hidden states and gradients on the links with the stages before and after."""
 
     @property
     def contract(self) -> FrameContract:
-        """Of the frames that the stages beside this one send."""
+        """Return the contract of the frames from neighbouring stages."""
         return FrameContract.of(
             self.model, self.train, activations=self.upstream_codec, gradients=self.downstream_codec
         )
 
     @property
     def has_replicas(self) -> bool:
-        """Whether other workers compute the same stage."""
+        """Return whether other workers compute this stage too."""
         return len(self.replica_groups) > 1
 
     @property
     def is_lead(self) -> bool:
-        """Whether it speaks for its stage: it holds group 0."""
+        """Return whether it leads its stage: it holds group 0."""
         return self.replica_index == 0
 
     @property
     def groups(self) -> tuple[int, ...] | None:
-        """The reduction groups that this worker holds; None: all."""
+        """Return the reduction groups of this worker; None: all."""
         return self.replica_groups[self.replica_index] if self.has_replicas else None

@@ -1,8 +1,8 @@
 """Forward and backward of a stage's layers, and the autograd graphs of the microbatches in flight.
 
 A stage is a row of *pieces*: runs of layers with one graph each. A piece keeps its graph from its forward to its
-backward; with `recompute = "block"` each block is a piece that keeps its input only and computes its graph again. Where
-a graph is cut decides no bit: the gradient of a piece's input is that of the output of the piece above it.
+backward; with `recompute = "block"` each block is a piece that keeps only its input and recomputes its graph. The place
+of a graph's cut changes no bit: the gradient of a piece's input is that of the output of the piece above it.
 """
 
 from collections.abc import Sequence
@@ -35,18 +35,18 @@ class _InFlight:
     version: int
     targets: Tensor
     inputs: list[Tensor]
-    """Of each piece: leaves, or the tokens."""
+    """Input of each piece: leaves, or the tokens."""
     outputs: list[Tensor | None]
-    """Of each piece, with its graph; None where that is computed again."""
+    """Output of each piece, with its graph; None if that is recomputed."""
     sample: Sample | None
-    """Where its times are written, if they are."""
+    """Record for its times, if it is timed."""
 
 
 class StageGraph:
     """The layers of a stage in a row, on an explicit weight version.
 
-    There is one module per layer and tensor set, its parameters being that set's tensors: the version that a forward
-    reads is the module that it calls. The arithmetic is that of functional_call, without its cost per call.
+    There is one module per layer and tensor set, whose parameters are that set's tensors: a forward reads a version by
+    calling its module. The arithmetic is that of functional_call, without its cost per call.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StageGraph:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no graph is alive."""
+        """Return whether no graph is alive."""
         return not self._in_flight
 
     def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
@@ -109,7 +109,7 @@ class StageGraph:
             assert output is not None
             hidden = output.detach()
             if piece.is_recomputed:
-                output = None  # its graph goes before that of the next piece comes
+                output = None  # its graph is freed before that of the next piece is built
             held.inputs.append(leaf)
             held.outputs.append(output)
         self._in_flight[key] = held
@@ -117,10 +117,11 @@ class StageGraph:
         return hidden
 
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        """Differentiate a microbatch by the weights its forward read, and free its graph.
+        """Differentiate a microbatch by the weights that its forward read, and free its graph.
 
         gradient: that of the output; None on the last stage. Returns the parameters' gradients, in the order of the
-        layers and their parameters, and that of the input; None on the first stage.
+        layers and
+        their parameters, and that of the input; None on the first stage.
         """
         held = self._in_flight.pop(key)
         by_piece: list[list[Tensor]] = []
@@ -144,7 +145,7 @@ class StageGraph:
         return [tensor for gradients in reversed(by_piece) for tensor in gradients], gradient
 
     def _compute(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
-        """A piece's output, or the loss, with its graph. A second time it does the very same operations."""
+        """Return a piece's output, or the loss, with its graph. A second call does identical operations."""
         output = leaf
         for module in self._modules[held.version % 2][piece.first : piece.end]:
             output = module(output)
@@ -153,7 +154,7 @@ class StageGraph:
         return output
 
     def _compute_timed(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
-        """The same, with a mark after each layer, in the forward and in the backward to come."""
+        """Compute a piece with a mark after each layer, in the forward and in the coming backward."""
         sample = held.sample
         assert sample is not None
         modules = self._modules[held.version % 2]
@@ -172,11 +173,11 @@ class StageGraph:
         assert all(layer.versions.holds(version) for layer in self._layers), f"W_{version} is not live"
 
     def version_of(self, key: tuple[int, int]) -> int:
-        """The version that a microbatch in flight was computed on."""
+        """Return the version on which a microbatch in flight was computed."""
         return self._in_flight[key].version
 
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        """update(b) of every layer, with the finished gradients in the order in which backward gives them."""
+        """Do update(b) of every layer, with the finished gradients in backward's order."""
         assert self._num_readers[(batch + 1) % 2] == 0, f"update {batch} would overwrite weights that are in use"
         by_layer = split_by_layer(self._layers, gradients)
         sample = self._times.update() if self._times is not None else None
@@ -190,14 +191,14 @@ class StageGraph:
 
 
 def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:
-    """A stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
+    """Return a stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
     if train.recompute == "none":
         return (_Piece(0, len(names), is_recomputed=False),)
     return tuple(_Piece(k, k + 1, is_recomputed=name.startswith("block.")) for k, name in enumerate(names))
 
 
 def _bound(module: nn.Module, parameters: ParameterSet) -> nn.Module:
-    """A module whose parameters are the given ones. Raises KeyError when one is missing."""
+    """Return a module with the given parameters. Raises KeyError when one is missing."""
     for path, part in module.named_modules():
         for name in [name for name, _ in part.named_parameters(recurse=False)]:
             part.register_parameter(name, parameters[f"{path}.{name}" if path else name])

@@ -1,11 +1,11 @@
-"""One safetensors file of boundary state: written all or not at all, and believed only when it is whole.
+"""One safetensors file of boundary state: written completely or not at all, and used only when it is complete.
 
 The layout is that of safetensors (8 bytes header length, JSON header, data), so any tool opens it. It is written here
-because the same content must give the same bytes on every node, and the library orders metadata at random.
+because equal content must give equal bytes on every node, and the library orders metadata at random.
 
 `content_checksum` in the metadata covers the other metadata, the index of tensors and the data. It is computed once,
-while the data is written, and put into the room that the header has left for it; nodes compare the same checksum. It is
-XXH3 of 128 bits: against accidents. Forgers are kept out by the nodes' certificates.
+while the data is written, and put into a place that the header has left for it; nodes compare this checksum. It is
+XXH3 of 128 bits: against accidents. The nodes' certificates keep forgers out.
 """
 
 import json
@@ -27,7 +27,7 @@ from headway.stages.errors import DamagedFileError
 
 FORMAT = "headway-state-1"
 CHUNK_BYTES = 4 << 20
-"""How much is hashed and written, or read, at a time."""
+"""Bytes hashed and written, or read, at a time."""
 _CHECKSUM = "content_checksum"
 _NO_CHECKSUM = "0" * 32
 _DTYPES = {
@@ -41,21 +41,22 @@ _DTYPES = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 4 << 20
-"""Of the JSON before the data: a layer's takes some kilobytes, and reading it many times its length of memory."""
+"""Maximum size of the JSON header: a layer's takes some kilobytes, and reading it takes many times its length."""
 _MAX_DIMENSIONS = 8
 _MAX_ELEMENTS = 1 << 48
 
 
 class WriteCancelledError(Exception):
-    """Nobody wants the file any more."""
+    """The file is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHeader:
-    """What a file says it is.
+    """A file's description of itself.
 
-    Not which generation wrote it: a boundary is a content. Writing the same one again gives the same bytes, so that a
-    checkpoint may be written over itself at any moment.
+    It leaves out the generation that wrote it, because a boundary is a content. Writing a boundary twice gives equal
+    bytes,
+    so that a checkpoint may be written over itself at any moment.
     """
 
     job: str
@@ -64,21 +65,21 @@ class StateHeader:
     boundary: int
     timeline: int
     dtype: str
-    """Of the job."""
+    """Dtype of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """A file that is whole and in place."""
+    """A complete file in its place."""
 
     path: Path
     size_bytes: int
     checksum: str
-    """Of the content: what `content_checksum` gives."""
+    """Checksum of the content, as `content_checksum` returns it."""
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU; without a copy if it is there."""
+    """Return a tensor on the CPU; without a copy if it is there."""
     return tensor.detach().cpu()
 
 
@@ -91,7 +92,7 @@ def write_state(
     fetch: Callable[[Tensor], Tensor] = to_host,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> WrittenFile:
-    """Write a file under a temporary name beside `path`, then rename it.
+    """Write a file under a temporary name next to `path`, then rename it.
 
     durable: it survives a power cut. fetch: brings a tensor to the CPU when its turn comes. is_wanted: is asked before
     every chunk and before the file gets its name.
@@ -141,7 +142,7 @@ def write_state(
 
 
 def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
-    """Read a whole file, once, and check it. The tensors are the caller's own.
+    """Read a whole file, once, and check it. The caller owns the tensors.
 
     Raises DamagedFileError when a byte is missing, added or altered, FileNotFoundError when there is no such file.
     """
@@ -166,7 +167,7 @@ def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
 
 
 def content_checksum(path: Path) -> str:
-    """The content's checksum, computed from the file in one pass and little memory, and compared with its own.
+    """Return the content's checksum, computed in one pass and little memory, and compared with the file's own.
 
     Raises DamagedFileError when a byte is missing, added or altered, OSError when the file cannot be read.
     """
@@ -185,15 +186,15 @@ class ContentCheck:
         """path: for messages. size_bytes: of the whole file."""
         self.size_bytes = size_bytes
         self.num_bytes = 0
-        """What has come."""
+        """Number of bytes that have come."""
         self._path = path
         self._start = bytearray()
-        """What has come of the header, while it is not whole."""
+        """Bytes of the header so far, while it is incomplete."""
         self._head: _Head | None = None
         self._content = xxh3_128()
 
     def update(self, piece: bytes | memoryview) -> None:
-        """The next bytes. Raises DamagedFileError when the header, now whole, cannot be believed."""
+        """Add the next bytes. Raises DamagedFileError when the header, now complete, is invalid."""
         self.num_bytes += len(piece)
         if self._head is not None:
             self._content.update(piece)
@@ -208,7 +209,7 @@ class ContentCheck:
         self._start = bytearray()
 
     def checksum(self) -> str:
-        """What every byte together gives. Raises DamagedFileError when it is not what the file was written with."""
+        """Return the checksum of all bytes. Raises DamagedFileError when it differs from the file's own."""
         if self._head is None or self.num_bytes != self.size_bytes:
             raise DamagedFileError(str(self._path), f"it is truncated: {self.num_bytes} bytes")
         found = self._content.hexdigest()
@@ -217,7 +218,7 @@ class ContentCheck:
 
 
 def check_header(path: Path, header: StateHeader, **expected: object) -> None:
-    """Compare a file's header with what was asked for. Raises DamagedFileError naming the difference."""
+    """Compare a file's header with the request. Raises DamagedFileError naming the difference."""
     for name, wanted in expected.items():
         found = getattr(header, name)
         if found != wanted:
@@ -226,7 +227,7 @@ def check_header(path: Path, header: StateHeader, **expected: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What stands before the data. Only the checksum says whether it can be believed."""
+    """The header before the data. Only the checksum proves it."""
 
     metadata: dict[str, str]
     index: dict[str, Any]
@@ -251,13 +252,13 @@ def _read_head(path: Path, file: IO[bytes], size: int) -> _Head:
     data_bytes = size - 8 - length
     try:
         return _parsed(bytes(head), data_bytes)
-    except Exception as error:  # whatever foreign bytes do to a parser: RecursionError, OverflowError
+    except Exception as error:  # foreign bytes may raise any error of a parser: RecursionError, OverflowError
         reason = str(error) if isinstance(error, _HeadError) else f"its header cannot be read: {_told(error)}"
         raise DamagedFileError(str(path), reason) from error
 
 
 class _HeadError(ValueError):
-    """What is wrong with a header, as a whole sentence."""
+    """A wrong header, described by a whole sentence."""
 
 
 def _parsed(head: bytes, data_bytes: int) -> _Head:
@@ -281,7 +282,7 @@ def _parsed(head: bytes, data_bytes: int) -> _Head:
 
 
 def _end_of(entry: Mapping[str, Any], begin: int) -> int:
-    """Where a tensor's data ends, when it begins here. Raises ValueError when its entry says otherwise."""
+    """Return where a tensor's data ends, when it begins here. Raises ValueError when its entry disagrees."""
     shape, itemsize = entry["shape"], _DTYPES[entry["dtype"]].itemsize
     if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or any(type(size) is not int for size in shape):
         raise ValueError("a tensor has no shape")
@@ -294,12 +295,12 @@ def _end_of(entry: Mapping[str, Any], begin: int) -> int:
 
 
 def _told(error: Exception) -> str:
-    """An error in a few words: what it repeats of foreign bytes is cut."""
+    """Return an error in a few words: quotes of foreign bytes are cut."""
     return f"{type(error).__name__}: {error}"[:200]
 
 
 def _fill(path: Path, file: IO[bytes], buffer: memoryview) -> None:
-    """Read exactly so much."""
+    """Read exactly this many bytes."""
     while len(buffer):
         num_read: int = file.readinto(buffer)  # type: ignore[attr-defined]
         if not num_read:
@@ -318,7 +319,7 @@ def _chunks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU; its own memory where it is contiguous."""
+    """Return the bytes of a tensor on the CPU; its own memory if it is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -1,6 +1,6 @@
 """The built-in data `python-stdlib`: the sources of the running Python's standard library, as byte tokens.
 
-Equal Python releases give equal bytes. Nodes with different ones disagree about the SHA-256, and are told so.
+Equal Python releases give equal bytes. Nodes with different ones disagree about the SHA-256, and report it.
 """
 
 import platform
@@ -18,11 +18,11 @@ SOURCE_NAME = "python-stdlib"
 END_OF_FILE = 0
 """The token between two files: a byte that no source contains."""
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3"})
-"""Installed packages, tests, and what distributions like to package apart."""
+"""Installed packages, tests, and parts that distributions package separately."""
 
 
 def builtin_corpus(cache_dir: Path) -> Path:
-    """The folder of token shards of the standard library, below `cache_dir`; written by the first who asks.
+    """Return the folder of the standard library's token shards, below `cache_dir`; the first caller writes it.
 
     About 11 MB. Safe with several processes at once. Raises DataError when this Python came without its sources.
     """
@@ -40,12 +40,12 @@ def builtin_corpus(cache_dir: Path) -> Path:
     except DataError:
         if not (folder / INDEX_NAME).exists():
             raise
-        # Another process was quicker: what it wrote is the same.
+        # Another process was quicker: its folder is equal.
     return folder
 
 
 def stdlib_sources(library: Path) -> Iterator[Path]:
-    """The library's modules in the order of their names, without what differs between equal releases."""
+    """Yield the library's modules in the order of their names, without files that differ between equal releases."""
     files = (file for file in library.rglob("*.py") if not file.name.startswith("_sysconfigdata"))
     relative = (file.relative_to(library) for file in files)
     for file in sorted((path for path in relative if not _LEFT_OUT.intersection(path.parts)), key=Path.as_posix):

@@ -1,8 +1,8 @@
-"""Who a process is to its peers: one certificate, its key and the authority that signed it, as PEM bytes.
+"""The identity of a process towards its peers: one certificate, its key and the authority that signed it, as PEM bytes.
 
 The rule for certificates: that of a node bears the node's name, and all its processes present it. A client that dials a
-node expects that name, wherever the node is dialled, so a node may change its address. A server requires a certificate
-of each client, and what only one node may say is checked against the names that the client's certificate bears.
+node expects that name at any address, so a node may change its address. A server requires a certificate of each client.
+A message that only one node may send is checked against the names in the client's certificate.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class TlsIdentity:
 
     @classmethod
     def read(cls, directory: Path) -> "TlsIdentity":
-        """The identity in a folder with ca.pem, cert.pem and key.pem. Raises OSError, naming the file that lacks."""
+        """Read the identity in a folder with ca.pem, cert.pem and key.pem. Raises OSError, naming the missing file."""
         return cls(
             (directory / CA_FILE).read_bytes(),
             (directory / CERTIFICATE_FILE).read_bytes(),
@@ -33,20 +33,22 @@ class TlsIdentity:
 
 
 def expecting(name: str) -> tuple[tuple[str, str], ...]:
-    """Options of a channel to a server whose certificate has to bear a name; an empty one: the host that is dialled."""
+    """Return the options of a channel to a server whose certificate has to bear a name; an empty one: the
+    dialled host.
+    """
     return (("grpc.ssl_target_name_override", name),) if name else ()
 
 
 def names_of_client(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    """The names that a client's certificate bears, as gRPC tells them of a call."""
+    """Return the names in a client's certificate, as gRPC reports them for a call."""
     return tuple(name.decode(errors="replace") for name in auth_context.get("x509_subject_alternative_name", ()))
 
 
 def other_node(name: str, names: Iterable[str]) -> str:
-    """Why a client is refused that says what only the node of a name may say."""
+    """Return why a client is refused: it sends what only the node of a name may send."""
     return f"the certificate of {', '.join(names) or 'nobody'} is not that of node {name}"
 
 
 def is_borne(name: str, names: Iterable[str]) -> bool:
-    """Whether a node's name is among those of a certificate: case does not matter, as for names of hosts."""
+    """Return whether a node's name is among those of a certificate: case does not matter, as for names of hosts."""
     return name.casefold() in (other.casefold() for other in names)

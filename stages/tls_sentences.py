@@ -1,7 +1,7 @@
-"""What gRPC says of a handshake that failed, in words that name what is wrong and who has to mend it. Pure.
+"""Translates gRPC's messages about failed handshakes into words that name the fault and who has to mend it. Pure.
 
-The side that finds fault with a certificate knows more than the other: a server that takes no client's certificate ends
-the connection with an alert, or without a word. So each side looks at its own certificate first (own_certificate.py).
+The side that rejects a certificate knows more than the other: a server that rejects a client's certificate ends the
+connection with an alert, or silently. So each side checks its own certificate first (own_certificate.py).
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Of the peer: `its certificate has expired`, and what to do."""
+    """A sentence about the peer: `its certificate has expired`, and what to do."""
 
     meaning: str
     advice: str
@@ -73,15 +73,15 @@ _SENTENCES: Final = (
         Sentence("what listens there is another service, or wants TLS", "name another port, or --certs"),
     ),
 )
-"""A mark in what gRPC says, and what it means; the first that fits."""
+"""Marks in gRPC's messages, and their meanings; the first that fits counts."""
 
 
 def sentence_of(text: str) -> Sentence | None:
-    """What a text of gRPC's says of a handshake; None: nothing that is known."""
+    """Return the meaning of a text of gRPC's about a handshake; None: unknown."""
     return next((sentence for mark, sentence in _SENTENCES if mark in text), None)
 
 
 def in_words(text: str) -> str:
-    """A text of gRPC's, or its meaning where it is that of a handshake."""
+    """Return a text of gRPC's, or its meaning if it is about a handshake."""
     sentence = sentence_of(text)
     return " ".join(text.split()) if sentence is None else sentence.meaning

@@ -1,7 +1,7 @@
 """Token shards: a folder of memory-mapped `*.bin` files that `shards.json` describes, and the windows drawn from them.
 
 The shards, in order, are one long stream of tokens. A sequence is a window of it that starts anywhere, so windows cross
-the seams between shards and documents. Which window is a function of (seed, batch, microbatch, row) and nothing else.
+the seams between shards and documents. The window is a function of (seed, batch, microbatch, row) and nothing else.
 """
 
 import hashlib
@@ -44,39 +44,39 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """What `shards.json` says."""
+    """The content of `shards.json`."""
 
     dtype: str
     """uint8, uint16 or uint32, little-endian."""
     vocab_size: int
     shards: tuple[Shard, ...]
     sha256: str
-    """Of dtype and all shards: `combined_sha256`. The name of the data."""
+    """`combined_sha256` of dtype and all shards: the name of the data."""
     tokenizer: str = "bytes"
-    """`bytes`, or the file name of a `tokenizers` JSON that lies beside."""
+    """`bytes`, or the file name of a `tokenizers` JSON in the folder."""
     provenance: str = ""
-    """Where the text came from, for people."""
+    """Origin of the text, for people."""
     format: int = FORMAT_VERSION
 
     @property
     def num_tokens(self) -> int:
-        """Length of the stream."""
+        """Return the length of the stream."""
         return sum(shard.num_tokens for shard in self.shards)
 
 
 def combined_sha256(dtype: str, shards: Iterable[Shard]) -> str:
-    """SHA-256 over the lines `dtype`, then `num_tokens sha256` of each shard in order."""
+    """Return SHA-256 over the lines `dtype`, then `num_tokens sha256` of each shard in order."""
     lines = [dtype, *(f"{shard.num_tokens} {shard.sha256}" for shard in shards)]
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 def narrowest_dtype(vocab_size: int) -> str:
-    """The smallest token type that holds a vocabulary."""
+    """Return the smallest token type that holds a vocabulary."""
     return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def read_index(path: Path) -> ShardIndex:
-    """`shards.json` of a data folder. Raises DataError when it is missing, broken or not consistent with itself."""
+    """Return `shards.json` of a data folder. Raises DataError when it is missing, broken or inconsistent."""
     file = path / INDEX_NAME
     try:
         index = msgspec.json.decode(file.read_bytes(), type=ShardIndex)
@@ -91,7 +91,7 @@ def read_index(path: Path) -> ShardIndex:
     for shard in index.shards:
         if Path(shard.file).name != shard.file or shard.file in ("", "..") or "\0" in shard.file:
             raise DataError(str(file), f"shard {shard.file!r} is not a plain file name")
-        if _SHA256.fullmatch(shard.sha256) is None:  # a download's partial file is named by it
+        if _SHA256.fullmatch(shard.sha256) is None:  # a download's partial file has this name
             raise DataError(str(file), f"shard {shard.file!r}: {shard.sha256!r} is no SHA-256")
         if shard.num_tokens < 0:
             raise DataError(str(file), f"shard {shard.file!r} has {shard.num_tokens} tokens")
@@ -101,17 +101,17 @@ def read_index(path: Path) -> ShardIndex:
 
 
 def write_index(path: Path, index: ShardIndex) -> None:
-    """Write `shards.json`; last of all, since a folder without it holds no shards."""
+    """Write `shards.json`, last of all, because a folder without it holds no shards."""
     fields: dict[str, Any] = asdict(index)
     (path / INDEX_NAME).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 FileState = tuple[int, int, int, int]
-"""Size, time of the last write, time of the last change, inode: another content has another state."""
+"""Size, time of the last write, time of the last change, inode: they change with the content."""
 
 
 def state_of(file: Path) -> FileState:
-    """Of a file as it is now. Raises DataError when there is none."""
+    """Return a file's present state. Raises DataError when there is none."""
     try:
         status = file.stat()
     except OSError as error:
@@ -120,7 +120,7 @@ def state_of(file: Path) -> FileState:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the states of a folder's shards, for who opens them after another has verified them. Raises DataError."""
+    """Return the states of a folder's shards, for a reader that relies on another's verification. Raises DataError."""
     index = read_index(folder)
     states = [index.sha256, *(f"{shard.file} {state_of(folder / shard.file)}" for shard in index.shards)]
     return blake2b("\n".join(states).encode(), digest_size=16).hexdigest()
@@ -146,10 +146,11 @@ class TokenShards:
     def open(cls, path: Path, *, expected_sha256: str | None = None, verify: bool = True, verified: str = "") -> Self:
         """Map a folder's shards.
 
-        verified: the `fingerprint` of the files when their hashes were checked, in place of another check.
+        verified: the `fingerprint` of the files when their hashes were checked, instead of another check.
 
         expected_sha256 is the data's name in the job; None or "" accepts any. verify reads every shard once to check
-        its hash; leave it out only where this process or its daemon has done so before.
+        its hash;
+        leave it out only if this process or its daemon has done so before.
         Raises DataError: a missing or truncated shard, other data than expected, bytes that do not fit their hash.
         """
         path = Path(path)
@@ -167,21 +168,22 @@ class TokenShards:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the stream."""
+        """Return the length of the stream."""
         return self._starts[-1]
 
     @property
     def vocab_size(self) -> int:
-        """Every token is below it."""
+        """Return the size of the vocabulary: every token is below it."""
         return self.index.vocab_size
 
     def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> "tuple[Tensor, Tensor]":
-        """(inputs, targets), both int64 [size, length]; targets are the inputs one token on.
+        """Return (inputs, targets), both int64 [size, length]; targets are the inputs one token on.
 
         Each row's window depends on (seed, batch, microbatch, row) and the data alone. Raises DataError when the stream
-        is shorter than a window of length + 1 tokens.
+        is
+        shorter than a window of length + 1 tokens.
         """
-        import torch  # here: commands that read nothing but an index do without
+        import torch  # imported here: commands that read only an index do without it
 
         num_starts = self.num_tokens - length
         if num_starts < 1:

@@ -1,7 +1,7 @@
 """The two live versions of one layer's weights.
 
 W_k lives in tensor set k mod 2: update(b) reads W_b and writes W_{b+1} over W_{b-1}. A graph keeps pointing at the set
-that its forward was given; nothing is swapped under it. Since a set's tensors are written in place, autograd's own
+that its forward was given; nothing is swapped under it. Because a set's tensors are written in place, autograd's own
 version counters refuse a backward through a set that was overwritten too early.
 """
 
@@ -34,7 +34,7 @@ class WeightVersions:
     ) -> None:
         """Start with `current` = W_version in fp32, and `previous` = W_{version-1} in the job's dtype where it matters.
 
-        Takes the tensors over: nobody else may write to them.
+        The object owns the tensors: no other code may write to them.
         """
         self.version = version
         self.master: dict[str, Tensor] | None = None
@@ -56,16 +56,16 @@ class WeightVersions:
             self._held[(version + 1) % 2] = version - 1
 
     def holds(self, version: int) -> bool:
-        """Whether W_version can be read."""
+        """Return whether W_version can be read."""
         return self._held[version % 2] == version
 
     def plain(self, version: int) -> Mapping[str, Tensor]:
-        """W_version as tensors that need no gradient, in the job's dtype. Live: not copies."""
+        """Return W_version as tensors that need no gradient, in the job's dtype. Live: not copies."""
         assert self.holds(version), f"W_{version} is not live: the sets hold {self._held}"
         return self._plain[version % 2]
 
     def exact(self, version: int) -> Mapping[str, Tensor]:
-        """The newest version in fp32: the master of a bfloat16 job. Live: not copies."""
+        """Return the newest version in fp32: the master of a bfloat16 job. Live: not copies."""
         assert version == self.version, f"only W_{self.version} is kept in full precision"
         return self.plain(version) if self.master is None else self.master
 
@@ -79,7 +79,7 @@ class WeightVersions:
         self.end_update(batch)
 
     def begin_update(self, batch: int) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """What an optimizer makes W_{b+1} from, and where: in fp32, by parameter name."""
+        """Return the sources and targets of an update to W_{b+1}: in fp32, by parameter name."""
         assert batch == self.version, f"update {batch} on W_{self.version}"
         assert self.holds(batch)
         self._held[(batch + 1) % 2] = None
@@ -88,7 +88,7 @@ class WeightVersions:
         return self._plain[batch % 2], self._plain[(batch + 1) % 2]
 
     def end_update(self, batch: int) -> None:
-        """The optimizer has made W_{b+1}: it is the newest version."""
+        """Note that the optimizer has made W_{b+1}: it is the newest version."""
         if self.master is not None:
             for name, tensor in self.master.items():
                 self._plain[(batch + 1) % 2][name].copy_(tensor)

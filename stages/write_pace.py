@@ -1,18 +1,19 @@
-"""How large a chunk of a frame should be on the line at hand: on a slow one, a large chunk would leave the peer without
-a message for too long. No socket, no thread, no clock here."""
+"""Adapts the size of a frame's chunks to the line: on a slow one, a large chunk would leave the peer without a message
+for too long. No socket, no thread, no clock here.
+"""
 
 from headway.stages.frame_codec import CHUNK_BYTES
 
 FIRST_CHUNK_BYTES = 64 << 10
 MIN_CHUNK_BYTES = 16 << 10
 CHUNK_SECONDS = 0.25
-"""How long one chunk should take."""
+"""Target time of one chunk."""
 PACE_BYTES = 1 << 20
-"""So much is written before the size changes: the first bytes go into buffers, as fast as on any line."""
+"""Bytes written before the size changes: the first bytes go into buffers, at full speed on any line."""
 
 
 class WritePace:
-    """Of one stream."""
+    """The chunk size of one stream."""
 
     def __init__(self) -> None:
         self.chunk_bytes = FIRST_CHUNK_BYTES
@@ -20,7 +21,7 @@ class WritePace:
         self._seconds = 0.0
 
     def wrote(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes took so long."""
+        """Note how long bytes took."""
         self._num_bytes += num_bytes
         self._seconds += seconds
         if self._num_bytes >= PACE_BYTES or self._seconds >= CHUNK_SECONDS:
