@@ -222,8 +222,7 @@ class StagePlan:
     """One worker's part of a plan: which device computes which layers, for which of a batch's reduction groups.
 
     Workers with equal layers are the replicas of one stage. They are next to each other in the plan, sorted by their
-    first
-    group, and the first of them leads. A worker is known by its position among all workers of the plan.
+    first group, and the first of them leads. A worker is known by its position among all workers of the plan.
     """
 
     node: str
@@ -466,8 +465,7 @@ class PlacementRecord:
     """`placement`: the last plan that was given devices.
 
     Every transaction that gives devices to a job compares and writes this key. So two decisions from one stale view
-    cannot
-    both give a device away.
+    cannot both give a device away.
     """
 
     job: str

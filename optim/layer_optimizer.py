@@ -111,8 +111,7 @@ class TorchLayerOptimizer:
         """Do `step` of several layers, with the maps of each: equal bits, in less time if matrices are small.
 
         Besides the optimizers' own memory, it takes only that of a batch of matrices, or of one layer's other
-        parameters, for a
-        time. Raises as `step`; then nothing has changed in any layer.
+        parameters, for a time. Raises as `step`; then nothing has changed in any layer.
         """
         given = list(zip(optimizers, current, target, gradients, strict=True))
         for optimizer, *maps in given:

@@ -1,8 +1,7 @@
 """Counts this process's progress in its updates, for observers of movement.
 
 An update is one operation of a stage and may take minutes. Other threads read the number at any time; counting costs
-one
-addition per few matrix products.
+one addition per few matrix products.
 """
 
 

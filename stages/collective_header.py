@@ -25,8 +25,7 @@ MAX_TENSORS = CODEC - 8
 
 INLINE_BYTES = 1 << 20
 """Maximum bytes of all tensors of a frame that travels with its header. A separate transfer costs a small frame more
-time
-than its bytes do. A large frame is sent from its own memory, without a copy.
+time than its bytes do. A large frame is sent from its own memory, without a copy.
 """
 
 

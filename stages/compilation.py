@@ -1,9 +1,9 @@
 """`compile = true`: layers as code that torch's compiler makes for their shapes, instead of one kernel per operation.
 
 Compiled code rounds differently, because fused operations skip roundings in between. A layer's code depends on its
-kind,
-its shapes and the job, never on its neighbours. So no cut changes a bit, and the plain loop compiles the same layers.
-All blocks share one code, and code is kept on disk: another process of the node needs seconds, not the compiler.
+kind, its shapes and the job, never on its neighbours. So no cut changes a bit, and the plain loop compiles the same
+layers. All blocks share one code, and code is kept on disk: another process of the node needs seconds, not the
+compiler.
 """
 
 import importlib.util
@@ -42,8 +42,7 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
 
     The kinds of the named layers must compile. The others are for later plans, which are prepared while this process
     computes: then it cannot stop for the compiler. If one of these fails, it is tried again when it is named. Takes
-    seconds
-    to minutes, and the memory of one layer at a time. Raises CompilationError, in one line.
+    seconds to minutes, and the memory of one layer at a time. Raises CompilationError, in one line.
     """
     global _compiled_for
     _check_compiler(device)

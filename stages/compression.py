@@ -56,8 +56,7 @@ class Feedback:
     """The coding errors of a cut's gradients, each to be added to the next gradient of its reduction group.
 
     Within a group gradients are sent in order of (batch, microbatch), by any holder of the group. So the added errors
-    are a
-    function of the job and the cuts. The errors start at zero, and end with the plan.
+    are a function of the job and the cuts. The errors start at zero, and end with the plan.
     """
 
     def __init__(self, codec: Codec, *, num_groups: int) -> None:

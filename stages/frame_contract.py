@@ -79,8 +79,7 @@ class FrameContract:
         """Return the contract between a job's stages. No schedule has more than 2m microbatches in flight on a stage.
 
         has_norms: only the leading replicas of two stages exchange the norm. activations, gradients: their codecs,
-        which are
-        equal on one link.
+        which are equal on one link.
         """
         tokens = (train.microbatch_size, train.sequence_length)
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))

@@ -1,12 +1,9 @@
 """Restricts connections to the ports of a process group: only the peer's machine while the group forms, then nobody.
 
 gloo listens on its own port as long as the group lives, and checks nobody's identity. So its sockets get a filter of
-the
-kernel (SO_ATTACH_FILTER), which drops every packet that does not come from the peer's address. Once the group is
-formed,
-every attempt to connect is dropped. Then both sides compare their connections over mTLS: a connection that the peer
-does
-not know is not the peer's.
+the kernel (SO_ATTACH_FILTER), which drops every packet that does not come from the peer's address. Once the group is
+formed, every attempt to connect is dropped. Then both sides compare their connections over mTLS: a connection that the
+peer does not know is not the peer's.
 """
 
 import ctypes

@@ -272,8 +272,7 @@ class GrpcLink:
         """Deliver the frames that this bundle completes, together; return whether there are any.
 
         Acknowledged frames are forgotten first, because the receiver of a frame may send at once. Raises ProtocolError,
-        after
-        the frames before the violation are delivered.
+        after the frames before the violation are delivered.
         """
         frames: list[Frame] = []
         try:

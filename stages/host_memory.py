@@ -2,8 +2,7 @@
 
 torch takes its memory by `posix_memalign`, and glibc does not find a freed block again for an equal size and alignment:
 it looks for a larger one. So fresh pages are taken each time, which can double the time of a frame of 16 MiB. A block
-of
-plain `malloc`, with room to align inside, is found again.
+of plain `malloc`, with room to align inside, is found again.
 """
 
 from math import prod

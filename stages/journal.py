@@ -104,8 +104,7 @@ class Journal:
         """Return the rows, or those below a boundary, as columns.
 
         These are: `losses` float32 [n, m], `seconds` float64 [n], the others int64 [n]. They are no copies, but rows
-        that are
-        appended later do not change them.
+        that are appended later do not change them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}

@@ -20,13 +20,11 @@ MICROBATCHES_PER_SAMPLE: Final = 50
 UPDATES_PER_SAMPLE: Final = 10
 SECONDS_PER_SAMPLE: Final = 0.5
 """Time after which the next microbatch, or update, is sampled too. With slow operations, a sample costs little of them,
-and
-fifty of them are a long time to train along a bad cut.
+and fifty of them are a long time to train along a bad cut.
 """
 NUM_EARLY: Final = 8
 """Number of early samples, after the first microbatch, so that a first result comes soon. The first one pays for
-one-time
-work.
+one-time work.
 """
 WINDOW: Final = 7
 """Samples of a median: fewer than the early ones, the first of which meet cold caches and fresh memory."""

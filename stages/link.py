@@ -28,8 +28,7 @@ class Frame:
     """One message of one generation.
 
     The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED and LOSSES is the sender's first one,
-    which
-    identifies the sender.
+    which identifies the sender.
     """
 
     kind: FrameKind

@@ -169,10 +169,8 @@ class LinkEndpoint:
         """Return the link to a neighbour that dials: one of the stage before, or a replica of this one.
 
         stage: ours. address: for messages only. peer_node: whose certificate it has to present. peer_stage: the stage
-        before,
-        by default. peer_worker: the neighbour's position among all workers of its plan. peer: its name for people.
-        is_last: no
-        other `accept` of this generation follows; until then a dialler is told to come again.
+        before, by default. peer_worker: the neighbour's position among all workers of its plan. peer: its name for
+        people. is_last: no other `accept` of this generation follows; until then a dialler is told to come again.
 
         LinkLost arrives in the inbox if the neighbour has not dialled within `first_contact`, or not again within
         `resume_timeout` of a break.
@@ -211,12 +209,10 @@ class LinkEndpoint:
         """Return the link to a neighbour that accepts at `address`: one of the stage after, or a replica of this one.
 
         stage, worker: our stage, and our position among all workers of the plan. peer_node: as in `accept`. peer_stage:
-        the
-        stage after, by default. peer: the neighbour's name for people.
+        the stage after, by default. peer: the neighbour's name for people.
 
         LinkLost arrives in the inbox if it has not answered for `first_contact`, or not again within `resume_timeout`
-        of a
-        break, or at once if it refuses for good. The answer that it is not ready yet counts as an answer.
+        of a break, or at once if it refuses for good. The answer that it is not ready yet counts as an answer.
         """
         if peer_stage is None:
             peer_stage = StageIndex(stage + 1)

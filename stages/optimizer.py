@@ -22,10 +22,8 @@ class LayerOptimizer(Protocol):
         """Fill `target` with W_{b+1}, computed from `current` = W_b and the batch's finished gradient.
 
         update_index is b: it indexes learning rate, warm-up and bias correction. All three maps go from parameter name
-        to a
-        tensor of that parameter's shape; gradients are fp32. `current` does not change unless `target` is that very
-        tensor (a
-        bf16 job's fp32 master is updated in place). Never called out of order.
+        to a tensor of that parameter's shape; gradients are fp32. `current` does not change unless `target` is that
+        very tensor (a bf16 job's fp32 master is updated in place). Never called out of order.
         """
         ...
 

@@ -109,12 +109,11 @@ def depths_with_slack(
     Times do vary. Under 2bw every stage but the last gets one more for itself and one for each stage after it. Then an
     operation that ends late leaves no other stage without work. This holds only as far as a batch has more microbatches
     than the first stage needs, and one. Two batches take at least one batch of work and one way through the pipe. With
-    no
-    more microbatches than are under way, unneeded forwards would run ahead of backwards for which the next batch waits.
+    no more microbatches than are under way, unneeded forwards would run ahead of backwards for which the next batch
+    waits.
 
     num_replicas: of each stage, if not one. R replicas have R microbatches at work, and unlike neighbours hand them
-    over
-    unevenly: such a stage counts as R.
+    over unevenly: such a stage counts as R.
     """
     if schedule != "2bw":
         return list(needed)
@@ -318,8 +317,7 @@ class ScheduleState:
         """Return whether an activation is new and belongs to this stage.
 
         A stage begins a batch when it has applied the update of the one before the last (with delay), or of the last.
-        So it
-        has all gradients of that batch, and this stage has done all its backwards.
+        So it has all gradients of that batch, and this stage has done all its backwards.
         """
         return (
             not self.schedule.is_first
@@ -399,8 +397,7 @@ class ScheduleState:
         """Stop as soon as possible, with the batch that has begun; first stage only. Returns the boundary.
 
         With replicas the lead chooses for all, and reports it before it sends any more sums: until then no replica can
-        have
-        begun a batch that needs more of them.
+        have begun a batch that needs more of them.
         """
         assert self.schedule.is_first, "only the first stage chooses where to stop"
         assert self.schedule.is_lead, "only the leading replica chooses where to stop"
@@ -423,8 +420,7 @@ def next_op(state: ScheduleState) -> Op | Wait:
     """Return the operation to run now.
 
     This is a backward if its gradient has arrived; a forward if its input has arrived, its weight version is applied
-    and
-    depth allows; an update when it is ready and nothing else is. If both a forward and a backward could run, they
+    and depth allows; an update when it is ready and nothing else is. If both a forward and a backward could run, they
     alternate, so that the stages below and above both have work. An update comes last because the other stages wait for
     forwards and backwards, not for it. They do not run out, because the forwards that need the update wait too.
     """

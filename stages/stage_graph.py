@@ -120,8 +120,7 @@ class StageGraph:
         """Differentiate a microbatch by the weights that its forward read, and free its graph.
 
         gradient: that of the output; None on the last stage. Returns the parameters' gradients, in the order of the
-        layers and
-        their parameters, and that of the input; None on the first stage.
+        layers and their parameters, and that of the input; None on the first stage.
         """
         held = self._in_flight.pop(key)
         by_piece: list[list[Tensor]] = []

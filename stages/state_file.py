@@ -55,8 +55,7 @@ class StateHeader:
     """A file's description of itself.
 
     It leaves out the generation that wrote it, because a boundary is a content. Writing a boundary twice gives equal
-    bytes,
-    so that a checkpoint may be written over itself at any moment.
+    bytes, so that a checkpoint may be written over itself at any moment.
     """
 
     job: str

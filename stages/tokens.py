@@ -149,9 +149,8 @@ class TokenShards:
         verified: the `fingerprint` of the files when their hashes were checked, instead of another check.
 
         expected_sha256 is the data's name in the job; None or "" accepts any. verify reads every shard once to check
-        its hash;
-        leave it out only if this process or its daemon has done so before.
-        Raises DataError: a missing or truncated shard, other data than expected, bytes that do not fit their hash.
+        its hash; leave it out only if this process or its daemon has done so before. Raises DataError: a missing or
+        truncated shard, other data than expected, bytes that do not fit their hash.
         """
         path = Path(path)
         index = read_index(path)
@@ -180,8 +179,7 @@ class TokenShards:
         """Return (inputs, targets), both int64 [size, length]; targets are the inputs one token on.
 
         Each row's window depends on (seed, batch, microbatch, row) and the data alone. Raises DataError when the stream
-        is
-        shorter than a window of length + 1 tokens.
+        is shorter than a window of length + 1 tokens.
         """
         import torch  # imported here: commands that read only an index do without it
 

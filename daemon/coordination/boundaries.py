@@ -19,9 +19,8 @@ NUM_KEPT: Final = 2
 NUM_OLDEST: Final = 2
 NUM_NEWEST: Final = 4
 """Limits on boundaries that are not restorable yet. The oldest are kept because copies are made in that order, and
-because
-a safe boundary looks unsafe while its holders register again after an outage. The newest are kept because they are
-being copied.
+because a safe boundary looks unsafe while its holders register again after an outage. The newest are kept because they
+are being copied.
 """
 
 
@@ -81,9 +80,8 @@ def due_checkpoint(job: JobView) -> Place | None:
     """Return the boundary that is due for durable storage while training continues, if there is one.
 
     It is the oldest that is newer than the newest checkpoint, so that each checkpoint ends before the next begins. It
-    may
-    be of a timeline from which the run grew. A boundary that could not be written gives way to a newer one. So does a
-    boundary that a stage missed, when a newer one is complete.
+    may be of a timeline from which the run grew. A boundary that could not be written gives way to a newer one. So does
+    a boundary that a stage missed, when a newer one is complete.
     """
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or not spec.fault.checkpoint_every:
@@ -124,9 +122,8 @@ def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
     """Return the boundaries whose parts nodes must keep.
 
     These are: the source of a plan until all its workers run; the boundary of a stop; the boundary that is being copied
-    to
-    durable storage; the newest NUM_KEPT restorable boundaries, or complete ones instead; and a limited number of newer
-    ones, even if a stage misses its snapshots or etcd is away for long.
+    to durable storage; the newest NUM_KEPT restorable boundaries, or complete ones instead; and a limited number of
+    newer ones, even if a stage misses its snapshots or etcd is away for long.
     """
     if job.spec is None or job.phase.phase in TERMINAL_PHASES - {Phase.FAILED}:
         return frozenset()

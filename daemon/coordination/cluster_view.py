@@ -317,8 +317,7 @@ class ClusterView:
         """Return nodes that came after a job's plan came into force, and that are not in the plan.
 
         A node comes when it registers, also again after its lease was lost. It comes when it is released from draining
-        or
-        quarantine, and when a device that had no worker gets one.
+        or quarantine, and when a device that had no worker gets one.
         """
         planned_in = self.revision_of(Keys.of(job.name, "plan"))
         own = {(stage.node, stage.node_incarnation) for stage in (job.plan.stages if job.plan is not None else ())}

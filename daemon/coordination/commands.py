@@ -10,8 +10,7 @@ class Transaction:
     """Apply all puts and deletes at once, if every compared key still has the revision that was read; else nothing.
 
     The shell adds the comparison with the leader's own key. A transaction that fails is dropped: the changed keys are
-    on
-    their way to the view, and the coordinator decides again.
+    on their way to the view, and the coordinator decides again.
     """
 
     job: str

@@ -42,9 +42,8 @@ def counted(
     went.
 
     plan: the plan in force. Holders that come and go move that boundary to and fro. Only a boundary beyond all that
-    earlier
-    failures found on the plan's timeline is progress. A plan that begins further back, after a loss of files, resets
-    it.
+    earlier failures found on the plan's timeline is progress. A plan that begins further back, after a loss of files,
+    resets it.
     """
     if plan is not None and plan.timeline != before.timeline:
         reached = min(before.boundary, plan.boundary) if before.timeline else before.boundary

@@ -1,15 +1,13 @@
 """Divides the devices among running and waiting jobs, by priority and by their users' shares. Pure.
 
 Devices are dealt in rounds. In each round, the next user is the one with the fewest devices so far for the weight of
-the
-share; among equals, the one with less recent use. A job first gets its minimum, all at once:
+the share; among equals, the one with less recent use. A job first gets its minimum, all at once:
 
 1. jobs that recover get the number they had, from free devices,
 2. priority by priority, the minimum of each running job, and of the first waiting job of each user who has none
-running,
+   running,
 3. priority by priority, the rest: first the devices that a user's running jobs hold, then the user's waiting jobs,
-first
-  in first out, then additional devices for running jobs.
+   first in first out, then additional devices for running jobs.
 
 So one user's jobs run first in, first out, and new devices go to a waiting job before a running one grows. Another
 user's job gets a share at once if running jobs can shrink. If they cannot, the job of the user with less use goes

@@ -81,10 +81,8 @@ class Leadership:
         """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
 
         clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the source of `decide`'s
-        plans;
-        missing plans are computed here. troubles: receives what blocks decisions about single jobs. wrote_late(job) is
-        called
-        when the write of a manifest ends after it was given up.
+        plans; missing plans are computed here. troubles: receives what blocks decisions about single jobs.
+        wrote_late(job) is called when the write of a manifest ends after it was given up.
         """
         self._client = client
         self._cluster = cluster

@@ -36,8 +36,7 @@ def left_folders(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder
     """Return a job's folders that may be deleted.
 
     A stale folder stays stale: pasts only lose boundaries of older timelines, and checkpoints only get newer. So a view
-    that
-    lags behind names no folder that a present or later plan could complete or load from.
+    that lags behind names no folder that a present or later plan could complete or load from.
     """
     if job.submission is None or not job.submission.uid:
         return []  # without the submission's id, the folder may also belong to another job

@@ -142,8 +142,7 @@ class EtcdClient:
         """Make all changes in one revision, which is returned, if every comparison holds.
 
         Raises ConflictError when one does not hold (then nothing changes), LeaseLostError, and ValueError for a
-        transaction
-        that changes a key twice.
+        transaction that changes a key twice.
         """
         conditions = tuple(compare)
         request = transaction_request(conditions, tuple(changes))

@@ -127,9 +127,8 @@ class EtcdConnection:
         """Run `send(channel, timeout_s, metadata)` on an endpoint that answers.
 
         A repeatable call is sent again, at another endpoint if there is one, until it is answered or the deadline is
-        over. A
-        call that changes something is sent once, on a connection known to be up. When its answer is lost, nobody knows
-        whether it was done, and StoreUnreachableError says so.
+        over. A call that changes something is sent once, on a connection known to be up. When its answer is lost,
+        nobody knows whether it was done, and StoreUnreachableError says so.
         """
         loop = asyncio.get_running_loop()
         timeout_s = self.access.timeout_s if timeout_s is None else timeout_s

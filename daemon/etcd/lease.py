@@ -30,10 +30,8 @@ class Lease:
     """Liveness for as long as this process runs and reaches etcd.
 
     A strict lease is lost no later than etcd ends it: its deadline counts from when a renewal was sent, and nobody may
-    act
-    under it afterwards. A lenient lease is lost only when etcd says so. An etcd that is away ends no lease, and a
-    restarted
-    one gives every lease its full time again.
+    act under it afterwards. A lenient lease is lost only when etcd says so. An etcd that is away ends no lease, and a
+    restarted one gives every lease its full time again.
 
     Neither is a lock: a holder that was stopped for a while may act before it notices. So a decision under a lease
     compares, in its transaction, the revision of a key under the lease.

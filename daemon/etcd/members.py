@@ -10,8 +10,7 @@ def read_members(told: Iterable[str], where: str, *, has_certificates: bool) -> 
     """Return host:port of each member. An entry may name several, between commas, each with its scheme or without.
 
     Certificates mean TLS, and no certificates mean no TLS: a contradicting scheme is refused. Raises ConfigError,
-    naming
-    `where` the entry came from.
+    naming `where` the entry came from.
     """
     entries = [text.strip() for entry in told for text in entry.split(",")]
     if not any(entries):

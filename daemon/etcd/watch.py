@@ -49,8 +49,7 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
     """Yield every change of keys that begin with a prefix, from a revision on, until the connection breaks.
 
     The watch does not resume. An etcd that is back may be another one, or an older state of the old one, and would
-    leave a
-    watch for a future revision silent. So the caller lists again.
+    leave a watch for a future revision silent. So the caller lists again.
 
     Only events give a revision, never a header: a server that is catching up names revisions in headers whose events it
     has not sent yet.

@@ -300,8 +300,7 @@ class Agent:
         """End fetches that are no longer due, whose file goes, or whose holder is gone.
 
         A slow copy ends too, when a worker now waits for its file. Bytes from such a holder, or of such a copy, stay:
-        the next
-        step continues from them.
+        the next step continues from them.
         """
         wanted: dict[StateKey, frozenset[str]] = {}
         for step in steps:

@@ -45,8 +45,7 @@ async def once_a_day(view: ClusterView, pruning: Callable[[], Callable[[], int]]
     """Prune a folder soon after the daemon's start, and then once a day, until cancelled.
 
     pruning: is called here, and returns a function for a thread that returns how many bytes it has deleted. told_as:
-    the
-    event in the daemon's log.
+    the event in the daemon's log.
     """
     wait_s = FIRST_LOOK_S
     while True:

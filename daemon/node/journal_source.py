@@ -63,8 +63,7 @@ class JournalSource:
         """Return the journals of this submission's own past.
 
         Journals on nodes count when their boundary is restorable, or when the job has no past on nodes any more:
-        batches that a
-        failure could still undo are not reported as final.
+        batches that a failure could still undo are not reported as final.
         """
         own = lineage_of(job)
         places = set(restorable(job, self._view.nodes)) if own is not None else self._last(job)

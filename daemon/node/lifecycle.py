@@ -1,8 +1,7 @@
 """The daemon's life on one screen: run, start up, serve, shut down.
 
 SIGTERM and SIGINT ask it to leave cleanly: exit status 0, so that systemd sees a successful stop. A second signal
-forces
-the end: the workers are killed, and the signal is raised again, so that the exit status is true.
+forces the end: the workers are killed, and the signal is raised again, so that the exit status is true.
 """
 
 import asyncio
@@ -274,8 +273,7 @@ def _make_runtime_dir(state_dir: Path) -> Path:
     """Make a private folder for the workers' socket: below systemd's for this unit, or a temporary one.
 
     Its name comes from the state folder, which this daemon has locked. A killed daemon leaves its folder behind, and
-    the
-    next one deletes it. Another user's folder of that name is left alone.
+    the next one deletes it. Another user's folder of that name is left alone.
     """
     name = f"headway-{os.getuid()}-{hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:12]}"
     parent = Path(os.environ.get("RUNTIME_DIRECTORY") or tempfile.gettempdir())

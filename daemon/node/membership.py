@@ -244,8 +244,7 @@ class Membership:
         """Ask for plans without this node; return when no plan names it, or needs a file that only it has.
 
         A leader stays until no plan of any job names a draining node: otherwise nobody would end those jobs properly.
-        While
-        etcd is away this waits, until cancelled.
+        While etcd is away this waits, until cancelled.
         """
         self._registration.change(is_draining=True)
         cluster = self._house.cluster

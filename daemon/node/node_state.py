@@ -46,8 +46,7 @@ class NodeState:
     """Newest boundaries whose snapshots this node's workers could not write."""
     remembered: Mapping[str, int] | None = None
     """`seen_key` of a job to the highest generation that this node has written down. Later plans are ignored: after a
-    restart,
-    nobody would know that their number is used. None: every generation is written down.
+    restart, nobody would know that their number is used. None: every generation is written down.
     """
     proven: Set[ProvenLink] = frozenset()
     """Links of our workers whose other ends this node has dialled."""

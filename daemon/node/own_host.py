@@ -23,8 +23,7 @@ async def check_advertised_host(config: NodeConfig) -> None:
     """Raise ConfigError unless the advertised host means this machine, and no other.
 
     A peer that dials a name takes any of its addresses. A loopback address belongs to every machine. If a machine has
-    no
-    IPv6, a name may have ::1 besides a usable address. If all addresses are loopback, etcd's must be too. Raises
+    no IPv6, a name may have ::1 besides a usable address. If all addresses are loopback, etcd's must be too. Raises
     UnavailableError for faults that a later start may cure: no name server answers, or the machine does not have the
     address yet.
     """

@@ -62,8 +62,7 @@ class NodeClient:
     """The Node service of any node, by endpoint. For one event loop.
 
     An endpoint has one channel while it is used. The channel is closed when a call got no answer, or when none was made
-    for
-    `IDLE_S`. So a node that has left is not dialled.
+    for `IDLE_S`. So a node that has left is not dialled.
     """
 
     def __init__(self, identity: TlsIdentity, *, keepalive_s: float = KEEPALIVE_S, idle_s: float = IDLE_S) -> None:
@@ -129,8 +128,7 @@ class NodeClient:
         otherwise.
 
         unhurried: no worker waits for it, so it may come slowly, and has no overall deadline: the caller limits the
-        wait for
-        each piece.
+        wait for each piece.
         """
         request = control_pb2.FetchStateRequest(
             job=key.job,

@@ -1,8 +1,7 @@
 """Measures the distance of other nodes: round trip, bandwidth and loss, rarely and in small amounts, as one record.
 
 A node of this machine is not measured: memory lies between. With many nodes each one measures only `MAX_PEERS`, those
-of
-its plans first.
+of its plans first.
 """
 
 import asyncio

@@ -81,8 +81,7 @@ class StateKeeper:
         """Take in files that a worker wrote. Returns why they cannot be kept, or an empty text.
 
         Files outside the job's own past are deleted. So is all of a snapshot for which there is no room. A stop's files
-        are kept
-        beyond the quota: without them, the work since the last boundary is lost.
+        are kept beyond the quota: without them, the work since the last boundary is lost.
         """
         job = self._view.jobs.get(wrote.job)
         timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)

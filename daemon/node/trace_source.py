@@ -2,8 +2,7 @@
 
 Each node's times are of its own clock. A few short calls measure its offset. The peer read its clock between question
 and answer, so the middle is wrong by half the round trip at most. A smaller offset cannot be distinguished from none,
-as
-between two daemons of one machine: then it counts as zero.
+as between two daemons of one machine: then it counts as zero.
 """
 
 import asyncio

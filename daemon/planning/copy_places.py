@@ -31,10 +31,8 @@ def copy_places(
     """Return, for each stage, the nodes that keep its layers in addition to the lead's node.
 
     Draining nodes, and nodes that do not reach the lead's daemon, come last. Nodes on other machines with replicas of
-    the
-    stage come first: they already have the layers, and at most lack the journal. A stage whose lead's node is gone gets
-    one
-    more node, so that the remaining copy is copied before the next failure.
+    the stage come first: they already have the layers, and at most lack the journal. A stage whose lead's node is gone
+    gets one more node, so that the remaining copy is copied before the next failure.
     """
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()

@@ -112,9 +112,8 @@ def orders(
     """Return orders of `length` seats, in a deterministic sequence.
 
     If there are few, these are all orders. Those in which each site's seats are together come first, because the first
-    of
-    equals is taken. Otherwise these are all orders with sites together, or good ones of them. can_talk: good orders are
-    rearranged so that neighbours can talk.
+    of equals is taken. Otherwise these are all orders with sites together, or good ones of them. can_talk: good orders
+    are rearranged so that neighbours can talk.
     """
     kinds = kinds or Kinds()
     counts = Counter(map(kinds.of, seats))

@@ -112,11 +112,9 @@ def lateness_s(*, loss: float, round_trip_s: float, frame_bytes: float, pace_s: 
     """Return the additional delay of a link's frames where packets are lost; 0 if losses are rare.
 
     loss: share of the packets. A frame waits for each of its own lost packets. It also waits for earlier lost packets
-    that
-    are not resent yet: those sent within the last round trip. Each wait takes a round trip, or more if the resent
-    packet
-    is lost too. While TCP repairs, it sends no more than arrives, so the frame before this one may still be at the
-    sender.
+    that are not resent yet: those sent within the last round trip. Each wait takes a round trip, or more if the resent
+    packet is lost too. While TCP repairs, it sends no more than arrives, so the frame before this one may still be at
+    the sender.
     """
     num_before = frame_bytes * (1 + round_trip_s / pace_s) / SEGMENT_BYTES
     return round_trip_s + pace_s if 1 - (1 - loss) ** num_before > OFTEN else 0.0
@@ -126,10 +124,8 @@ def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequen
     """Return how many microbatches a stage must have in flight so that it never waits, and none waits for long.
 
     stage_seconds: of this stage and of each later one; link_seconds: of the links between them. This stage counts as
-    one
-    microbatch: its replicas may each have one more than their share. A later stage that is faster than the slowest
-    counts
-    as one too, because its microbatches come at the slowest one's pace.
+    one microbatch: its replicas may each have one more than their share. A later stage that is faster than the slowest
+    counts as one too, because its microbatches come at the slowest one's pace.
     """
     of_later_stages = sum(max(1.0, seconds / pace_s) for seconds in stage_seconds[1:])
     return ceil(1 + of_later_stages + sum(link_seconds) / pace_s - ROUNDING)

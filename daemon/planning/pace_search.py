@@ -222,8 +222,7 @@ class PaceSearch:
         """Return the room on devices, by their memory.
 
         These are: groups that a device has room for as one of several replicas, [memory, slice]; whether it has room
-        for a
-        stage alone, [memory, slice]; and the first layer from which on either is possible, by the stage's end.
+        for a stage alone, [memory, slice]; and the first layer from which on either is possible, by the stage's end.
         """
         found = self._rooms.get(depth)
         if found is None:

@@ -1,8 +1,7 @@
 """The question that a plan answers: all its inputs as one immutable value, and which changes an answer survives. Pure.
 
 A plan takes seconds on many devices, and the cluster changes meanwhile. When an answer arrives, its question is
-compared
-with the present one.
+compared with the present one.
 """
 
 from collections.abc import Iterable, Mapping

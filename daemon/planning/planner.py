@@ -1,9 +1,8 @@
 """Plans which device holds which layers: the best order of devices, cut, replicas and depth for a job. Pure.
 
 The rule: of all plans within memory, take the least predicted seconds of a batch. A plan with fewer workers is
-preferred
-while it is not more than `WORTH_A_STAGE` slower. Among equals, the plan that leaves most layers in place wins, then the
-plan whose nodes hold most of their layers' files.
+preferred while it is not more than `WORTH_A_STAGE` slower. Among equals, the plan that leaves most layers in place
+wins, then the plan whose nodes hold most of their layers' files.
 """
 
 from collections.abc import Iterable
@@ -40,12 +39,10 @@ def make_plan(
 
     nodes: all present nodes. Left out are draining and quarantined ones, those of another protocol version or of a site
     that the job does not want, and devices that have no worker process. previous: the plan in force, whose layers
-    should
-    stay. busy: (node, device) that other jobs use. history: arithmetic classes on which the job has run. was_rounded:
-    whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch. profiles:
-    measurements
-    of devices and links. blocked: blocked ways between nodes; none of them is between neighbours or replicas of the
-    plan.
+    should stay. busy: (node, device) that other jobs use. history: arithmetic classes on which the job has run.
+    was_rounded: whether it has run over a lossy wire. held: per node, the layers whose files it need not fetch.
+    profiles: measurements of devices and links. blocked: blocked ways between nodes; none of them is between neighbours
+    or replicas of the plan.
     """
     return answer(ask(spec, nodes, profiles=profiles, **conditions))
 

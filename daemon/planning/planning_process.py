@@ -1,8 +1,7 @@
 """A process that computes plans, with a limit on its memory: `python -m headway.daemon.planning.planning_process`.
 
 Questions and answers are pickles, each with its length in front, between a daemon and its own child. The process
-imports
-no torch. It ends as soon as its standard input does, whatever it computes: no daemon leaves one behind.
+imports no torch. It ends as soon as its standard input does, whatever it computes: no daemon leaves one behind.
 """
 
 import os

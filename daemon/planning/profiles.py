@@ -2,8 +2,7 @@
 
 A layer's seconds on a device are those measured there. Otherwise the estimate is scaled twice. The first factor is the
 median of measured over estimated times of this kind of layer on other devices. The second is the factor of this
-device's
-own other layers: a machine whose blocks take three times as long as elsewhere is as slow with the head.
+device's own other layers: a machine whose blocks take three times as long as elsewhere is as slow with the head.
 """
 
 from collections.abc import Mapping

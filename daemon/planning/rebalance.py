@@ -32,8 +32,7 @@ SPREADS: Final = 2.0
 """Addition: this multiple of the spread of the measurements behind the cut."""
 MOST_NOISE: Final = 0.3
 """Maximum addition for the spread. A missed good cut costs every batch until the end. A needless cut costs a second,
-and
-its result is counted (promises.py).
+and its result is counted (promises.py).
 """
 DOUBT_REVIEW_S: Final = 30.0
 """Interval at which a doubted plan is reviewed."""

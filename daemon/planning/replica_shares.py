@@ -90,9 +90,8 @@ def interleaved(shares: Sequence[int], num_microbatches: int) -> tuple[tuple[int
     """Return the groups of each replica, by how many it holds: dealt out evenly, sorted by their first group.
 
     Microbatches come in order, and so to the replicas in turn. No replica waits while the others' microbatches pass,
-    which
-    would need a whole round of groups in flight. Of groups with one microbatch more, each replica has as many as if its
-    groups were adjacent.
+    which would need a whole round of groups in flight. Of groups with one microbatch more, each replica has as many as
+    if its groups were adjacent.
     """
     num_groups = sum(shares)
     held: list[list[int]] = [[] for _ in shares]

@@ -110,8 +110,7 @@ class StageCosts:
         all.
 
         All replicas together send (G + R) (R − 1) / R times the layers' sums: G groups' slices to their owners, and R
-        reduced
-        slices to R − 1 others. [num slices]
+        reduced slices to R − 1 others. [num slices]
         """
         share = (self.num_groups / num_replicas + 1) * (num_replicas - 1) / num_replicas
         return self.sums_bytes * share
@@ -244,8 +243,7 @@ class StageCosts:
         """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
 
         While the next batch is summed, the last batch's sums are cut up and sent. Sums from other replicas for the
-        worker's own
-        part may be there, even of a coming batch. The worker's own part is being summed too.
+        worker's own part may be there, even of a coming batch. The worker's own part is being summed too.
         """
         own = np.asarray(num_groups, dtype=np.float64)
         if num_replicas == 1:

@@ -134,8 +134,7 @@ def fetch_from_checkpoint(
     """Fetch one layer's file, verified, to a local path.
 
     Raises DamagedCopyError when the file is altered, StorageAwayError when the checkpoint cannot be read, and
-    RecoveryError
-    when the target cannot be written.
+    RecoveryError when the target cannot be written.
 
     beat: is called with each chunk.
     """

@@ -55,8 +55,7 @@ class FileThreads:
         all.
 
         Raises RecoveryError, naming the URL, for any error of act except ConfigError. Raises StorageAwayError when act
-        hangs,
-        or earlier calls to its file system still hang.
+        hangs, or earlier calls to its file system still hang.
         """
         name = file_system_of(url)
         system = self._systems.setdefault(name, _FileSystem(asyncio.Semaphore(self._num_at_once)))

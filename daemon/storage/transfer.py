@@ -44,12 +44,10 @@ async def fetch_from_nodes(
     """Fetch a file from the first holder that gives it, continuing at the next where one failed.
 
     unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: a holder without the file reads it
-    where
-    it can, also from the checkpoint folder.
+    where it can, also from the checkpoint folder.
 
     Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
-    come
-    stay for the next attempt, until the file is abandoned.
+    come stay for the next attempt, until the file is abandoned.
     """
     incoming = store.receive(key, size_bytes=expected.size_bytes)
     reasons = []
@@ -130,8 +128,7 @@ async def in_time(
     """Yield the pieces as they come. Raises UnavailableError when the next one does not.
 
     heard: when each address sent the last piece of any file. On a slow line the pieces of many files take turns. So a
-    file
-    is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
+    file is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
     """
     heard = {} if heard is None else heard
     while True:

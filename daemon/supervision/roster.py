@@ -1,8 +1,7 @@
 """Knows which worker process computes on which device, and the spares that wait to take over.
 
 A spare has imported everything and touched no device. When a worker dies, the spare becomes that device's worker at
-once,
-so a death costs no start of Python. The next spare follows after a pause for the node.
+once, so a death costs no start of Python. The next spare follows after a pause for the node.
 """
 
 import asyncio
