@@ -47,7 +47,7 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
     """Return the due steps of one job, or of files of a job that is gone."""
     job = view.jobs.get(name)
     if view.why_set_aside(name):
-        return  # an outdated record: none of the job's files is deleted
+        return  # an unreadable record: none of the job's files is deleted
     if job is None or job.submission is None:
         if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
             return  # etcd may be older than the job: its administrator has time to bring the job back
