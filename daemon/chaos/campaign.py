@@ -1,4 +1,4 @@
-"""One campaign: strikes carried out in their time, the job watched meanwhile and until it has got over the last one."""
+"""One campaign: carries out strikes at their times, and watches the job until it has recovered from the last one."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from headway.daemon.errors import ConfigError, StoreUnreachableError
 from headway.daemon.records import TERMINAL_PHASES, Phase
 
 SETTLE_S = 60.0
-"""Without any progress for so long after the last fault, the job is not going to recover."""
+"""Seconds without any progress after the last fault after which the job will not recover."""
 ETCD_REST_S = 0.3
 ACTIVE = frozenset({Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.RECOVERING})
 
 Tell = Callable[[str, Blow], None]
-"""Told (`struck` or `recovered`, blow) at once."""
+"""Called at once with (`struck` or `recovered`, blow)."""
 
 
 class Campaign:
-    """`run` once."""
+    """A campaign; `run` once."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Campaign:
                 return
 
     def _got_on(self) -> Callable[[], bool]:
-        """Whether the job gets on from now, or ends."""
+        """Return whether the job progresses from now, or ends."""
         before = self.watcher.furthest_progress_s
         return lambda: self.watcher.furthest_progress_s > before or self._is_over()
 
@@ -76,7 +76,7 @@ class Campaign:
         return self.watcher.phase in TERMINAL_PHASES
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for something to be true of what was seen; False when the time is up first."""
+        """Wait for a condition on the watched job; return False when the time is up first."""
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 while not condition():
@@ -97,13 +97,13 @@ class Campaign:
                             self._tell("recovered", blow)
                     self._changed.set()
             except StoreUnreachableError:
-                await asyncio.sleep(ETCD_REST_S)  # it was stopped; that is the point
+                await asyncio.sleep(ETCD_REST_S)  # the strike's end stopped the watch
             finally:
                 await views.aclose()
 
 
 def choose_job(view: ClusterView, name: str | None) -> str:
-    """The job to strike at: the named one, or the only active one. Raises ConfigError."""
+    """Return the job to strike at: the named one, or the only active one. Raises ConfigError."""
     active = [job.name for job in view.jobs_in_order() if job.phase.phase in ACTIVE]
     if name is not None:
         if name not in active:

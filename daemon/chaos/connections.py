@@ -1,6 +1,6 @@
-"""TCP connections of processes, and their end: the kernel lists and destroys sockets over netlink (sock_diag(7)).
+"""Destroys TCP connections of processes: the kernel lists and destroys sockets over netlink (sock_diag(7)).
 
-A round takes a millisecond or two, less than a TLS handshake: in rounds with hardly a pause nothing gets through.
+A round takes a millisecond or two, less than a TLS handshake: in rounds without pause no connection gets through.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Final, Self
 
 TIMEOUT_S = 5.0
 PAUSE_S = 0.0005
-"""Between two rounds of a parting: what has a moment says hello, and its lease lives on."""
+"""Pause between two rounds of a parting: a process that had a moment would say hello and renew its lease."""
 
 _SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DESTROY = 20, 21  # SOCK_DIAG_BY_FAMILY, SOCK_DESTROY
@@ -33,39 +33,39 @@ _INODE = re.compile(r"socket:\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class _Socket:
-    """One that the kernel knows."""
+    """A socket that the kernel knows."""
 
     family: int
     state: int
     identity: bytes
-    """Addresses, ports and cookie, as the kernel wants them back."""
+    """Addresses, ports and cookie, in the kernel's form."""
     inode: int
-    """0 before it was accepted."""
+    """Inode; 0 before the connection was accepted."""
 
     @property
     def ports(self) -> tuple[int, int]:
-        """Local, remote."""
+        """Return the local and the remote port."""
         local, remote = _PORTS.unpack_from(self.identity)
         return local, remote
 
 
 def can_destroy() -> bool:
-    """Whether this user may: the kernel leaves it to root."""
+    """Return whether this user may destroy connections: the kernel reserves it for root."""
     return os.geteuid() == 0
 
 
 def destroy_connections(pids: Collection[int], *, others: Collection[int] | None = None) -> int:
-    """Reset TCP connections of these processes, also those that are just being made; returns their number.
+    """Reset TCP connections of these processes, also half-open ones; return their number.
 
-    others: only connections with these processes; None: all. Both ends are told. A process that is gone has none.
-    Raises OSError where the kernel offers no such means.
+    others: only connections with these processes; None: all. Both ends are reset. An ended process has none. Raises
+    OSError if the kernel offers no such means.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(TIMEOUT_S)
         known = [found for family in (socket.AF_INET, socket.AF_INET6) for found in _listed(kernel, family)]
         theirs = _connections(known, pids)
         if others is not None:
-            # Ports tell the ends of one machine's connections apart.
+            # Ports distinguish the ends of one machine's connections.
             ports = {found.ports[0] for found in _connections(known, others)}
             theirs = [found for found in theirs if found.ports[1] in ports]
         for found in theirs:
@@ -74,7 +74,7 @@ def destroy_connections(pids: Collection[int], *, others: Collection[int] | None
 
 
 def _connections(known: Collection[_Socket], pids: Collection[int]) -> list[_Socket]:
-    """Those of some processes; one that was not accepted yet belongs to the process that listens at its port."""
+    """Return the connections of some processes; an unaccepted one belongs to the process that listens at its port."""
     inodes = {inode for pid in pids for inode in _inodes(pid)}
     listening = {found.ports[0] for found in known if found.state == _LISTEN and found.inode in inodes}
     return [
@@ -83,13 +83,13 @@ def _connections(known: Collection[_Socket], pids: Collection[int]) -> list[_Soc
 
 
 class Parting:
-    """Destroys what some processes connect, in a thread, from the beginning of the context to its end."""
+    """Destroys new connections of some processes, in a thread, while the context lasts."""
 
     def __init__(self) -> None:
         self.pids: Collection[int] = ()
-        """Of the processes; may be replaced at any time."""
+        """The processes; may be replaced at any time."""
         self.others: Collection[int] | None = None
-        """Only connections with these processes are destroyed; None: all. May be replaced at any time."""
+        """Destroy only connections with these processes; None: all. May be replaced at any time."""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headway-parting", daemon=True)
 
@@ -107,7 +107,7 @@ class Parting:
 
 
 def _inodes(pid: int) -> Iterator[int]:
-    """Of a process's sockets."""
+    """Return the inodes of a process's sockets."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
@@ -127,7 +127,7 @@ def _listed(kernel: socket.socket, family: int) -> Iterator[_Socket]:
 
 
 def _destroy(kernel: socket.socket, found: _Socket) -> None:
-    """One that is gone meanwhile is no error."""
+    """Destroy a socket; one that is already gone is no error."""
     states = 1 << found.state
     _ask(kernel, _DESTROY, _ACK, _QUESTION.pack(found.family, socket.IPPROTO_TCP, 0, states, found.identity))
     for kind, body in _messages(kernel.recv(1 << 16)):
@@ -140,7 +140,7 @@ def _ask(kernel: socket.socket, kind: int, flags: int, question: bytes) -> None:
 
 
 def _messages(received: bytes) -> Iterator[tuple[int, bytes]]:
-    """(kind, body) of each."""
+    """Yield (kind, body) of each message."""
     offset = 0
     while offset + _HEADER.size <= len(received):
         length, kind, *_ = _HEADER.unpack_from(received, offset)

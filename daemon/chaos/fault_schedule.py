@@ -1,7 +1,7 @@
-"""What strikes when: a pure function of a seed and a few options, so that a bad run can be had again.
+"""Schedules strikes: a pure function of a seed and a few options, so that a bad run can be repeated.
 
-Nothing here knows the cluster. A strike names its target by an ordinal; the injector counts it off among the targets
-that there are when the time has come.
+This module does not know the cluster. A strike names its target by an ordinal; the injector counts it off among the
+targets that exist at the time of the strike.
 """
 
 import hashlib
@@ -15,33 +15,33 @@ from headway.daemon.errors import ConfigError
 
 
 class FaultKind(StrEnum):
-    """What can be done to a cluster. docs/robustness.md has the catalogue."""
+    """The faults. docs/robustness.md has the catalogue."""
 
     KILL = "kill"  # SIGKILL to a worker
     DAEMON_KILL = "daemon-kill"  # SIGKILL to a daemon; its workers die with it
-    LEADER_KILL = "leader-kill"  # the same, to the one that leads
+    LEADER_KILL = "leader-kill"  # SIGKILL to the leading daemon
     WORKER_PAUSE = "worker-pause"  # SIGSTOP to a worker, later SIGCONT
-    PAUSE = "pause"  # the same, to a node's daemon and all its workers: to the others it is cut off
-    PARTITION = "partition"  # a node's TCP connections destroyed, again and again, to etcd too
+    PAUSE = "pause"  # SIGSTOP to a node's daemon and all its workers, later SIGCONT: the node looks cut off
+    PARTITION = "partition"  # a node's TCP connections destroyed, repeatedly, to etcd too
     FLAP = "flap"  # a node paused and continued several times in a row
     SLOW = "slow"  # a worker that is stopped for most of each tenth of a second
     CORRUPT = "corrupt"  # one bit of a stored layer file flipped
     TRUNCATE = "truncate"  # a stored layer file cut short
     ETCD_STOP = "etcd-stop"  # SIGSTOP to etcd, later SIGCONT
-    ETCD_KILL = "etcd-kill"  # SIGKILL to etcd; whoever runs it starts it again
-    LEASE_LOSS = "lease-loss"  # a node's lease revoked, while the node is in the best of health
+    ETCD_KILL = "etcd-kill"  # SIGKILL to etcd, which its supervisor restarts
+    LEASE_LOSS = "lease-loss"  # a healthy node's lease revoked
     LEADER_LOSS = "leader-loss"  # the leader's lease revoked
     LINK_CUT = "link-cut"  # a worker's TCP connections to its neighbours destroyed
     DRAIN = "drain"  # a node is told to leave
-    UNREACHABLE = "unreachable"  # two nodes' connections with each other destroyed, again and again
+    UNREACHABLE = "unreachable"  # two nodes' connections with each other destroyed, repeatedly
     STORAGE_AWAY = "storage-away"  # the checkpoint folder out of reach
-    POISON_JOB = "poison-job"  # a record in etcd that breaks rules, or that nobody can read
+    POISON_JOB = "poison-job"  # a record in etcd that breaks rules or cannot be read
     IDLE_CONNECTIONS = "idle-connections"  # hundreds of silent connections to a daemon's port
-    DISK_FULL = "disk-full"  # no file of a node's processes takes another byte
+    DISK_FULL = "disk-full"  # no file of a node's processes can grow
 
 
 REMOTE: Final = frozenset({FaultKind.LEASE_LOSS, FaultKind.LEADER_LOSS, FaultKind.DRAIN})
-"""What needs nothing but etcd, and so can be done to any cluster."""
+"""Faults that need nothing but etcd, so they work on any cluster."""
 LASTING: Final = frozenset(
     {
         FaultKind.WORKER_PAUSE,
@@ -57,9 +57,9 @@ LASTING: Final = frozenset(
         FaultKind.DISK_FULL,
     }
 )
-"""What goes on for a while and is then undone."""
+"""Faults that last for a while and are then undone."""
 CUTTING: Final = frozenset({FaultKind.LINK_CUT, FaultKind.PARTITION, FaultKind.UNREACHABLE})
-"""What destroys connections, which the kernel leaves to root."""
+"""Faults that destroy connections, which the kernel reserves for root."""
 DEFAULT_KINDS: Final = (FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CORRUPT)
 SHORTEST_S: Final = 0.2
 FIRST_AFTER_S: Final = 1.0
@@ -71,25 +71,25 @@ class Strike:
 
     number: int
     at_s: float
-    """Since the beginning."""
+    """Seconds since the beginning."""
     kind: FaultKind
     ordinal: int
-    """Of the target: taken modulo the number of targets that there are."""
+    """Ordinal of the target, modulo the number of targets that exist."""
     seconds: float
-    """How long a fault of LASTING goes on; 0 for the others."""
+    """Duration of a fault of LASTING; 0 for the others."""
     share: float
-    """In [0, 1): where in a file the damage is done."""
+    """Number in [0, 1): the place of damage in a file."""
 
 
 def fault_schedule(
     *, seed: int, kinds: Sequence[FaultKind], rate_per_minute: float, duration_s: float, longest_s: float
 ) -> tuple[Strike, ...]:
-    """The strikes in order of time: a Poisson process of this rate, each strike's kind drawn evenly from `kinds`.
+    """Return the strikes in order of time: a Poisson process of this rate, with each kind drawn evenly from `kinds`.
 
-    longest_s: of a fault that lasts; lengths are drawn evenly in their logarithm from SHORTEST_S on, so that some are
-    shorter and some longer than a lease.
+    longest_s: maximum duration of a fault that lasts; durations are drawn evenly in their logarithm from SHORTEST_S on,
+    so that some are shorter and some longer than a lease.
     """
-    assert kinds, "no kind of fault was named"
+    assert kinds, "names no kind of fault"
     assert rate_per_minute > 0, f"a rate of {rate_per_minute}"
     draws = _draws(seed)
     strikes: list[Strike] = []
@@ -115,7 +115,7 @@ def fault_schedule(
 
 
 def parse_kinds(text: str) -> tuple[FaultKind, ...]:
-    """`kill,pause` → kinds. Raises ConfigError, with the names that there are."""
+    """Return the kinds of `kill,pause`. Raises ConfigError with the names that exist."""
     kinds = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name not in list(FaultKind):
@@ -130,21 +130,21 @@ _UNITS: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_rate(text: str) -> float:
-    """`6/min` → 6.0 a minute. Raises ConfigError."""
+    """Return 6.0 (a minute) for `6/min`. Raises ConfigError."""
     number, slash, unit = text.partition("/")
     seconds = _UNITS.get(unit.strip()) if slash else 60.0
     count = _number(number)
     if count is None or seconds is None or count <= 0:
-        raise ConfigError("is no rate; write for instance 6/min", f"--rate {text}")
+        raise ConfigError("is not a rate; write for instance 6/min", f"--rate {text}")
     return count * 60.0 / seconds
 
 
 def parse_duration(text: str) -> float:
-    """`90s`, `2m`, `1h` or plain seconds, as seconds. Raises ConfigError."""
+    """Return seconds for `90s`, `2m`, `1h` or plain seconds. Raises ConfigError."""
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit, count = text[len(digits) :].strip() or "s", _number(digits)
     if count is None or count <= 0 or unit not in _UNITS:
-        raise ConfigError("is no length of time; write for instance 90s or 2m", f"--for {text}")
+        raise ConfigError("is not a duration; write for instance 90s or 2m", f"--for {text}")
     return count * _UNITS[unit]
 
 
@@ -157,7 +157,7 @@ def _number(text: str) -> float | None:
 
 
 def _draws(seed: int) -> Iterator[float]:
-    """Numbers in [0, 1) that no release of Python changes."""
+    """Yield numbers in [0, 1) that no release of Python changes."""
     count = 0
     while True:
         digest = hashlib.sha256(f"headway chaos {seed} {count}".encode()).digest()

@@ -1,7 +1,7 @@
-"""A disk that takes nothing, for some processes alone: their limit on the size of files becomes zero (prlimit(2)).
+"""Imitates a full disk for some processes: their limit on the size of files becomes zero (prlimit(2)).
 
-Every write to a regular file then fails with an OSError, as on a full disk; sockets and pipes are not concerned. The
-limit of one node's processes leaves the machine's disk and memory to the others.
+Every write to a regular file then fails with an OSError, as on a full disk; sockets and pipes still work. A limit on
+one node's processes leaves the machine's disk and memory to the others.
 """
 
 import resource
@@ -15,14 +15,14 @@ UNLIMITED: Final = "unlimited"
 
 
 class FullDisk:
-    """Limits processes, and gives them back what they had."""
+    """Limits processes, and restores their old limits."""
 
     def __init__(self, healer: Healer) -> None:
         self._healer = healer
         self._limits_before: dict[int, tuple[int, int]] = {}
 
     def spread(self, pids: Collection[int]) -> None:
-        """Limit these processes too. One that is gone is no error."""
+        """Limit these processes too. An ended one is no error."""
         for pid in set(pids) - self._limits_before.keys():
             with suppress(ProcessLookupError, PermissionError):
                 soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)

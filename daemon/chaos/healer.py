@@ -1,4 +1,4 @@
-"""Undoes faults when the process that made them is gone, however it went: a shell at the end of a pipe."""
+"""Undoes faults when the process that made them ends in any way: a shell at the end of a pipe."""
 
 import os
 import shlex
@@ -19,7 +19,8 @@ exit 0
 class Healer:
     """Stops and continues processes, and keeps the commands that undo other faults.
 
-    What is not undone when this process ends, the shell undoes. Every command may run twice: it must then do nothing.
+    The shell undoes the faults that are left when this process ends. Every command may run twice: the second run must
+    do nothing.
     """
 
     def __init__(self) -> None:
@@ -45,18 +46,18 @@ class Healer:
         self._told.add(line)
 
     def stop(self, pid: int) -> None:
-        """SIGSTOP, after the way back is promised. A process that is gone is no error."""
+        """Send SIGSTOP, after its undoing is promised. An ended process is no error."""
         self.promise("kill", "-CONT", str(pid))
         self._stopped.add(pid)
         _signal(pid, signal.SIGSTOP)
 
     def go_on(self, pid: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._stopped.discard(pid)
         _signal(pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Everything that is stopped goes on. Idempotent."""
+        """Continue every stopped process. Idempotent."""
         for pid in list(self._stopped):
             self.go_on(pid)
         if self._shell.stdin is not None and not self._shell.stdin.closed:

@@ -1,4 +1,4 @@
-"""Many connections that are opened and then say nothing: what a port scanner or a broken client leaves behind."""
+"""Opens many connections that then send nothing, as a port scanner or a broken client does."""
 
 import asyncio
 import resource
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 NUM_CONNECTIONS: Final = 1500
-"""More than the usual limit of 1,024 open files of a process."""
+"""Number of connections: more than the usual limit of 1,024 open files of a process."""
 SPARE_FILES: Final = 200
 
 
@@ -28,7 +28,7 @@ class IdleConnections:
             connection = socket.socket()
             connection.setblocking(False)
             self._sockets.append(connection)
-            with suppress(OSError, TimeoutError):  # a connection that is refused is the defence at work
+            with suppress(OSError, TimeoutError):  # a refused connection shows that the defence works
                 await asyncio.wait_for(loop.sock_connect(connection, self._address), 1.0)
         return self
 

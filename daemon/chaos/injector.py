@@ -1,6 +1,6 @@
-"""Carries out strikes, and undoes what can be undone.
+"""Carries out strikes, and undoes those that can be undone.
 
-What it stops it also lets go on: when the strike's time is over, when it is closed, and, by the healer, when its own
+It continues stopped processes when the strike's time is over, when it is closed, and, by the healer, when its own
 process is killed.
 """
 
@@ -47,8 +47,9 @@ class Injector:
         nodes: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """targets None: not a cluster of this machine. job: whose workers are struck at; None: any. nodes: the only
-        ones that are struck at; none: all.
+        """targets None: not a cluster of this machine. job: strike at its workers; None: any. nodes: strike only at
+        these; none:
+        all.
         """
         self._session = session
         self._targets = targets
@@ -68,23 +69,23 @@ class Injector:
 
     @property
     def now_s(self) -> float:
-        """Seconds since it was made: the clock of blows."""
+        """Return the seconds since it was made: the clock of blows."""
         return self._clock() - self._began
 
     def refuse(self, kinds: Sequence[FaultKind]) -> None:
-        """Raise ConfigError for the first kind that cannot be done to this cluster."""
+        """Raise ConfigError for the first kind that is impossible on this cluster."""
         for kind in kinds:
             if self._targets is None and kind not in REMOTE:
                 possible = ", ".join(sorted(REMOTE))
                 raise ConfigError(
-                    f"needs a cluster of this machine (`headway up`); to others can be done: {possible}",
+                    f"needs a cluster of this machine (`headway up`); other clusters allow: {possible}",
                     f"--faults {kind}",
                 )
             if kind in CUTTING and not can_destroy():
                 raise ConfigError("needs root", f"--faults {kind}")
 
     async def strike(self, strike: Strike, view: ClusterView) -> Blow | None:
-        """Do it; returns what was hit, or None when there is nothing to hit now. Lasting faults go on meanwhile."""
+        """Strike; return the target, or None when there is none now. Lasting faults continue meanwhile."""
         match strike.kind:
             case FaultKind.KILL:
                 return self._kill_worker(strike, view)
@@ -108,7 +109,7 @@ class Injector:
                 return self._poison(strike, view)
 
     async def close(self) -> None:
-        """End what goes on, and let everything stopped go on. Idempotent."""
+        """End lasting faults, and continue every stopped process. Idempotent."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -116,7 +117,7 @@ class Injector:
         self._healer.close()
 
     async def finish(self) -> None:
-        """Wait for the end of everything that goes on; the longest strike bounds it."""
+        """Wait for the end of every lasting fault; the longest strike bounds the wait."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -154,7 +155,7 @@ class Injector:
         return blow
 
     async def _another_etcd(self, targets: LocalTargets, pid: int) -> None:
-        """Wait until whoever runs the cluster has started etcd again, for as long as that may take."""
+        """Wait without limit until the cluster's supervisor has restarted etcd."""
         deadline = self._clock() + ETCD_RESTART_S
         while self._clock() < deadline:
             etcd = targets.etcd()
@@ -162,7 +163,8 @@ class Injector:
                 return
             await asyncio.sleep(POLL_S)
 
-    # --- What lasts ---------------------------------------------------------------------------------------------------
+    # --- Lasting faults
+    # ------------------------------------------------------------------------------------------------
 
     def _stop_for_a_while(self, strike: Strike, view: ClusterView) -> Blow | None:
         assert self._targets is not None, "refused before"
@@ -280,7 +282,7 @@ class Injector:
         return blow
 
     def _job_of(self, view: ClusterView) -> JobView | None:
-        """The job that is struck at, or any."""
+        """Return the job to strike at, or any."""
         return next((job for job in view.jobs_in_order() if self._job in (None, job.name)), None)
 
     async def _by_etcd(self, strike: Strike, view: ClusterView) -> Blow | None:
@@ -299,17 +301,18 @@ class Injector:
                     return None
                 await self._session.client.revoke_lease(entry.lease_id)
         except (StoreError, ConfigError, TimeoutError):
-            return None  # etcd is away, or the node went meanwhile
+            return None  # etcd is away, or the node has left meanwhile
         return self._blow(strike, "the leader's lease" if is_leader else f"the lease of {name}", is_over=True)
 
-    # --- Finding ------------------------------------------------------------------------------------------------------
+    # --- Targets
+    # ---------------------------------------------------------------------------------------------------------
 
     def _daemons(self) -> list[Process]:
         assert self._targets is not None, "refused before"
         return [d for name, d in self._targets.daemons().items() if not self._nodes or name in self._nodes]
 
     def _plan_workers(self, view: ClusterView) -> list[Process]:
-        """The workers that compute a stage now, as far as they are processes below their daemons."""
+        """Return the workers that compute a stage now, if they are processes below their daemons."""
         assert self._targets is not None, "refused before"
         running = {
             (record.node, record.pid)

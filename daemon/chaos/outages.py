@@ -1,4 +1,4 @@
-"""Faults that last: each coroutine takes something away from a local cluster for some seconds and gives it back."""
+"""Faults that last: each coroutine takes a resource away from a local cluster for some seconds and gives it back."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import StoreError
 
 AGAIN_S: Final = 0.5
-"""Between two looks at a node's processes: new workers are hit too."""
+"""Interval of looks at a node's processes: new workers are hit too."""
 ETCD_TIMEOUT_S: Final = 10.0
 
 
@@ -36,23 +36,23 @@ class Outages:
         self._healer = healer
         self._clock = clock
         self._storages: dict[Path, StorageAway] = {}
-        """Every folder that was ever out of reach: strikes that overlap are one outage."""
+        """Every folder that was ever out of reach: overlapping strikes are one outage."""
 
     async def parted(self, node: str, seconds: float) -> None:
-        """A node reaches nobody: what its processes connect is destroyed a moment later."""
+        """Cut a node off: its processes' connections are destroyed a moment after they open."""
         with Parting() as parting:
             async for _ in self._looks(seconds):
                 parting.pids = await asyncio.to_thread(self._pids_of, node)
 
     async def unreachable(self, one: str, other: str, seconds: float) -> None:
-        """Two nodes do not reach each other; each of them reaches everybody else, and etcd."""
+        """Cut two nodes off from each other; each still reaches all other nodes, and etcd."""
         with Parting() as parting:
             async for _ in self._looks(seconds):
                 parting.others = await asyncio.to_thread(self._pids_of, other)
                 parting.pids = await asyncio.to_thread(self._pids_of, one)
 
     async def full_disk(self, node: str, seconds: float) -> None:
-        """No file of a node's processes takes another byte."""
+        """Let no file of a node's processes grow."""
         disk = FullDisk(self._healer)
         try:
             async for _ in self._looks(seconds):
@@ -61,7 +61,7 @@ class Outages:
             disk.end(self._pids_of(node))
 
     async def storage_away(self, folder: Path, seconds: float) -> None:
-        """The checkpoint folder is out of reach, until the last strike at it is over."""
+        """Put the checkpoint folder out of reach, until the last strike at it is over."""
         storage = self._storages.setdefault(folder, StorageAway(folder, self._healer))
         try:
             storage.take()
@@ -70,13 +70,13 @@ class Outages:
             storage.bring_back()
 
     async def idle_connections(self, address: str, seconds: float) -> None:
-        """A daemon's port is full of connections that say nothing."""
+        """Fill a daemon's port with connections that send nothing."""
         host, _, port = address.rpartition(":")
         async with IdleConnections(host.strip("[]"), int(port)):
             await asyncio.sleep(seconds)
 
     async def poisoned(self, key: str, value: bytes, prefix: str, seconds: float) -> None:
-        """A record lies in etcd that nobody should have written. prefix: of all that follows from it."""
+        """Put an invalid record into etcd. prefix: of all keys that follow from it."""
         client = self._session.client
         try:
             await asyncio.wait_for(client.put(key, value), ETCD_TIMEOUT_S)
@@ -87,7 +87,7 @@ class Outages:
             await asyncio.shield(self._cleared(prefix))
 
     async def _cleared(self, prefix: str) -> None:
-        """Delete the poison, when etcd is there to do it."""
+        """Delete the poison, when etcd is there."""
         deadline = self._clock() + 6 * ETCD_TIMEOUT_S
         while self._clock() < deadline:
             try:
@@ -98,13 +98,13 @@ class Outages:
                 return
 
     async def _looks(self, seconds: float) -> AsyncIterator[None]:
-        """Now, and again every moment until the time is over."""
+        """Yield now, and again every moment until the time is over."""
         deadline = self._clock() + seconds
         while self._clock() < deadline:
             yield
             await asyncio.sleep(min(AGAIN_S, max(0.0, deadline - self._clock())))
 
     def _pids_of(self, node: str) -> tuple[int, ...]:
-        """The processes of a node's daemon and workers; a new worker is among them a moment after its start."""
+        """Return the processes of a node's daemon and workers; a new worker is included a moment after its start."""
         daemon = self._targets.daemons().get(node)
         return (daemon.pid, *(worker.pid for worker in self._targets.workers(node))) if daemon is not None else ()

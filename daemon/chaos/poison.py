@@ -1,4 +1,4 @@
-"""Records that a cluster must survive: jobs that break rules which `submit` checks, and bytes that nobody can read."""
+"""Records that a cluster must survive: jobs that break rules of `submit`, and unreadable bytes."""
 
 from dataclasses import replace
 from typing import Final
@@ -12,7 +12,7 @@ GARBAGE: Final = b'\xff\xfe{"spec": '
 
 
 def poison(number: int, name: str, submission: SpecRecord) -> tuple[str, str, bytes]:
-    """(what it is, key, value) of the poison with this number, counted off among the kinds that there are.
+    """Return (description, key, value) of the poison with this number, counted off among the kinds.
 
     submission: of a healthy job, which the poisoned one resembles.
     """

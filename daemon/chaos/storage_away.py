@@ -1,4 +1,4 @@
-"""A checkpoint folder that is out of reach: it is moved aside, and a plain file stands in its place."""
+"""Puts a checkpoint folder out of reach: it is moved aside, and a plain file takes its name."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ AWAY = ".away"
 
 
 class StorageAway:
-    """Takes a local folder away and brings it back when nobody takes it away any more."""
+    """Takes a local folder away, and brings it back when the last taker is done."""
 
     def __init__(self, folder: Path, healer: Healer) -> None:
         self._folder = folder
@@ -19,7 +19,7 @@ class StorageAway:
         self._num_takers = 0
 
     def take(self) -> None:
-        """Whoever opens the folder from now on meets a file. Raises OSError."""
+        """Take the folder away: a process that opens it meets a file. Raises OSError."""
         self._num_takers += 1
         if self._num_takers > 1:
             return
@@ -30,7 +30,7 @@ class StorageAway:
         self._folder.touch()
 
     def bring_back(self) -> None:
-        """The folder as it was, once for each `take`. One that is back is no error."""
+        """Restore the folder, once for each `take`. A second restore is no error."""
         self._num_takers = max(self._num_takers - 1, 0)
         if self._num_takers or not self._away.exists():
             return

@@ -1,7 +1,7 @@
-"""What there is to break on this machine: the processes of a local cluster, found below the one that started it.
+"""The processes and files of a local cluster that can be struck, found below the process that started it.
 
-Nothing is signalled that was not found there just before: a daemon is a child of the cluster's process, a worker a
-child of a daemon. A number of a process that is gone, taken by a stranger, is neither.
+Only processes that were found there just before are signalled: a daemon is a child of the cluster's process, a worker a
+child of a daemon. A reused process number is neither.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Process:
     arguments: tuple[str, ...] = ()
 
     def flag(self, name: str) -> str | None:
-        """The value of `--name=value` among its arguments."""
+        """Return the value of `--name=value` among its arguments."""
         start = f"--{name}="
         return next((word.removeprefix(start) for word in self.arguments if word.startswith(start)), None)
 
     def variable(self, name: str) -> str | None:
-        """A variable of the environment that it was started with; None when it is gone or not ours."""
+        """Return a variable of its initial environment; None when the process is gone or not ours."""
         try:
             entries = (PROC / str(self.pid) / "environ").read_bytes().split(b"\0")
         except OSError:
@@ -45,14 +45,14 @@ class LocalTargets:
     """The processes and files of the cluster that a process of this machine runs."""
 
     def __init__(self, cluster_pid: int) -> None:
-        """cluster_pid: as `cluster.json` says. Raises ConfigError when this user may not signal its processes."""
+        """cluster_pid: as in `cluster.json`. Raises ConfigError when this user may not signal its processes."""
         self._cluster_pid = cluster_pid
         if not self.daemons():
             raise ConfigError("has no daemon that this user could strike at", f"the cluster of process {cluster_pid}")
 
     @classmethod
     def of(cls, state_dir: Path) -> Self:
-        """Those of the cluster that runs on a state folder. Raises ConfigError."""
+        """Return the targets of the cluster on a state folder. Raises ConfigError."""
         path = state_dir / CLUSTER_FILE
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=ClusterFile).pid)
@@ -60,7 +60,7 @@ class LocalTargets:
             raise ConfigError(f"cannot be read: {error}", str(path)) from error
 
     def daemons(self) -> dict[str, Process]:
-        """Node name to daemon."""
+        """Return node name to daemon."""
         found = {}
         for pid in _children(self._cluster_pid):
             arguments = _arguments(pid)
@@ -71,7 +71,7 @@ class LocalTargets:
         return dict(sorted(found.items()))
 
     def etcd(self) -> Process | None:
-        """The cluster's etcd."""
+        """Return the cluster's etcd."""
         for pid in _children(self._cluster_pid):
             process = Process("etcd", pid, _arguments(pid))
             if process.flag("listen-client-urls") is not None:
@@ -79,7 +79,7 @@ class LocalTargets:
         return None
 
     def workers(self, node: str) -> list[Process]:
-        """The workers of a node, spares among them, oldest first."""
+        """Return the workers of a node, with spares, oldest first."""
         daemon = self.daemons().get(node)
         if daemon is None:
             return []
@@ -87,7 +87,7 @@ class LocalTargets:
         return [process for process in found if any("headway.daemon.worker" in word for word in process.arguments)]
 
     def layer_files(self) -> list[Path]:
-        """The finished layer files of all nodes' stores, in order of their names."""
+        """Return the finished layer files of all nodes' stores, in order of their names."""
         found = []
         for daemon in self.daemons().values():
             if (folder := daemon.flag("store-dir")) is not None:
@@ -95,14 +95,14 @@ class LocalTargets:
         return found
 
     def checkpoint_folder(self, checkpoint_dir: str) -> Path | None:
-        """A job's checkpoint folder on this machine; None: it lies elsewhere."""
+        """Return a job's checkpoint folder on this machine; None: it lies elsewhere."""
         roots = [root for daemon in self.daemons().values() if (root := daemon.flag("checkpoint-root")) is not None]
         if "://" in checkpoint_dir or not (roots or Path(checkpoint_dir).is_absolute()):
             return None
         return Path(*roots[:1], checkpoint_dir)
 
     def history_folders(self) -> list[Path]:
-        """Where daemons record what happens, if they do."""
+        """Return where daemons record their history, if they do."""
         found = [
             daemon.flag("history-dir") or daemon.variable("HEADWAY_HISTORY_DIR") for daemon in self.daemons().values()
         ]
@@ -114,7 +114,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _parent(entry: Path) -> int | None:
-    """The parent of a process; None when it is gone, or dead and not yet waited for."""
+    """Return the parent of a process; None when it is gone, or dead and not yet waited for."""
     try:
         state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:

@@ -1,7 +1,7 @@
-"""Whether a cluster got over what was done to it, judged by what etcd said meanwhile. Pure.
+"""Decides whether a cluster recovered from strikes, from etcd's records. Pure.
 
 A fault is overcome when the job is seen to progress again: in a new generation if it took one of the plan's workers,
-otherwise in the generation that went on.
+otherwise in the present generation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,50 +13,50 @@ from headway.daemon.records import TERMINAL_PHASES, Phase
 
 @dataclass(slots=True, kw_only=True)
 class Blow:
-    """A strike that was carried out, and what came of it. Times: seconds since the beginning."""
+    """A strike that was carried out, and its result. Times: seconds since the beginning."""
 
     number: int
     kind: str
     target: str
     at_s: float
     until_s: float | None = None
-    """When it was over, or undone; None: it goes on."""
+    """Time at which it was over, or undone; None: it lasts."""
     takes_worker: bool = False
-    """Whether a worker of the plan is gone by it: progress without a new generation is an echo."""
+    """True if a worker of the plan is gone by it: then progress without a new generation is an echo."""
     generation: int = 0
-    """Of the progress that was seen last before it."""
+    """Generation of the last progress seen before it."""
     batch: int = -1
     recovered_s: float | None = None
     new_generation: int | None = None
-    """None: the generation went on."""
+    """New generation; None: the generation continued."""
     recomputed: int = 0
-    """Batches that were begun before and computed again; those of one plan count for the first of its blows."""
+    """Batches that were begun before and recomputed; those of one plan count for the first of its blows."""
 
     @property
     def recovery_s(self) -> float | None:
-        """From the blow to the first progress after it."""
+        """Return the seconds from the blow to the first progress after it."""
         return None if self.recovered_s is None else self.recovered_s - self.at_s
 
 
 @dataclass(slots=True)
 class Watcher:
-    """Sees the job's records go by."""
+    """Watches the job's records."""
 
     blows: list[Blow] = field(default_factory=list)
     generation: int = 0
     batch: int = -1
     furthest_progress_s: float = 0.0
-    """When the job was last seen to get on."""
+    """Time at which the job was last seen to progress."""
     phase: Phase | None = None
     reason: str = ""
 
     def struck(self, blow: Blow) -> None:
-        """A fault was carried out just now."""
+        """Note that a fault was carried out just now."""
         blow.generation, blow.batch = self.generation, self.batch
         self.blows.append(blow)
 
     def see(self, job: JobView, *, now_s: float) -> list[Blow]:
-        """Take notice of the job; returns the blows that are overcome by now."""
+        """Look at the job; return the blows that are overcome by now."""
         self.phase, self.reason = job.phase.phase, job.phase.reason
         if job.progress is not None and (job.progress.generation, job.progress.batch) > (self.generation, self.batch):
             self.generation, self.batch = job.progress.generation, job.progress.batch
@@ -79,21 +79,21 @@ class Watcher:
 
     @property
     def open_blows(self) -> list[Blow]:
-        """Those that are not overcome yet."""
+        """Return the blows that are not overcome yet."""
         return [blow for blow in self.blows if blow.recovered_s is None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be said in the end."""
+    """The final judgement."""
 
     is_passed: bool
     reasons: tuple[str, ...]
-    """Why not; or what was found, if it is."""
+    """Reasons of a failure; or findings of a success."""
 
 
 def judge(watcher: Watcher, *, breaches: Sequence[str] | None) -> Verdict:
-    """breaches: of the history's rules; None: no history was recorded."""
+    """Judge the campaign. breaches: of the history's rules; None: no history was recorded."""
     reasons = list(_failures(watcher, breaches or ()))
     if reasons:
         return Verdict(is_passed=False, reasons=tuple(reasons))
@@ -119,7 +119,7 @@ def _failures(watcher: Watcher, breaches: Sequence[str]) -> Iterator[str]:
 
 
 def table(blows: Sequence[Blow]) -> list[str]:
-    """A head and one line per blow, in columns."""
+    """Return a head and one line per blow, in columns."""
     rows = [("no", "fault", "target", "at", "recovered", "generation", "recomputed")]
     for blow in blows:
         rows.append(

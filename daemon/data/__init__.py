@@ -1,1 +1,1 @@
-"""Text to token shards, and where a node finds them."""
+"""Turns text into token shards, and finds them for a node."""

@@ -1,4 +1,4 @@
-"""Text in columns: parquet and Arrow files, also those that `datasets` saves; read a few hundred rows at a time.
+"""Reads text in columns: parquet and Arrow files, also those that `datasets` saves; a few hundred rows at a time.
 
 `pyarrow` belongs to the optional extra `data` and is imported when a source needs it.
 """
@@ -20,7 +20,7 @@ _ABOUT_A_DATA_SET: Final = ("state.json", "dataset_info.json", "dataset_dict.jso
 
 
 def without_descriptions(files: Iterable[Path]) -> list[Path]:
-    """A folder's files but those in which `datasets` describes the Arrow files beside them."""
+    """Return a folder's files, except those in which `datasets` describes the Arrow files."""
     every = list(files)
     saved = {file.parent for file in every if file.suffix == ".arrow"}
     saved |= {folder.parent for folder in saved}
@@ -28,7 +28,7 @@ def without_descriptions(files: Iterable[Path]) -> list[Path]:
 
 
 def folder_of_split(folder: Path, split: str) -> Path:
-    """The folder of one split of a saved `DatasetDict`; any other folder is itself. Raises ConfigError."""
+    """Return the folder of one split of a saved `DatasetDict`; any other folder is itself. Raises ConfigError."""
     description = folder / "dataset_dict.json"
     if not description.is_file():
         return folder
@@ -64,7 +64,7 @@ class ArrowSource(FileSource):
 
     @property
     def size(self) -> float:
-        return 0.0  # a stream says only at its end how many rows it has
+        return 0.0  # a stream gives its number of rows only at its end
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         arrow, ipc = library("pyarrow"), library("pyarrow.ipc")
@@ -97,7 +97,7 @@ def _check_column(schema: Any, field: str, path: Path) -> None:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn whatever pyarrow raises about a file into one line with the file's name."""
+    """Turn any pyarrow error about a file into one line with the file's name."""
     arrow = library("pyarrow")
     try:
         yield

@@ -5,7 +5,9 @@ from typing import Any
 
 
 def tokenizer_json() -> str:
-    """tokenizer.json in which token n is the byte n: byte-level BPE (GPT-2's alphabet) without a single merge."""
+    """Return the tokenizer.json in which token n is the byte n: byte-level BPE (GPT-2's alphabet) without a single
+    merge.
+    """
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model: dict[str, Any] = {
         "type": "BPE",
@@ -34,7 +36,7 @@ def tokenizer_json() -> str:
 
 
 def _alphabet() -> list[str]:
-    """GPT-2's printable character for each byte: itself where it prints, else the next free one from U+0100 on."""
+    """Return GPT-2's printable character for each byte: itself if it prints, else the next free one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []
     num_moved = 0

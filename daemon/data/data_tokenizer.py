@@ -1,4 +1,4 @@
-"""The tokenizer that a data folder was made with, as a model that was trained on it takes it along."""
+"""The tokenizer of a data folder, for the folder of a model that was trained on it."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,26 +16,26 @@ TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataTokenizer:
-    """What is put beside a model."""
+    """The tokenizer's files for a model folder."""
 
     text: str
-    """tokenizer.json"""
+    """Text of tokenizer.json."""
     special: SpecialTokens = field(default_factory=SpecialTokens)
 
 
 def tokenizer_of(folder: Path, index: ShardIndex) -> DataTokenizer | None:
-    """The tokenizer of a data folder; None: its files are not there, or cannot be read."""
+    """Return the tokenizer of a data folder; None: its files do not exist, or cannot be read."""
     if index.tokenizer == BYTES:
         return DataTokenizer(text=tokenizer_json())
     try:
         text = (folder / index.tokenizer).read_text(encoding="utf-8")
         return DataTokenizer(text=text, special=special_tokens(json.loads(text), read_config(folder)))
     except (OSError, ValueError, RecursionError, AttributeError):
-        return None  # the folder without its tokenizer is still a model
+        return None  # without its tokenizer, the folder is still a model
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's tokenizer_config.json; empty where there is none. Raises OSError, ValueError."""
+    """Return a folder's tokenizer_config.json; empty if there is none. Raises OSError, ValueError."""
     file = folder / TOKENIZER_CONFIG_NAME
     if not file.is_file():
         return {}

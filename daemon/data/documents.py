@@ -1,4 +1,4 @@
-"""What sources of text give: documents as UTF-8 in pieces; and the text of one record."""
+"""Documents from sources of text, as UTF-8 in pieces; and the text of one record."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ Document = Iterator[bytes]
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """What all sources that are one file have in common."""
+    """The common part of sources that are one file."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name for people."""
         return str(self.path)
 
     @property
     def size(self) -> float:
-        """What the second halves of `documents()` add up to."""
+        """Return the sum of the second halves of `documents()`."""
         return self.path.stat().st_size
 
 
 def library(name: str) -> Any:
-    """A library of the optional extra. Raises ConfigError that names the extra."""
+    """Import a library of the optional extra. Raises ConfigError that names the extra."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -38,7 +38,7 @@ def library(name: str) -> Any:
 
 
 def text_of(record: Any, field: str, where: str) -> bytes:
-    """A record's text as UTF-8. Raises ConfigError where there is none, or one that UTF-8 cannot hold."""
+    """Return a record's text as UTF-8. Raises ConfigError if there is none, or one that UTF-8 cannot hold."""
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise ConfigError(f"has no text in the field {field!r}", where)

@@ -1,7 +1,7 @@
 """Brings a data set from other nodes into this node's cache, shard by shard, each from any node that has it.
 
-What has come stays on disk, so that the next attempt goes on there, from whichever node answers. A shard is hashed as
-it comes and is known as verified from then on; nobody reads it twice.
+Bytes that have come stay on disk, so that the next attempt continues from there with any node. A shard is hashed as it
+comes and is then known as verified; it is not read twice.
 """
 
 import shutil
@@ -25,9 +25,9 @@ from headway.stages.tokens import INDEX_NAME, Shard, ShardIndex, read_index
 T = TypeVar("T")
 
 MAX_INDEX_BYTES: Final = 64 << 20
-"""Of a data set's index, whose size nobody has declared."""
+"""Maximum size of a data set's index, whose size nobody has declared."""
 INCOMING: Final = "incoming"
-"""The folder, inside the data set's own, of what has not come to its end."""
+"""Folder, inside the data set's own, of unfinished files."""
 
 
 class Download:
@@ -46,7 +46,7 @@ class Download:
     ) -> None:
         """folder: of the cache. threads: of downloads alone.
 
-        tell: is called with the bytes that are here and hashed, and with all there will be.
+        tell: is called with the bytes that are here and hashed, and with the final number.
         """
         self._folder = folder
         self._incoming = folder / INCOMING
@@ -60,15 +60,15 @@ class Download:
         self._total = 0
         """Bytes of the shards that are in place, and of all."""
         self._giver: NodeEndpoint | None = None
-        """The node that gave the last file: it is asked first for the next."""
+        """Node that gave the last file: it is asked first for the next."""
 
     async def run(self) -> None:
-        """The index comes first and is put in place last: without it a folder holds no shards.
+        """Download the data set. The index comes first and is put in place last: without it a folder holds no shards.
 
-        Raises RecoveryError with each node's reason where none gives what is missing, StorageAwayError where the
-        cache's file system does not answer.
+        Raises RecoveryError with each node's reason if none gives a missing part, StorageAwayError if the cache's file
+        system does not answer.
         """
-        if self._threads.num_hung:  # a call of an earlier attempt could still write into the files of this one
+        if self._threads.num_hung:  # a call of an earlier attempt could still write into this one's files
             raise StorageAwayError(str(self._folder), "an earlier write has not ended")
         await self._in_thread(lambda _: self._incoming.mkdir(parents=True, exist_ok=True))
         index = await self._index()
@@ -81,7 +81,7 @@ class Download:
         await self._in_thread(lambda _: self._finish())
 
     async def _index(self) -> ShardIndex:
-        """That of an earlier attempt, or any node's. Its name is the hash of what counts in it."""
+        """Return the index of an earlier attempt, or any node's. Its name is the hash of its content."""
 
         async def fetch(endpoint: NodeEndpoint) -> ShardIndex:
             raw = bytearray()
@@ -115,7 +115,7 @@ class Download:
         return index
 
     def _require_room(self, index: ShardIndex) -> None:
-        """Raises RecoveryError before a byte moves, where not all of it would fit."""
+        """Raise RecoveryError before a byte moves, if the data does not fit."""
         places = [self._folder / shard.file for shard in index.shards]
         places += [self._incoming / shard.sha256 for shard in index.shards]
         missing = self._total - sum(place.stat().st_size for place in places if place.is_file())
@@ -124,7 +124,7 @@ class Download:
             raise RecoveryError(str(self._folder), text)
 
     async def _bring(self, shard: Shard, size_bytes: int) -> None:
-        """One shard into place, unless it is there and is what it should be."""
+        """Bring one shard into place, unless it is there and right."""
         target = self._folder / shard.file
         part = IncomingShard(self._incoming / shard.sha256, size_bytes=size_bytes, sha256=shard.sha256)
 
@@ -156,7 +156,7 @@ class Download:
             except DamagedCopyError:
                 if not num_before:
                     raise
-                await receive(endpoint)  # what was here before may be what is wrong: now all of it is this node's
+                await receive(endpoint)  # bytes of another node may be the wrong ones: now all come from this node
 
         def put(_: Beat) -> None:
             part.put(target)
@@ -176,7 +176,7 @@ class Download:
     async def _from_any(
         self, fetch: Callable[[NodeEndpoint], Awaitable[T]], num_bytes: Callable[[], int] = lambda: 0
     ) -> T:
-        """What the first node gives that gives all of it. Nodes are asked in turns for as long as more of it comes.
+        """Return what the first node gives that gives all of it. Nodes are asked in turns while more of it comes.
 
         Raises RecoveryError with each node's reason, StorageAwayError.
         """
@@ -186,7 +186,7 @@ class Download:
                 try:
                     given = await fetch(endpoint)
                 except StorageAwayError:
-                    raise  # this node's cache: no other node can help
+                    raise  # the fault is in this node's cache: no other node can help
                 except (PeerError, RecoveryError) as error:
                     reasons.append(str(error))
                     continue

@@ -1,7 +1,7 @@
-"""Text to tokens: as bytes, or by a `tokenizers` file that is used for its vocabulary alone.
+"""Turns text into tokens: as bytes, or by a `tokenizers` file of which only the vocabulary is used.
 
-What such a file says of truncation and padding is for another program's batches: obeyed here, it would drop the end of
-each document. And a text that happens to contain the name of a special token is text.
+Such a file's truncation and padding are for another program's batches: here they would drop the end of each document. A
+text that happens to contain the name of a special token is still text.
 """
 
 import json
@@ -22,23 +22,23 @@ from headway.daemon.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """Text to tokens."""
+    """Turns text into tokens."""
 
     vocab_size: int
     encode: Callable[[bytes], npt.NDArray[np.integer]]
-    """From UTF-8. Raises UnicodeDecodeError where the tokenizer needs text."""
+    """Encode UTF-8. Raises UnicodeDecodeError if the tokenizer needs text."""
     end_of_text: int | None
-    """Put after each document; None: the tokenizer has no such token."""
+    """Token after each document; None: the tokenizer has no such token."""
     file: Path | None = None
-    """The tokenizer's own file; goes beside the shards."""
+    """Tokenizer's own file, which is copied to the shards."""
     config: str = ""
-    """tokenizer_config.json with its special tokens; goes there too."""
+    """The tokenizer_config.json with its special tokens, which is copied too."""
 
 
 def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
-    """`bytes`, or a `tokenizers` JSON file. Raises ConfigError when it is missing or not one.
+    """Return the encoder of `bytes`, or of a `tokenizers` JSON file. Raises ConfigError when it is missing or invalid.
 
-    end_of_text: the token after each document; empty: the one of tokenizer_config.json beside it, or a known one.
+    end_of_text: the token after each document; empty: the one in tokenizer_config.json, or a known one.
     """
     if tokenizer == BYTES:
         if end_of_text:
@@ -58,7 +58,7 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
 
 
 def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
-    """The tokenizer, and its special tokens."""
+    """Return the tokenizer, and its special tokens."""
     tokenizers = library("tokenizers")
     try:
         text = file.read_text(encoding="utf-8")
@@ -72,17 +72,19 @@ def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
         raise ConfigError(f"the tokenizer_config.json beside it cannot be read: {error}", str(file)) from error
     special = special_tokens(raw, config, end_of_text=end_of_text)
     if end_of_text and special.eos_token != end_of_text:
-        raise ConfigError(f"{end_of_text!r} is no token of {file}", "--end-of-text")
+        raise ConfigError(f"{end_of_text!r} is not a token of {file}", "--end-of-text")
     loaded.no_truncation()
     loaded.no_padding()
     if special.eos_token:
-        loaded.add_special_tokens([special.eos_token])  # keeps its id; some files do not call it special
-    loaded.encode_special_tokens = True  # their names in a text are text
+        loaded.add_special_tokens([special.eos_token])  # keeps its id; some files do not mark it as special
+    loaded.encode_special_tokens = True  # their names in a text are plain text
     return loaded, special
 
 
 def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> list[int]:
-    """A text's tokens, none of which is the end of the text. Raises ConfigError where there is no other for it."""
+    """Return a text's tokens, none of which is the end of the text. Raises ConfigError if there is no other token for
+    it.
+    """
     try:
         found = loaded.encode(text, add_special_tokens=False)
     except Exception as error:  # the library raises nothing more exact
@@ -94,7 +96,7 @@ def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> list[int]
 
 
 def _halved(text: str, spans: list[tuple[int, int]], name: str) -> list[str]:
-    """A text cut inside each span that was taken for its end: a vocabulary that has it as a word has its halves too."""
+    """Cut a text inside each span that was taken for its end: a vocabulary with that word also has its halves."""
     single = next((text[start:end] for start, end in spans if end - start < 2), None)
     if single is not None:
         what = f"takes {single!r} in a text for its end, and has no other token for it"

@@ -1,4 +1,4 @@
-"""A token shard on its way in: a partial file that goes on where it broke off, and is hashed as its bytes come."""
+"""An arriving token shard: a partial file that continues where it broke off, and is hashed as its bytes come."""
 
 import hashlib
 from pathlib import Path
@@ -10,20 +10,20 @@ from headway.daemon.errors import DamagedCopyError, RecoveryError
 class IncomingShard:
     """One partial file. Every method blocks, so it belongs in a thread.
 
-    A file that broke off stays for the next attempt. One that is refused goes, with all its bytes.
+    A file that broke off stays for the next attempt. A refused one is deleted with all its bytes.
     """
 
     def __init__(self, partial: Path, *, size_bytes: int, sha256: str) -> None:
-        """size_bytes, sha256: what the shard must have. Of an earlier attempt nothing counts before `resume`."""
+        """size_bytes, sha256: the shard's required values. Bytes of an earlier attempt count only after `resume`."""
         self.sha256 = sha256
         self._partial = partial
         self._size_bytes = size_bytes
         self._digest = hashlib.sha256()
         self.num_bytes = 0
-        """Bytes that are here, and hashed."""
+        """Number of bytes that are here, and hashed."""
 
     def resume(self, advance: Advance) -> None:
-        """Hash what an earlier attempt has left. Raises OSError."""
+        """Hash the bytes of an earlier attempt. Raises OSError."""
         if not self._partial.exists():
             return
         if self._partial.stat().st_size > self._size_bytes:
@@ -36,10 +36,10 @@ class IncomingShard:
                 advance(len(chunk))
 
     def append(self, piece: bytes, sender: str) -> None:
-        """Add the next bytes. Raises RecoveryError, and drops the file, where they are too many or find no room."""
+        """Add the next bytes. Raises RecoveryError, and drops the file, if they are too many or there is no room."""
         if self.num_bytes + len(piece) > self._size_bytes:
             self._drop()
-            text = f"arrived with more than the {self._size_bytes} bytes that it should have"
+            text = f"arrived with more than the expected {self._size_bytes} bytes"
             raise RecoveryError(self._name_from(sender), text)
         try:
             with self._partial.open("ab") as file:
@@ -51,9 +51,10 @@ class IncomingShard:
         self.num_bytes += len(piece)
 
     def check(self, sender: str) -> None:
-        """Raises RecoveryError where bytes are missing, DamagedCopyError where the hash is another: then the file goes.
+        """Check the shard. Raises RecoveryError if bytes are missing; raises DamagedCopyError, and deletes it, if the
+        hash differs.
 
-        sender: of the last bytes. Those before may have come from another node.
+        sender: of the last bytes. Earlier bytes may have come from another node.
         """
         if self.num_bytes < self._size_bytes:
             raise RecoveryError(self._name_from(sender), f"ended after {self.num_bytes} of {self._size_bytes} bytes")
@@ -65,8 +66,8 @@ class IncomingShard:
             )
 
     def put(self, target: Path) -> None:
-        """Move the checked file into place: who reads an older file of that name keeps it. Raises OSError."""
-        self._partial.touch()  # a shard without tokens has had no bytes
+        """Move the checked file into place: a reader of an older file of that name keeps it. Raises OSError."""
+        self._partial.touch()  # a shard without tokens never received bytes
         self._partial.replace(target)
 
     def _name_from(self, sender: str) -> str:

@@ -1,4 +1,4 @@
-"""Downloads of data that broke off and that nobody has gone on with for a week: they go from the cache."""
+"""Deletes downloads of data from the cache that broke off and were not continued for a week."""
 
 import shutil
 import time
@@ -17,19 +17,19 @@ KEPT_S: Final = 7 * 86400.0
 
 
 async def sweep_downloads(cache_dir: Path, view: ClusterView) -> None:
-    """Until cancelled: look after the cache, soon after the daemon's start and then once a day."""
+    """Sweep the cache soon after the daemon's start and then once a day, until cancelled."""
     await once_a_day(view, lambda: sweeping(cache_dir, now=time.time()), told_as="left_downloads_deleted")
 
 
 def sweeping(cache_dir: Path, *, now: float) -> Callable[[], int]:
-    """What deletes them and returns how many bytes they had. now: since the epoch."""
+    """Return a function that deletes them and returns their bytes. now: since the epoch."""
     return partial(_sweep, cache_dir, now - KEPT_S)
 
 
 def _sweep(cache_dir: Path, written_before: float) -> int:
     num_bytes = 0
     for incoming in cache_dir.glob(f"*/{INCOMING}"):
-        # Without its index a folder holds no data set: shards that are in place already belong to the download.
+        # Without its index a folder holds no data set: even its finished shards belong to the download.
         left = incoming if (incoming.parent / INDEX_NAME).exists() else incoming.parent
         with suppress(OSError):
             if max(path.stat().st_mtime for path in _tree(left)) < written_before:

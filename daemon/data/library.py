@@ -1,4 +1,4 @@
-"""The token shards that a node has: found in the cache, in the job's folder or on another node; verified before use."""
+"""Finds a node's token shards: in the cache, in the job's folder or on another node; verified before use."""
 
 import errno
 from collections.abc import Callable, Iterable
@@ -24,16 +24,16 @@ from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint
 log = structlog.get_logger()
 
 MAX_DATA_SETS: Final = 1000
-"""That are known by heart. Another one is read again when it is asked for, without hashing what has not changed."""
+"""Maximum number of remembered data sets. Another one is read again on request; only changed files are hashed."""
 NUM_DOWNLOAD_CALLS: Final = 8
-"""Calls of downloads at the same time: one that hashes what an earlier attempt has left holds up no other."""
+"""Number of downloads' calls at once: one that hashes an earlier attempt's bytes delays no other."""
 NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""What a file system says of a path that leads nowhere."""
+"""Errors of a file system for a path that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a data set is."""
+    """The progress of a data set."""
 
     num_bytes: int
     total_bytes: int
@@ -41,18 +41,18 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _DataSet:
-    """One that was verified."""
+    """A verified data set."""
 
     sha256: str
     folder: Path
     state: str
-    """The fingerprint of its folder then."""
+    """Fingerprint of its folder at that time."""
     files: dict[str, Path]
     """Its index and shards, by SHA-256."""
 
 
 class DataLibrary:
-    """Opens a job's data, and knows every verified folder so that other nodes can be served from it."""
+    """Opens a job's data, and knows every verified folder so that it can serve other nodes."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DataLibrary:
         *,
         memory: Path | None = None,
     ) -> None:
-        """peers: the other nodes' daemons, at the time of the call. memory: a file for what was verified."""
+        """peers: returns the other nodes' daemons. memory: a file that remembers verified shards."""
         self._cache_dir = cache_dir
         self._client = client
         self._peers = peers
@@ -70,19 +70,18 @@ class DataLibrary:
         self._threads = FileThreads("data")
         self._downloads = FileThreads("downloads of data", num_at_once=NUM_DOWNLOAD_CALLS)
         self._opening: SharedWork[tuple[str, str], Path] = SharedWork()
-        """By SHA-256 and source: another job may name another folder for the same data."""
+        """Openings by SHA-256 and source: another job may name another folder for the data."""
         self._fetching: SharedWork[str, None] = SharedWork()
-        """By SHA-256."""
+        """Fetches by SHA-256."""
         self._sets: dict[str, _DataSet] = {}
         """The data sets that were verified last, by folder."""
         self.reading: dict[str, Reading] = {}
-        """How far the data sets are that are being read or fetched, by SHA-256."""
+        """Progress of the data sets that are being read or fetched, by SHA-256."""
 
     async def open(self, data: DataSpec) -> Path:
-        """The folder with the data that a job names, as it is now.
+        """Return the folder with the data that a job names.
 
-        Files are read when they are not as they were when they were last verified. Where they are not here, they are
-        fetched, once for all who ask.
+        Files are read if they changed since their verification. Missing files are fetched, once for all callers.
 
         Raises RecoveryError when no node has it, StorageAwayError when it was here or a file system does not answer.
         """
@@ -99,27 +98,27 @@ class DataLibrary:
             raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}") from error
 
     async def look_ahead(self, data: DataSpec) -> None:
-        """Verify what lies here, so that this node can begin with it at once. What does not lie here stays away."""
+        """Verify local data, so that this node can begin with it at once. Nothing is fetched."""
         try:
             await self._open_once(data)
         except (DataError, RecoveryError, OSError) as error:
             log.info("data_not_here", sha256=data.sha256, reason=str(error))
 
     async def _open_once(self, data: DataSpec) -> Path:
-        """Raises DataError, RecoveryError."""
+        """Open the data. Raises DataError, RecoveryError."""
         return await self._opening.result((data.sha256, data.source), partial(self._open_here, data))
 
     def state_of(self, folder: str) -> str:
-        """The fingerprint of a folder when its files were last verified: for a worker that opens them."""
+        """Return the fingerprint of a folder when its files were last verified: for a worker that opens them."""
         found = self._sets.get(folder)
         return found.state if found is not None else ""
 
     def find(self, sha256: str) -> Path | None:
-        """The file with this hash in a verified folder: the index of a data set, or one of its shards."""
+        """Return the file with this hash in a verified folder: the index of a data set, or one of its shards."""
         return next((each.files[sha256] for each in reversed(self._sets.values()) if sha256 in each.files), None)
 
     async def _open_here(self, data: DataSpec) -> Path:
-        """Raises DataError: it is not here, or is something else. StorageAwayError: it may be here again later."""
+        """Open local data. Raises DataError: it is missing or wrong. StorageAwayError: it may be here again later."""
         errors: list[DataError] = []
 
         def verified(beat: Beat) -> _DataSet | None:
@@ -141,14 +140,16 @@ class DataLibrary:
         return found.folder
 
     def _may_come_back(self, data: DataSpec, error: DataError) -> bool:
-        """Whether the file system fails, or lacks what was read there: an outage, and no mistake of the job."""
+        """Return whether the file system fails, or lacks files that were read there: an outage, not the job's
+        mistake.
+        """
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in NOT_THERE:
             return self._verified.has_read(Path(data.source))
         return isinstance(cause, OSError) and not isinstance(cause, PermissionError)
 
     def _verify(self, data: DataSpec, beat: Beat) -> _DataSet:
-        """In a thread."""
+        """Verify in a thread."""
         folder = self._cache_dir / data.sha256
         if not data.sha256 or not (folder / INDEX_NAME).exists():
             self._cache_dir.mkdir(parents=True, exist_ok=True)

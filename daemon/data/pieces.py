@@ -1,4 +1,6 @@
-"""Texts in pieces that a tokenizer takes one by one, so that a long line costs no more memory than its length."""
+"""Cuts texts into pieces that a tokenizer takes one by one, so that a long line costs no more memory than its
+length.
+"""
 
 from collections.abc import Iterator
 from typing import IO, Final
@@ -11,7 +13,7 @@ _SPACES: Final = (b" ", b"\n", b"\t")
 
 
 def pieces_of(text: bytes) -> Iterator[bytes]:
-    """A whole text: one piece, unless it is longer than any may be."""
+    """Return a whole text as one piece, unless it is longer than the maximum."""
     start = 0
     while len(text) - start > MAX_PIECE_BYTES:
         end = _cut(text, start)
@@ -21,7 +23,7 @@ def pieces_of(text: bytes) -> Iterator[bytes]:
 
 
 def pieces_from(stream: IO[bytes]) -> Iterator[bytes]:
-    """A file's text, in pieces that end at line ends where lines have a sensible length."""
+    """Yield a file's text, in pieces that end at line ends unless a line is too long."""
     held = b""
     while block := stream.read(PIECE_BYTES):
         held += block
@@ -33,7 +35,7 @@ def pieces_from(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _end(held: bytes) -> int | None:
-    """Where the first piece ends of what was read so far; None: it may go on."""
+    """Return where the first piece ends in the bytes read so far; None: it may continue."""
     newline = held.find(b"\n", PIECE_BYTES, MAX_PIECE_BYTES)
     if newline >= 0:
         return newline + 1
@@ -41,11 +43,11 @@ def _end(held: bytes) -> int | None:
 
 
 def _cut(text: bytes, start: int) -> int:
-    """Where to cut a text without a line end: before a space, else between two characters."""
+    """Return where to cut a text without a line end: before a space, else between two characters."""
     end = start + PIECE_BYTES
     space = max(text.rfind(space, start + 1, end) for space in _SPACES)
     if space > start:
         return space
-    while end > start + 1 and text[end] & 0xC0 == 0x80:  # within a character of UTF-8
+    while end > start + 1 and text[end] & 0xC0 == 0x80:  # inside a character of UTF-8
         end -= 1
     return end

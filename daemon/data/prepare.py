@@ -1,4 +1,4 @@
-"""`headway data prepare`: text in files or in a Hugging Face data set becomes a folder of token shards."""
+"""`headway data prepare`: turns text in files or in a Hugging Face data set into a folder of token shards."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,14 +30,14 @@ def prepare(
     warn: Callable[[str], None] = lambda _text: None,
     console: Console | None = None,
 ) -> ShardIndex:
-    """Make the data folder `out` from sources in their order; it appears whole or not at all.
+    """Make the data folder `out` from sources in their order; it appears complete or not at all.
 
     A source is a text file, a `.jsonl`, `.parquet` or `.arrow` file (`field` names the text's column), a folder (all
     its files, by name; of a saved `DatasetDict` the `split`) or `hf:NAME`, a Hugging Face data set (with `config` and
-    `split`). tokenizer: `bytes`, or a `tokenizers` JSON file, whose tokenizer_config.json may lie beside it.
+    `split`). tokenizer: `bytes`, or a `tokenizers` JSON file, optionally with a tokenizer_config.json in its folder.
     end_of_text: the token after each document, instead of the tokenizer's own. max_tokens ends early; 0 takes
-    everything. warn is told what is hardly meant. console shows a progress bar.
-    Raises ConfigError: a file or library is missing, a record has no such field, `out` exists.
+    everything. warn receives doubts about the input. console shows a progress bar. Raises ConfigError: a file or
+    library is missing, a record has no such field, `out` exists.
     """
     if not sources:
         raise ConfigError("no source of text was named")
@@ -82,7 +82,7 @@ def prepare(
 
 
 def _token_stream(sources: Sequence[Source], encoder: Encoder) -> Iterator[tuple[npt.NDArray[np.integer], float]]:
-    """Tokens in order, each with the part of the sources' sizes that is done with it."""
+    """Yield tokens in order, each with the part of the sources' sizes that is done with it."""
     separator = np.array([] if encoder.end_of_text is None else [encoder.end_of_text], dtype=np.int64)
     for source in sources:
         for document, part in source.documents():

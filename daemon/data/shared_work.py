@@ -1,4 +1,4 @@
-"""Work that several wait for and that is done once. It ends when nobody has waited for it for a while."""
+"""Shares work among callers, so that it is done once. It ends when no caller has waited for it for a while."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 KEPT_S: Final = 10.0
-"""A plan that is replaced asks again within this time, and finds the work under way."""
+"""Time within which a replaced plan asks again, and finds the work under way."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class SharedWork(Generic[K, T]):
         return len(self._under_way)
 
     async def result(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the work under way, or of the work that begins now. An asker may be cancelled alone."""
+        """Return the result of the running work, or of the work that begins now. A caller may be cancelled alone."""
         while (work := self._under_way.get(key)) is not None and work.is_cancelled:
             await asyncio.wait({work.task})
         if work is None:

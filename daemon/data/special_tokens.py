@@ -1,11 +1,11 @@
-"""Which tokens a tokenizer itself calls the beginning, the end and the padding of a text. Pure."""
+"""Finds the tokens that a tokenizer calls the beginning, the end and the padding of a text. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 KNOWN_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
-"""What is taken for the end of a text where no tokenizer_config.json names it."""
+"""Names that count as the end of a text if no tokenizer_config.json names it."""
 _KEYS: Final = ("eos_token", "bos_token", "pad_token")
 
 
@@ -22,19 +22,19 @@ class SpecialTokens:
 
     @property
     def ids(self) -> dict[str, int | None]:
-        """For config.json."""
+        """Return the ids for config.json."""
         return {f"{key}_id": getattr(self, f"{key}_id") for key in _KEYS}
 
     @property
     def texts(self) -> dict[str, str]:
-        """For tokenizer_config.json."""
+        """Return the texts for tokenizer_config.json."""
         return {key: text for key in _KEYS if (text := getattr(self, key))}
 
 
 def special_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any], *, end_of_text: str = "") -> SpecialTokens:
-    """The special tokens of a tokenizer.json with its tokenizer_config.json, both as they were parsed.
+    """Return the special tokens of a parsed tokenizer.json with its parsed tokenizer_config.json.
 
-    end_of_text: what a user calls the end, before all else. A name that the vocabulary does not have is no token.
+    end_of_text: the user's name of the end, which goes first. A name that the vocabulary does not have is no token.
     """
     ids = _vocabulary(tokenizer)
     found: dict[str, Any] = {}
@@ -48,13 +48,13 @@ def special_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any], *, e
 
 
 def _text(value: object) -> str:
-    """A token in tokenizer_config.json is its text, or a table with its `content`."""
+    """Return the text of a token in tokenizer_config.json: a text, or a table with its `content`."""
     content = value.get("content") if isinstance(value, Mapping) else value
     return content if isinstance(content, str) else ""
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token to id: of the model, and of what was added to it."""
+    """Return token to id: of the model, and of added tokens."""
     model = tokenizer.get("model")
     told = model.get("vocab") if isinstance(model, Mapping) else None
     ids: dict[str, int] = {}

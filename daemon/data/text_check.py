@@ -1,4 +1,4 @@
-"""A look at files that are about to become training data: what in them is hardly what was meant."""
+"""Looks at files that are about to become training data, and doubts those that look wrong."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,12 +7,14 @@ from typing import Final
 from headway.daemon.data.text_sources import HUGGING_FACE_PREFIX
 
 LOOK_BYTES: Final = 64 << 10
-"""Of the beginning of each file."""
+"""Bytes read at the beginning of each file."""
 MAX_FILES: Final = 1000
 
 
 def doubts(sources: Sequence[str]) -> Iterator[str]:
-    """A sentence for each file that is empty or does not begin as text; what cannot be read is left to the reader."""
+    """Return a sentence for each file that is empty or does not begin as text; unreadable files are left to
+    the reader.
+    """
     for path in _files(sources):
         try:
             with path.open("rb") as file:
@@ -31,7 +33,7 @@ def _why_no_text(head: bytes) -> str:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # else a character is cut where the look ends
+        if error.start < len(head) - 4:  # otherwise a character is cut where the look ends
             return f"no UTF-8 at byte {error.start}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Where text for training lies: files, folders, JSON lines, columns, Hugging Face data sets, all read as documents.
+"""Sources of text for training: files, folders, JSON lines, columns, Hugging Face data sets, all read as documents.
 
 `datasets` belongs to the optional extra `data` and is imported when a source needs it.
 """
@@ -16,7 +16,7 @@ from headway.daemon.errors import ConfigError
 
 HUGGING_FACE_PREFIX = "hf:"
 MAX_LINE_BYTES: Final = 128 << 20
-"""Of a JSON line, which is parsed as a whole."""
+"""Maximum length of a JSON line, which is parsed as a whole."""
 
 
 class Source(Protocol):
@@ -24,21 +24,21 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name for people."""
         ...
 
     @property
     def size(self) -> float:
-        """What the second halves of `documents()` add up to; 0: not known before the end."""
+        """Return the sum of the second halves of `documents()`; 0: not known before the end."""
         ...
 
     def documents(self) -> Iterator[tuple[Document, float]]:
-        """Each text, with the part of `size` that it stands for. A document is read before the next is asked for."""
+        """Yield each text, with its part of `size`. A document is read before the next is requested."""
         ...
 
 
 def open_sources(name: str, *, field: str, config: str | None, split: str) -> list[Source]:
-    """The sources that a name stands for. `field` is the text's column; config and split are for Hugging Face.
+    """Return the sources of a name. `field` is the text's column; config and split are for Hugging Face.
 
     Raises ConfigError when there is no such file.
     """

@@ -1,7 +1,7 @@
-"""Which files of token shards this node has hashed, and in which state: each state of a file is read once.
+"""Remembers which files of token shards this node has hashed, in which state: each state of a file is read once.
 
-A state is size, time of the last write and of the last change, and inode. A file that is written to, replaced or
-restored has another, and is hashed again. The memory lies in the state folder; without it everything is hashed again.
+A state is size, time of the last write and of the last change, and inode. A written, replaced or restored file has
+another state, and is hashed again. The memory lies in the state folder; without it everything is hashed again.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ CHUNK_BYTES: Final = 8 << 20
 MAX_REMEMBERED: Final = 100_000
 
 Advance = Callable[[int], None]
-"""Is told of each piece that was read, by its bytes."""
+"""Called for each piece that was read, with its bytes."""
 
 
 class VerifiedShards:
-    """Used by threads that hash different data sets."""
+    """The memory of hashed files; used by threads that hash different data sets."""
 
     def __init__(self, memory: Path | None = None) -> None:
-        """memory: a file to remember by across restarts."""
+        """memory: a file that keeps the memory across restarts."""
         self._memory = memory
         self._known: dict[str, tuple[str, FileState]] = _read(memory)
         self._writing = Lock()
 
     def num_bytes_to_read(self, folder: Path) -> int:
-        """How much of a folder's shards has not been hashed in its present state. Raises DataError."""
+        """Return the bytes of a folder's shards that were not hashed in their present state. Raises DataError."""
         index = read_index(folder)
         files = [folder / shard.file for shard in index.shards if not self._knows(folder / shard.file, shard.sha256)]
         return sum(state_of(file)[0] for file in files)
 
     def verify(self, folder: Path, advance: Advance) -> None:
-        """Hash what is not known of a folder's shards. Raises DataError for one that does not fit its hash."""
+        """Hash unknown shards of a folder. Raises DataError for one that does not fit its hash."""
         for shard in read_index(folder).shards:
             self.verify_file(folder / shard.file, shard.sha256, advance)
 
@@ -64,7 +64,7 @@ class VerifiedShards:
         self._remember(file, sha256, state_of(file))
 
     def has_read(self, folder: Path) -> bool:
-        """Whether shards in this folder itself were verified here once, as they are now or as they were."""
+        """Return whether shards in this folder itself were ever verified here, in this state or another."""
         place = os.path.realpath(folder)
         return any(os.path.dirname(path) == place for path in list(self._known))  # noqa: PTH120 (100,000 of them)
 
@@ -104,7 +104,7 @@ def _sha256(file: Path, advance: Advance) -> str:
 
 
 def _read(memory: Path | None) -> dict[str, tuple[str, FileState]]:
-    """What is there and is what we write; nothing else is believed, and nothing is wrong without it."""
+    """Read the memory. Anything but our own format is ignored, and a missing memory is no error."""
     found: dict[str, tuple[str, FileState]] = {}
     with suppress(Exception):
         for path, (sha256, state) in json.loads(memory.read_bytes()).items() if memory is not None else ():

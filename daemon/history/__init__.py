@@ -1,1 +1,1 @@
-"""What happened in a run, as lines on disk: written by daemons and workers, read back, checked against the rules."""
+"""The events of a run as lines on disk: written by daemons and workers, read back, checked against the rules."""

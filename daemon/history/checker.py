@@ -1,7 +1,8 @@
-"""The rules that every run must keep, whatever befell it, checked over its whole history. Pure.
+"""Checks the rules that every run must keep, over its whole history. Pure.
 
-A batch belongs to the last generation whose plan began at or before it: what earlier generations did of it was rolled
-back. So the final weights are the work of those generations alone, and each piece of it must be there exactly once.
+A batch belongs to the last generation whose plan began at or before it: earlier generations' work on it was rolled
+back.
+So the final weights are the work of those generations alone, and each piece of it must be there exactly once.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +19,7 @@ from headway.stages.spec import TrainSpec, weight_version
 
 MOST_VERSIONS: Final = 2
 MOST_SENTENCES: Final = 5
-"""Per rule; the rest is counted."""
+"""Maximum number of sentences per rule; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +33,23 @@ class PlanSeen:
     source: str = "initial"
     source_timeline: int = 0
     stages: tuple[tuple[str, ...], ...] = ()
-    """Layers by worker: those side by side with the same are replicas of one stage."""
+    """Layers by worker: neighbours with equal layers are replicas of one stage."""
     groups: tuple[tuple[int, ...], ...] = ()
     """Reduction groups by worker; none: all."""
 
     def shares(self, train: TrainSpec) -> Shares:
-        """What each worker computes of a batch."""
+        """Return each worker's share of a batch."""
         num_groups = train.reduction_groups
         return Shares.of(self.stages, self.groups, num_microbatches=train.microbatches, num_groups=num_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What a worker did: a line of its history."""
+    """A worker's operation: a line of its history."""
 
     generation: int
     worker: int
-    """Its position among the plan's workers."""
+    """Position among the plan's workers."""
     op: str
     """`forward`, `backward` or `update`."""
     batch: int
@@ -56,14 +57,14 @@ class Operation:
     version: int
     versions_live: int
     started: float
-    """Monotonic seconds."""
+    """Start in monotonic seconds."""
     process: str = ""
-    """Who did it; empty: not known."""
+    """Process that did it; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A layer that a worker took up when its generation began."""
+    """A layer that a worker loaded when its generation began."""
 
     generation: int
     layer: str
@@ -75,41 +76,41 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
-    """Something that was done to the cluster, in monotonic seconds."""
+    """A strike at the cluster, in monotonic seconds."""
 
     text: str
     at: float
     until: float
-    """When it was over, as far as it can be: a paused process goes on, a killed one stays dead."""
+    """End of the strike, if it has one: a paused process continues, a killed one stays dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How much a process, or a node's store, held at a moment."""
+    """The resources of a process, or of a node's store, at a moment."""
 
     at: float
     subject: str
-    """For instance `daemon node-1 (pid 7)`."""
+    """Name of the subject, for instance `daemon node-1 (pid 7)`."""
     amounts: Mapping[str, int]
-    """By what was counted: `fds`, `threads`, `rss_bytes`, `files`."""
+    """Amounts by kind: `fds`, `threads`, `rss_bytes`, `files`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What is still in order."""
+    """The limits of a good run."""
 
     recovery_s: float = 60.0
-    """From the end of a fault to the next update."""
+    """Maximum time from the end of a fault to the next update."""
     amounts: Mapping[str, int] = field(
         default_factory=lambda: {"fds": 512, "threads": 256, "rss_bytes": 4 << 30, "files": 2000}
     )
     growth: Mapping[str, int] = field(default_factory=lambda: {"fds": 64, "threads": 32, "rss_bytes": 256 << 20})
-    """From the greatest of a subject's first half of samples to the least of its last quarter."""
+    """Maximum growth from the greatest of a subject's first half of samples to the least of its last quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Everything that is known of one job's run."""
+    """All knowledge about one job's run."""
 
     plans: Sequence[PlanSeen]
     operations: Sequence[Operation]
@@ -117,15 +118,15 @@ class History:
     faults: Sequence[FaultSeen] = ()
     samples: Sequence[Sample] = ()
     is_finished: bool = False
-    """Otherwise only what lies before the last plan's boundary is final."""
+    """Otherwise only batches before the last plan's boundary are final."""
     ended_at: float | None = None
-    """When the job was over, monotonic; None: it runs, or nobody knows."""
+    """Monotonic time at which the job was over; None: it runs, or nobody knows."""
     num_torn: int = 0
-    """Last lines whose writer was killed while it wrote."""
+    """Number of last lines whose writer was killed while it wrote."""
 
 
 def check(history: History, spec: JobSpec, bounds: Bounds | None = None) -> tuple[str, ...]:
-    """Every rule that was broken, as sentences; empty: all was in order."""
+    """Return every broken rule, as sentences; empty: none."""
     bounds = bounds or Bounds()
     found: list[str] = []
     for rule in RULES:
@@ -137,7 +138,7 @@ def check(history: History, spec: JobSpec, bounds: Bounds | None = None) -> tupl
 
 
 def owners(plans: Iterable[PlanSeen], num_batches: int) -> list[PlanSeen | None]:
-    """For each batch, the plan whose work on it is in the final weights."""
+    """Return, for each batch, the plan whose work on it is in the final weights."""
     latest_first = sorted(plans, key=lambda plan: -plan.generation)
     return [next((plan for plan in latest_first if plan.boundary <= batch), None) for batch in range(num_batches)]
 
@@ -196,7 +197,7 @@ def _boundaries_are_of_one_timeline(history: History, _train: TrainSpec, _bounds
 
 
 def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """On a timeline, by one generation, and there by each replica of the stage."""
+    """On a timeline each version is made by one generation, and there by each replica of the stage."""
     plans = _by_generation(history)
     made: defaultdict[tuple[int, str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
     for operation in history.operations:
@@ -223,7 +224,7 @@ def _versions_are_late_by_the_delay(history: History, train: TrainSpec, _bounds:
 
 
 def _both_ways_on_one_version(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """And by the same worker."""
+    """A forward and its backward use one version, on one worker."""
     shares = _shares(history, train)
     forwards = {
         (o.generation, o.worker, o.batch, o.microbatch): o.version for o in history.operations if o.op == "forward"
@@ -239,7 +240,9 @@ def _both_ways_on_one_version(history: History, train: TrainSpec, _bounds: Bound
 
 
 def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """Each microbatch on each stage by the replica that holds its group, and each update by each replica."""
+    """Each microbatch counts once on each stage, by the replica that holds its group, and each update by each
+    replica.
+    """
     shares = _shares(history, train)
     done = Counter((o.generation, o.worker, o.op, o.batch, o.microbatch) for o in history.operations)
     first = min(history.plans, key=lambda plan: plan.generation, default=None)
@@ -269,7 +272,7 @@ def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds)
 
 
 def _nothing_crosses_generations(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """What a stage computed on came from its neighbour in the same generation; no process goes back to an older one."""
+    """A stage's inputs come from its neighbour in one generation; no process goes back to an older generation."""
     shares = _shares(history, train)
     started = _started(history)
     for operation in _final_operations(history, train):
@@ -315,7 +318,7 @@ def _updates_wait_for_all_replicas(history: History, train: TrainSpec, _bounds: 
 
 
 def _progress_resumes(history: History, _train: TrainSpec, bounds: Bounds) -> Iterator[str]:
-    """After every fault there is an update, or the job's end, within the bound; a fault meanwhile starts it anew."""
+    """After every fault an update, or the job's end, follows within the bound; a fault meanwhile restarts the time."""
     moments = sorted(o.started for o in history.operations if o.op == "update")
     if history.ended_at is not None:
         moments.append(history.ended_at)
@@ -372,17 +375,17 @@ def _by_generation(history: History) -> dict[int, PlanSeen]:
 
 
 def _shares(history: History, train: TrainSpec) -> dict[int, Shares]:
-    """By generation."""
+    """Return the shares by generation."""
     return {plan.generation: plan.shares(train) for plan in history.plans}
 
 
 def _started(history: History) -> dict[tuple[int, int, str, int, int | None], float]:
-    """When an operation of (generation, worker, op, batch, microbatch) began."""
+    """Return when an operation of (generation, worker, op, batch, microbatch) began."""
     return {(o.generation, o.worker, o.op, o.batch, o.microbatch): o.started for o in history.operations}
 
 
 def _final_operations(history: History, train: TrainSpec) -> Iterator[Operation]:
-    """Those whose result is in the final weights."""
+    """Return the operations whose result is in the final weights."""
     final = owners(history.plans, _num_final(history, train))
     for operation in history.operations:
         plan = final[operation.batch] if operation.batch < len(final) else None
@@ -391,7 +394,7 @@ def _final_operations(history: History, train: TrainSpec) -> Iterator[Operation]
 
 
 def _num_final(history: History, train: TrainSpec) -> int:
-    """How many batches nothing can roll back any more."""
+    """Return how many batches no failure can roll back."""
     if history.is_finished:
         return train.batches
     return max(history.plans, key=lambda plan: plan.generation).boundary if history.plans else 0

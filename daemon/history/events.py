@@ -1,13 +1,13 @@
-"""Which of a daemon's log lines belong to its history, and the names of a history's fields. Pure.
+"""Chooses the log lines of a daemon that belong to its history, and names a history's fields. Pure.
 
-A history speaks the log's own words, so that one vocabulary serves whoever reads either.
+A history uses the log's own words, so that readers of both need one vocabulary.
 """
 
 from typing import Final
 
 DAEMON_EVENTS: Final = frozenset(
     {
-        # the node and its place in the cluster
+        # the node in the cluster
         "node_registered",
         "node_drained",
         "node_left",
@@ -18,7 +18,7 @@ DAEMON_EVENTS: Final = frozenset(
         "etcd_lost",
         "etcd_reached",
         "etcd_history_went_back",
-        # who decides, and what
+        # leader and decisions
         "leadership_won",
         "leadership_ended",
         "decision_written",
@@ -51,7 +51,7 @@ WALL: Final = "wall"
 MONOTONIC: Final = "monotonic"
 """Seconds of the machine's monotonic clock: comparable between the processes of one machine, and only there."""
 FIELDS: Final = ("event", "node", "incarnation", "job", "generation", "timeline")
-"""What a line says if it is known; whatever else the log line said follows."""
+"""Fields of every line, if known; the log line's other fields follow."""
 DAEMONS_FOLDER: Final = "daemons"
 """Below the history folder: one file per node, beside the workers' files."""
 
@@ -59,7 +59,7 @@ DAEMONS_FOLDER: Final = "daemons"
 def history_line(
     event: dict[str, object], *, incarnation: str, wall: float, monotonic: float
 ) -> dict[str, object] | None:
-    """The history's line of a log event, or None for one that is no part of it."""
+    """Return the history's line of a log event, or None for one that is not part of it."""
     if event.get("event") not in DAEMON_EVENTS:
         return None
     line: dict[str, object] = {WALL: wall, MONOTONIC: monotonic}

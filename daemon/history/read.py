@@ -1,4 +1,4 @@
-"""Reads a run's history back from its folders: the workers' operations, the daemons' events."""
+"""Reads a run's history from its folders: the workers' operations, the daemons' events."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +18,9 @@ LineT = TypeVar("LineT")
 
 
 def read_history(folders: Path | Iterable[Path], job: str) -> History:
-    """Everything about one job; a folder that is not there has nothing to say.
+    """Return everything about one job; a missing folder adds nothing.
 
-    Raises ConfigError for a line that is none of a history, naming file and line.
+    Raises ConfigError for a line that is not a history's, naming file and line.
     """
     folders = [folders] if isinstance(folders, Path) else list(folders)
     torn: list[Path] = []
@@ -49,7 +49,7 @@ def read_history(folders: Path | Iterable[Path], job: str) -> History:
 
 
 def read_events(folders: Iterable[Path], torn: list[Path] | None = None) -> list[dict[str, Any]]:
-    """The daemons' lines of all jobs and of none, in order of time."""
+    """Return the daemons' lines of all jobs and of none, in order of time."""
     torn = torn if torn is not None else []
     paths = [path for folder in folders for path in sorted((folder / DAEMONS_FOLDER).glob("*.jsonl*"))]
     events = [line for path in paths for line in _lines(path, torn) if "event" in line and MONOTONIC in line]
@@ -57,7 +57,7 @@ def read_events(folders: Iterable[Path], torn: list[Path] | None = None) -> list
 
 
 def plan_seen(plan: PlanRecord) -> PlanSeen:
-    """A plan as the checker wants it."""
+    """Return a plan in the checker's form."""
     return PlanSeen(
         generation=plan.generation,
         timeline=plan.timeline,
@@ -87,7 +87,7 @@ def _lines(path: Path, torn: list[Path]) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
         except ValueError as error:
-            if number == len(texts):  # no newline after it: its writer was killed
+            if number == len(texts):  # without newline, because its writer was killed
                 torn.append(path)
                 continue
             raise ConfigError(f"line {number} is no JSON: {error}", str(path)) from error

@@ -1,4 +1,4 @@
-"""What of every batch each worker of a plan computes: its stage, and its reduction groups' microbatches. Pure."""
+"""Computes each worker's share of every batch: its stage, and its reduction groups' microbatches. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of all workers of a plan, by position."""
+    """The shares of all workers of a plan, by position."""
 
     stage_of: tuple[int, ...]
     replicas: tuple[tuple[int, ...], ...]
-    """By stage, the positions of its workers."""
+    """Positions of the workers, by stage."""
     microbatches: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -22,7 +22,9 @@ class Shares:
         num_microbatches: int,
         num_groups: int,
     ) -> "Shares":
-        """layers, groups: by worker. Workers side by side with the same layers are replicas; no groups: all of them."""
+        """Return the shares. layers, groups: by worker. Neighbours with equal layers are replicas; no groups: all of
+        them.
+        """
         stage_of: list[int] = []
         for worker, own in enumerate(layers):
             is_replica = worker > 0 and own == layers[worker - 1]
@@ -36,16 +38,18 @@ class Shares:
         return cls(tuple(stage_of), replicas, microbatches)
 
     def siblings(self, worker: int) -> tuple[int, ...]:
-        """The other replicas of a worker's stage."""
+        """Return the other replicas of a worker's stage."""
         return tuple(other for other in self.replicas[self.stage_of[worker]] if other != worker)
 
     def worker_of(self, stage: int, microbatch: int) -> int | None:
-        """Who computes a microbatch on a stage; None: nobody, or there is no such stage."""
+        """Return the worker that computes a microbatch on a stage; None: no worker does, or the stage does
+        not exist.
+        """
         workers = self.replicas[stage] if 0 <= stage < len(self.replicas) else ()
         return next((worker for worker in workers if microbatch in self.microbatches[worker]), None)
 
     def name(self, worker: int) -> str:
-        """`stage 1`, or `stage 1 (replica 2 of 2)`."""
+        """Return `stage 1`, or `stage 1 (replica 2 of 2)`."""
         if not 0 <= worker < len(self.stage_of):
             return f"worker {worker}"
         beside = self.replicas[self.stage_of[worker]]

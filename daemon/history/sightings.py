@@ -1,4 +1,4 @@
-"""What of the cluster's records belongs to a run's history: every plan that is in force, every phase of every job."""
+"""Records the cluster's changes in a run's history: every plan in force, every phase of every job."""
 
 import structlog
 
@@ -11,7 +11,7 @@ log = structlog.get_logger()
 
 
 class Sightings:
-    """Says each plan and each phase once, when a view first shows it."""
+    """Reports each plan and each phase once, when a view first shows it."""
 
     def __init__(self) -> None:
         self._plans: dict[str, PlanRecord] = {}

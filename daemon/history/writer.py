@@ -15,10 +15,10 @@ NUM_OLD_FILES = 3
 
 
 class HistoryWriter:
-    """A structlog processor. Each line reaches the kernel before the log goes on, so that a killed daemon loses none.
+    """A structlog processor. Each line reaches the kernel before the log continues, so that a killed daemon loses none.
 
-    A history that cannot be written is no reason to end a daemon. Lines that a full disk does not take wait for the
-    next line. After any other error the next log line says so, and nothing more is written.
+    A history that cannot be written does not end a daemon. Lines that a full disk does not take wait for the next line.
+    After any other error the next log line reports it, and the history ends.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class HistoryWriter:
         self._pending = b""
 
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Write the line's history, if it has one; hands the event on unchanged."""
+        """Write the line's history, if it has one; return the event unchanged."""
         if event.get("event") == "node_registered":
             self._incarnation = str(event.get("incarnation", ""))
         line = history_line(dict(event), incarnation=self._incarnation, wall=time.time(), monotonic=time.monotonic())
@@ -51,7 +51,7 @@ class HistoryWriter:
         return event
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def _write(self, line: bytes) -> None:
@@ -64,7 +64,7 @@ class HistoryWriter:
             self._pending = self._pending[self._file.write(self._pending) :]
 
     def _rotate(self) -> None:
-        """`x.jsonl` becomes `x.jsonl.1`, that one `x.jsonl.2`; the oldest goes."""
+        """Rename `x.jsonl` to `x.jsonl.1` and that to `x.jsonl.2`; the oldest is deleted."""
         self._file.close()
         names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, self._num_old_files + 1))]
         for newer, older in reversed(list(pairwise(names))):

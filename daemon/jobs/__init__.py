@@ -1,1 +1,1 @@
-"""What a job is, how its file is read, and which jobs are refused."""
+"""Defines jobs: their content, the reading of their files, and the refusal of invalid ones."""

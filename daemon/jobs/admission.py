@@ -1,6 +1,6 @@
-"""The last gate in front of a cluster: what a submission in etcd, or a checkpoint's manifest, may hold. Pure.
+"""The last check before a cluster: limits on a submission in etcd, or on a checkpoint's manifest. Pure.
 
-A job file is checked where it is read, and every submission again here: by the client that writes it, and by every
+A job file is checked when it is read, and every submission again here: by the client that writes it, and by every
 daemon that reads it. A spec that breaks a rule goes no further than this file.
 """
 
@@ -15,17 +15,17 @@ from headway.daemon.records import CheckpointRecord, SpecRecord
 from headway.daemon.storage.state_key import JOURNAL
 
 MAX_NUMBER: Final = 2**31 - 1
-"""Of a generation, a timeline, a boundary."""
+"""Maximum of a generation, a timeline, a boundary."""
 MAX_FILE_BYTES: Final = 2**50
 MAX_ANCESTRY: Final = 100_000
 MAX_NAME: Final = 512
-"""Characters of a user with host, or of a job with boundary."""
+"""Maximum characters of a user with host, or of a job with boundary."""
 
 
 def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
-    """A submission under a job's name as the cluster may use it, and the rule that it breaks; empty: none.
+    """Return a submission in usable form, and the rule that it breaks; empty: none.
 
-    One that breaks a rule comes back with a job of default sizes: nobody can be harmed by what it asked for.
+    A submission that breaks a rule comes back as a job of default sizes, which can harm nobody.
     """
     if not (why := why_refused(record, name)):
         return record, ""
@@ -36,7 +36,7 @@ def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
 
 
 def why_refused(record: SpecRecord, name: str) -> str:
-    """The rule that a submission under a job's name breaks, as `section.key: sentence`; empty: none."""
+    """Return the rule that a submission under a job's name breaks, as `section.key: sentence`; empty: none."""
     try:
         check_job(record.spec, "")
     except ConfigError as error:
@@ -58,9 +58,9 @@ def _why_no_text(text: str) -> str:
 
 
 def why_no_checkpoint(checkpoint: CheckpointRecord, spec: JobSpec, *, job: str, generation: int) -> str:
-    """What is wrong with a checkpoint that a new job would begin with, as a sentence's end; empty: nothing."""
+    """Return the fault of a checkpoint from which a new job would start, as a sentence's end; empty: none."""
     if not is_job_name(job):
-        return f"its job's name, {job[:60]!r}, is none"
+        return f"its job's name, {job[:60]!r}, is not a job name"
     for what, number in (
         ("generation", generation),
         ("timeline", checkpoint.timeline),
@@ -69,7 +69,7 @@ def why_no_checkpoint(checkpoint: CheckpointRecord, spec: JobSpec, *, job: str, 
         if not 0 <= number <= MAX_NUMBER:
             return f"its {what} is out of range"
     if odd := sorted(checkpoint.files.keys() - {*spec.layers, JOURNAL}):
-        return f"it names {odd[0][:60]!r}, which is no layer of its job"
+        return f"it names {odd[0][:60]!r}, which is not a layer of its job"
     for layer, file in checkpoint.files.items():
         if not 0 <= file.size_bytes <= MAX_FILE_BYTES or len(file.checksum) > 128 or not file.checksum.isalnum():
             return f"the entry of {layer!r} has an impossible size or checksum"

@@ -1,4 +1,4 @@
-"""The smallest and largest number that a job may have at each key, and why not a larger one. Pure."""
+"""The smallest and largest number that a job may have at each key, with the reason. Pure."""
 
 from typing import Final
 
@@ -65,7 +65,7 @@ AT_MOST: Final[dict[str, tuple[float, str]]] = {
     "train.sequence_length": (2**20, "its hidden states travel as one tensor"),
     "train.clip_norm": (1e30, _OVERFLOW),
     "train.threads": (1024, "no machine has so many cores"),
-    "train.reduction_groups": (1024, "each group keeps a gradient of its own"),
+    "train.reduction_groups": (1024, "each group keeps its own gradient"),
     "optim.error_feedback": (1e3, _OVERFLOW),
     "optim.warmup_batches": (2**31 - 1, "a boundary's number has 31 bits"),
     "optim.matrices.lr": (1e3, _OVERFLOW),
@@ -78,7 +78,7 @@ AT_MOST: Final[dict[str, tuple[float, str]]] = {
     "optim.rest.newton_schulz_steps": (100, "each step is three matrix products"),
     "fault.copies": (16, "each copy is sent over the network"),
     "fault.checkpoints_kept": (1000, "every record of a checkpoint names them all"),
-    "fault.snapshot_every": (10**6, "all of it would be computed again"),
+    "fault.snapshot_every": (10**6, "a failure would recompute all of it"),
     "fault.checkpoint_every": (10**6, "all of it would be computed again"),
     "fault.link_timeout_s": (3600, "the job stands still for so long"),
     "placement.min_nodes": (10**4, "no cluster has so many"),
@@ -88,8 +88,8 @@ AT_MOST: Final[dict[str, tuple[float, str]]] = {
 """Largest value allowed, and the reason."""
 
 MAX_PARAMETERS: Final = 10**13
-"""Of a whole model: ten trillion."""
+"""Maximum parameters of a whole model: ten trillion."""
 MAX_TOKENS_PER_MICROBATCH: Final = 2**24
 MAX_TEXT: Final = 1024
-"""Characters of a path, a URL or a site's name."""
+"""Maximum characters of a path, a URL or a site's name."""
 MAX_SITES: Final = 1000

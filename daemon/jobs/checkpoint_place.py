@@ -1,8 +1,8 @@
-"""Which folders and URLs a job may write its checkpoints to: one rule, for every job wherever it comes from. Pure.
+"""Decides to which folders and URLs a job may write its checkpoints: one rule for every job from any source. Pure.
 
-Every node has to see the same folder, and it has to outlive the processes that write it. So a place is an absolute
-path, a relative one (only where all nodes are on one machine) that stays below the cluster's folder, or a URL of a
-store that nodes share. A store inside one process or one archive, or one that cannot be written, is none.
+Every node has to see one folder, and it has to outlive the processes that write it. So a place is an absolute path, a
+relative one below the cluster's folder (only if all nodes are on one machine), or a URL of a store that nodes share. A
+store inside one process or one archive, or one that cannot be written, is not allowed.
 """
 
 from pathlib import PurePosixPath
@@ -16,13 +16,13 @@ _SHARED: Final = (
 
 
 def is_store(checkpoint_dir: str) -> bool:
-    """Whether a folder is in a store that each node needs access of its own to."""
+    """Return whether a folder is in a store to which each node needs its own access."""
     scheme, separator, _ = checkpoint_dir.partition("://")
     return bool(separator) and scheme not in _LOCAL
 
 
 def why_no_place(checkpoint_dir: str) -> str:
-    """Why checkpoints cannot lie there, as the end of a sentence about the key; empty: they can."""
+    """Return why checkpoints cannot be stored there, as the end of a sentence about the key; empty: they can."""
     if not checkpoint_dir.strip():
         return "is empty; name a folder or a URL"
     scheme, separator, rest = checkpoint_dir.partition("://")
@@ -36,7 +36,7 @@ def why_no_place(checkpoint_dir: str) -> str:
         path = rest
     elif scheme not in _SHARED:
         known = ", ".join(("file", *_SHARED))
-        return f"{scheme}:// is no store that every node can write to and read from; there are {known}"
+        return f"{scheme}:// is not a store that every node can write to and read from; these are: {known}"
     elif not rest.strip("/"):
         return f"{checkpoint_dir!r} names no bucket or host; write {scheme}://NAME/folder"
     else:

@@ -1,4 +1,4 @@
-"""The job: what a TOML file says, as one typed value. Reading and refusing live in job_file.py."""
+"""The job: the content of a TOML file as one typed value. Reading and refusing are in job_file.py."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -22,7 +22,7 @@ class DataSpec:
     source: str = "python-stdlib"
     """`python-stdlib`, or a folder made by `headway data prepare`."""
     sha256: str = ""
-    """Of the token shards in order; filled in when the job is submitted, checked where the data is opened."""
+    """SHA-256 of the token shards in order; filled in when the job is submitted, checked when the data is opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,19 @@ class FaultSpec:
     """`[fault]`"""
 
     snapshot_every: int = 20
-    """Batches; 0 turns periodic snapshots off."""
+    """Interval in batches; 0 turns periodic snapshots off."""
     copies: int = 2
-    """Of every layer of a boundary, on different nodes; as many as there are nodes, if those are fewer."""
+    """Copies of every layer of a boundary, on different nodes; fewer if there are fewer nodes."""
     checkpoint_every: int = 100
-    """Batches; 0: only at pause and at the end."""
+    """Interval in batches; 0: only at pause and at the end."""
     checkpoints_kept: int = 2
-    """How many of the newest checkpoints stay."""
+    """Number of newest checkpoints that stay."""
     checkpoint_dir: str = "checkpoints"
     """Any fsspec URL; a relative path is resolved in a local cluster's state folder."""
     link_timeout_s: float = 30.0
-    """How long a broken link may take to be resumed before its stage gives up."""
+    """Time for a broken link to resume before its stage gives up."""
     non_finite: Literal["stop", "continue"] = "stop"
-    """What to do at a loss that is not finite."""
+    """Reaction to a loss that is not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +51,26 @@ class PlacementSpec:
 
     min_nodes: int = 1
     max_nodes: int = 0
-    """0: no limit."""
+    """Maximum number of nodes; 0: no limit."""
     sites: tuple[str, ...] = ()
     """Only nodes of these sites; empty: all."""
     replicas: tuple[int, ...] = ()
-    """How many workers each stage has, from the first stage to the last; empty: the planner chooses."""
+    """Number of workers of each stage, from the first stage to the last; empty: the planner chooses."""
     recut: bool = True
-    """Whether a running job moves to a plan that measurements alone make better; else only nodes that come or go do."""
+    """True if measurements alone may move a running job to a better plan; else only nodes that come or go do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """`[queue]`: says nothing about bits, only about when and on how many nodes the job runs."""
+    """`[queue]`: does not affect bits, only when and on how many nodes the job runs."""
 
     priority: int = 0
-    """A job of a higher priority goes before the others, and running ones of a lower priority give way to it."""
+    """Priority: the job goes before jobs of a lower priority, and running ones of a lower priority give way to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One training run. Equal specs give equal bits on equal arithmetic, wherever they run."""
+    """One training run. Equal specs give equal bits on equal arithmetic, in any cluster."""
 
     job: JobSection
     model: ModelSpec = field(default_factory=ModelSpec)
@@ -82,14 +82,14 @@ class JobSpec:
     queue: QueueSpec = field(default_factory=QueueSpec)
 
     def with_link(self, link: Literal["auto", "grpc", "collective"] | None) -> "JobSpec":
-        """The same job over other links; None: as it is."""
+        """Return the job over other links; None: unchanged."""
         return self if link is None else replace(self, train=replace(self.train, link=link))
 
     def with_priority(self, priority: int | None) -> "JobSpec":
-        """The same job with another priority; None: as it is."""
+        """Return the job with another priority; None: unchanged."""
         return self if priority is None else replace(self, queue=replace(self.queue, priority=priority))
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The model's layers in order."""
+        """Return the model's layers in order."""
         return layer_names(self.model)

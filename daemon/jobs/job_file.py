@@ -1,8 +1,8 @@
-"""A job file: TOML in, JobSpec out, or one line that says what is wrong, where, and what to do about it.
+"""Reads a job file: TOML in, JobSpec out, or one line that says what is wrong, where, and what to do about it.
 
-Three steps, each of which stops at the first thing it refuses: names (is every key one that the schema has?), types
-(field by field, strictly), and rules (jobs/rules.py: is this job possible?). Nothing here depends on the machine; what
-does is fixed at submit time by jobs/resolve.py.
+There are three steps, each of which stops at its first error: names (is every key in the schema?), types (field by
+field, strictly), and rules (jobs/rules.py: is this job possible?). No step depends on the machine; jobs/resolve.py
+fixes the machine's part at submit time.
 """
 
 from pathlib import Path
@@ -16,19 +16,19 @@ from headway.optim.spec import USED_SETTINGS, GroupSpec
 
 
 def read_job(path: Path) -> JobSpec:
-    """The job of a file. Raises ConfigError, one line, for a file that cannot be read or a job that cannot be run."""
+    """Return the job of a file. Raises ConfigError, one line, for an unreadable file or an impossible job."""
     return parse_job(read_text(path, "job file"), str(path))
 
 
 def parse_job(text: str, source: str = "job") -> JobSpec:
-    """The job that TOML text describes; `source` names it in errors. Raises ConfigError at `source:section.key`."""
+    """Return the job of TOML text; `source` names it in errors. Raises ConfigError at `source:section.key`."""
 
     def refuse_unused(kind: type, raw: dict[str, Any], place: Place) -> None:
-        """A setting that its optimizer would ignore is refused: it looks as if it did something."""
+        """Refuse a setting that its optimizer would ignore: it looks as if it had an effect."""
         name = raw.get("name")
         used = USED_SETTINGS.get(name) if kind is GroupSpec and isinstance(name, str) else None
         if used is None:
-            return  # no optimizer, or its name is refused, or missing, in its turn
+            return  # a later check refuses the name, or its absence
         for key in raw:
             if key != "name" and key not in used:
                 raise ConfigError(

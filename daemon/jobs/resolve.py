@@ -1,6 +1,6 @@
-"""What a job leaves to the machine it is submitted on, fixed once: the data's hash and path, the attention backend.
+"""Fixes the machine-dependent parts of a job at its submission: the data's hash and path, the attention backend.
 
-Afterwards no node chooses anything: a spec in etcd has no `auto` that bits depend on.
+Afterwards no node chooses anything: a spec in etcd has no `auto` on which bits depend.
 """
 
 import os
@@ -17,14 +17,14 @@ BUILT_IN_SOURCE = "python-stdlib"
 
 
 def default_cache_dir() -> Path:
-    """Where built-in data is kept for this user: HEADWAY_CACHE_DIR, or `headway` in the XDG cache folder."""
+    """Return this user's folder of built-in data: HEADWAY_CACHE_DIR, or `headway` in the XDG cache folder."""
     if told := os.environ.get("HEADWAY_CACHE_DIR"):
         return Path(told)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
 
 
 def resolve_job(spec: JobSpec, *, job_file: Path, device_kinds: Iterable[str], cache_dir: Path) -> JobSpec:
-    """The job with nothing left open. device_kinds: of the devices that may compute it, `cpu` and `cuda`.
+    """Return the job with everything fixed. device_kinds: of the devices that may compute it, `cpu` and `cuda`.
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
     other than the job's sha256, too short, or of a larger vocabulary.
@@ -37,9 +37,9 @@ def resolve_job(spec: JobSpec, *, job_file: Path, device_kinds: Iterable[str], c
 
 
 def data_folder(source: str, cache_dir: Path) -> Path:
-    """The folder of token shards that a resolved source names on this machine; the built-in one is made if need be.
+    """Return the folder of a resolved source's token shards on this machine; the built-in one is made if needed.
 
-    Raises DataError when it cannot be.
+    Raises DataError when it does not exist.
     """
     from headway.stages.stdlib_corpus import builtin_corpus
 
@@ -47,7 +47,7 @@ def data_folder(source: str, cache_dir: Path) -> Path:
 
 
 def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal["auto", "math", "flash", "efficient"]:
-    """The backend that `auto` stands for: the quickest that every device has.
+    """Return the backend for `auto`: the fastest that every device has.
 
     CPUs have the flash kernel, CUDA devices have it for bfloat16 only and the memory-efficient one for float32.
     """
@@ -60,9 +60,9 @@ def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal[
 
 
 def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, are_nodes_asked: bool = False) -> None:
-    """Make sure that the job's checkpoints can be written; `root` is what a local cluster's relative folders are in.
+    """Check that the job's checkpoints can be written; `root` holds a local cluster's relative folders.
 
-    Without one only the form is checked: this machine need not see what the nodes see. are_nodes_asked: a store is
+    Without a root only the form is checked: this machine need not see the nodes' folders. are_nodes_asked: a store is
     left to them. Raises ConfigError.
     """
     from headway.daemon.errors import RecoveryError
@@ -89,7 +89,7 @@ def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
         if source != BUILT_IN_SOURCE:
             source = str((job_file.parent / Path(source).expanduser()).resolve())
         index = read_index(data_folder(source, cache_dir))
-    except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody, a circle of links
+    except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
         raise ConfigError(f"{error}; make data with `headway data prepare`", f"{job_file}:data.source") from error
     if data.sha256 and data.sha256 != index.sha256:
         what = f"{source} holds data {index.sha256[:12]}…, not {data.sha256[:12]}…"

@@ -1,4 +1,4 @@
-"""Which jobs are impossible, and which need what is not built yet: each rule with its sentence."""
+"""Refuses impossible jobs, and jobs that need unbuilt features: each rule with its sentence."""
 
 import re
 from typing import Any
@@ -21,18 +21,18 @@ from headway.stages.codec import is_rounding
 from headway.stages.spec import ModelSpec
 
 BYTE_VOCABULARY = 256
-"""Tokens of the built-in source, which is bytes."""
+"""Number of tokens of the built-in source, which is bytes."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "train.eval_every": ((0,), "held-out evaluation"),
 }
-"""What this version does not do yet: the values that leave it off, and its name."""
+"""Features that this version does not have: the values that leave them off, and their names."""
 
 
 def check_job(spec: JobSpec, source: str) -> None:
-    """Raises ConfigError at `source:section.key` for the first rule that the job breaks."""
+    """Raise ConfigError at `source:section.key` for the first rule that the job breaks."""
     for key, (off, name) in LATER.items():
         if (value := _value(spec, key)) not in off:
             leave = " or ".join(_toml(choice) for choice in off)
@@ -64,7 +64,7 @@ def _check_name(spec: JobSpec, source: str) -> None:
 
 
 def _check_texts(spec: JobSpec, source: str) -> None:
-    """Texts become paths and lines on terminals: they have an end and no control characters."""
+    """Check texts, which become paths and lines on terminals: they have a maximum and no control characters."""
     texts = {"data.source": spec.data.source, "fault.checkpoint_dir": spec.fault.checkpoint_dir}
     texts |= {f"placement.sites[{index}]": site for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1])}
     for key, text in texts.items():
@@ -75,7 +75,9 @@ def _check_texts(spec: JobSpec, source: str) -> None:
     if len(spec.placement.sites) > MAX_SITES:
         _refuse(source, "placement.sites", f"names {len(spec.placement.sites)} sites; at most {MAX_SITES} are allowed")
     if spec.data.sha256 and _SHA256.fullmatch(spec.data.sha256) is None:
-        _refuse(source, "data.sha256", f"{_short(spec.data.sha256)} is no SHA-256: that is 64 digits of 0-9 and a-f")
+        _refuse(
+            source, "data.sha256", f"{_short(spec.data.sha256)} is not a SHA-256, which has 64 digits of 0-9 and a-f"
+        )
 
 
 def _check_model(spec: JobSpec, source: str) -> None:
@@ -121,7 +123,7 @@ def _check_model(spec: JobSpec, source: str) -> None:
 
 
 def num_parameters(model: ModelSpec) -> int:
-    """Of the whole model, counted without building it."""
+    """Return the parameters of the whole model, counted without building it."""
     width, inner = model.hidden_size, model.intermediate_size
     key_value = model.num_key_value_heads * model.head_dim
     block = 2 * width * width + 2 * width * key_value + 3 * width * inner + 2 * width
@@ -219,7 +221,7 @@ def _value(spec: JobSpec, key: str) -> Any:
 
 
 def _number(value: float) -> str:
-    """A number as it was given, unless it has too many digits for anybody to read."""
+    """Return a number as it was given, unless it has too many digits to read."""
     is_readable = isinstance(value, float) or abs(value) < 10**30
     return str(value) if is_readable else f"a number of {int(value).bit_length()} bits"
 

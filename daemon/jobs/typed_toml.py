@@ -1,7 +1,8 @@
-"""TOML as typed values: dataclasses field by field, strictly, or one line that says what is wrong and where. Pure.
+"""Reads TOML as typed values: dataclasses field by field, strictly, or one line that says what is wrong and where.
+Pure.
 
-An unknown key is refused with the nearest right name, or with the section that it belongs in. Whatever the text says,
-its reader gets a value or a ConfigError, and nothing else.
+An unknown key is refused with the nearest right name, or with its right section. For any text, the reader gets a value
+or a ConfigError, and nothing else.
 """
 
 import dataclasses
@@ -17,25 +18,25 @@ import msgspec
 from headway.daemon.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
-"""A file that somebody wrote has a hundredth of it."""
+"""Maximum size: a hand-written file has a hundredth of it."""
 MAX_DOTS: Final = 256
-"""In one line. The time that tomllib takes for a dotted key grows with the square of its parts."""
+"""Maximum number of dots in one line: tomllib's time for a dotted key grows with the square of its parts."""
 MAX_PLACE: Final = 200
-"""Characters of a key that an error shows."""
+"""Maximum characters of a key in an error."""
 
 Place = tuple[str, ...]
-"""Where a value stands in a file: keys from the outside in."""
+"""Place of a value in a file: keys from the outside in."""
 Check = Callable[[type, dict[str, Any], Place], None]
-"""Is shown every table before its values are read; may raise ConfigError."""
+"""Called with every table before its values are read; may raise ConfigError."""
 
 
 def read_text(path: Path, what: str) -> str:
-    """A file's text; `what` it is goes into errors. Raises ConfigError, one line."""
+    """Return a file's text; `what` names its kind in errors. Raises ConfigError, one line."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
-            raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB, which no {what} is", str(path))
+            raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB, the maximum of a {what}", str(path))
         return raw.decode("utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"no such {what}", str(path)) from error
@@ -48,13 +49,15 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_typed(text: str, kind: type, source: str, *, check: Check = lambda _kind, _raw, _place: None) -> Any:
-    """TOML text as the dataclass `kind`; `source` names it in errors. Raises ConfigError at `source:section.key`."""
+    """Return TOML text as the dataclass `kind`; `source` names it in errors. Raises ConfigError at
+    `source:section.key`.
+    """
     raw = parse_toml(text, source)
     return _Reader(kind, source, check).table(raw, kind, ())
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """TOML text as nested dicts. Raises ConfigError, whatever is wrong with it."""
+    """Return TOML text as nested dicts. Raises ConfigError for any error in it."""
     if len(text) > MAX_BYTES:
         raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB", source)
     for number, line in enumerate(text.split("\n"), start=1):
@@ -64,24 +67,24 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ConfigError("not valid TOML here: it is nested too deeply", source) from error
-    except ValueError as error:  # TOMLDecodeError, and what int and datetime raise beside it
+    except ValueError as error:  # TOMLDecodeError, and the errors of int and datetime
         raise ConfigError(f"not valid TOML: {error}", source) from error
 
 
 def where(source: str, place: Place) -> str:
-    """`file:section.key`"""
+    """Return `file:section.key`."""
     key = ".".join(place)
     return f"{source}:{key if len(key) <= MAX_PLACE else key[:MAX_PLACE] + '…'}" if place else source
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The hint for a name that is not known; empty when nothing is near."""
+    """Return the hint for an unknown name; empty when no name is near."""
     matches = difflib.get_close_matches(word[:MAX_PLACE].lower(), known, n=1, cutoff=0.6)
     return f"; did you mean `{matches[0]}`?" if matches else ""
 
 
 class _Reader:
-    """One file."""
+    """The reader of one file."""
 
     def __init__(self, root: type, source: str, check: Check) -> None:
         self._root = root
@@ -89,7 +92,7 @@ class _Reader:
         self._check = check
 
     def table(self, raw: object, kind: type, place: Place) -> Any:
-        """A TOML table as a dataclass."""
+        """Return a TOML table as a dataclass."""
         if not isinstance(raw, dict):
             raise ConfigError(f"expected a table, got {_type_name(raw)}", self._at(place))
         hints = get_type_hints(kind)
@@ -109,7 +112,7 @@ class _Reader:
         return kind(**values)
 
     def _value(self, raw: object, kind: Any, place: Place) -> Any:
-        """One value as a field's type. An integer may stand for a float, nothing else may stand for anything else."""
+        """Return one value as a field's type. An integer may stand for a float; no other conversion is allowed."""
         if dataclasses.is_dataclass(kind):
             return self.table(raw, kind, place)  # type: ignore[arg-type]
         if get_origin(kind) is tuple and dataclasses.is_dataclass(of := get_args(kind)[0]):
@@ -135,14 +138,14 @@ class _Reader:
         return value
 
     def _tables(self, raw: object, kind: type, place: Place) -> tuple[Any, ...]:
-        """An array of tables; the entries count from 0."""
+        """Return an array of tables; the entries count from 0."""
         if not isinstance(raw, list):
             key = place[-1]
             raise ConfigError(f"expected [[{key}]], an array of tables, got {_type_name(raw)}", self._at(place))
         return tuple(self.table(entry, kind, (*place[:-1], f"{place[-1]}[{index}]")) for index, entry in enumerate(raw))
 
     def _unknown(self, key: str, known: list[str], place: Place) -> str:
-        """The sentence for an unknown key: the nearest right name here, or the section in which it is right."""
+        """Return the sentence for an unknown key: the nearest right name here, or the section in which it is right."""
         what = "unknown key" if place else "unknown section"
         if hint := nearest(key, known):
             return what + hint

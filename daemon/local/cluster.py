@@ -1,10 +1,10 @@
 """A whole cluster on this machine: etcd and N daemons as child processes, for a laptop, a demo or a test.
 
-What must survive lies in the state folder: etcd's data, checkpoints, each node's own folder and log, `cluster.json`.
-What must not (the throw-away certificates, sockets, layer files in memory) lies in a run folder, which a sweeper
-process deletes even if this one is killed. All other children die with this process too, however it ends.
+Permanent files are in the state folder: etcd's data, checkpoints, each node's own folder and log, `cluster.json`.
+Temporary files (certificates, sockets, layer files in memory) are in a run folder, which a sweeper process deletes even
+if this process is killed. All other children die with this process too, in any case.
 
-A daemon or an etcd that dies is started again, with the same name, address and data, as systemd would.
+A dead daemon or etcd is restarted with its name, address and data, as systemd would do.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from headway.stages.errors import UnavailableError
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
-"""The longest wait for the jobs' checkpoints when the cluster stops."""
+"""Maximum wait for the jobs' checkpoints when the cluster stops."""
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 GUARD_INTERVAL_S = 0.5
@@ -62,12 +62,13 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """on_trouble: told of each daemon that does not start, while others run.
+        """on_trouble: called for each daemon that does not start, while others run.
 
-        etcd_port: 0 takes a free one. force: once set, a stop does not wait for checkpoints any more.
+        etcd_port: 0 takes a free one. force: once set, a stop no longer waits for checkpoints.
 
-        node_settings: fields of every NodeConfig; on one machine nobody is in quarantine unless they say so.
-        environment: variables of every daemon.
+        node_settings: fields of every NodeConfig; on one machine no node is in quarantine unless they say so.
+        environment:
+        variables of every daemon.
         """
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")
@@ -75,9 +76,9 @@ class LocalCluster:
         self.force = force or asyncio.Event()
         self.nodes: list[NodeProcess] = []
         self.has_ended_well = False
-        """Whether it was up, and every daemon then left by itself, with each job in a checkpoint."""
+        """True if it was up, and every daemon then left by itself, with each job in a checkpoint."""
         self.metrics: dict[str, str] = {}
-        """Node name to the address where Prometheus may ask, if HEADWAY_METRICS_LISTEN names one."""
+        """Node name to the address for Prometheus, if HEADWAY_METRICS_LISTEN names one."""
         self._addresses: dict[str, str] = {}
         self._num_nodes = num_nodes
         self._num_named = 0
@@ -99,11 +100,11 @@ class LocalCluster:
         self._authority: CertificateAuthority | None = None
         self._etcd: EtcdServer | None = None
         self.etcd_remark = ""
-        """What people should know of the release of etcd, once it has started; empty: nothing."""
+        """Return a remark on the release of etcd, for people, once it has started; empty: none."""
 
     @property
     def address(self) -> ClusterAddress:
-        """How clients reach it, once it has started."""
+        """Return its address for clients, once it has started."""
         assert self._etcd is not None, "the cluster has not started"
         assert self._run_dir is not None
         return ClusterAddress(
@@ -112,7 +113,7 @@ class LocalCluster:
 
     @property
     def etcd_endpoints(self) -> tuple[str, ...]:
-        """host:port of each member of etcd."""
+        """Return host:port of each member of etcd."""
         assert self._etcd is not None, "the cluster has not started"
         return (self._etcd.endpoint,)
 
@@ -130,9 +131,9 @@ class LocalCluster:
         await self.stop()
 
     async def start(self) -> None:
-        """Everything up, and every node registered that starts.
+        """Start everything, and wait until every starting node is registered.
 
-        Raises ConfigError: the state folder is in use or cannot be used, no etcd binary; UnavailableError: every daemon
+        Raises ConfigError: the state folder is in use or unusable, no etcd binary; UnavailableError: every daemon
         ended, or was not registered within its deadline.
         """
         binary = find_etcd_binary(self._etcd_binary)
@@ -165,27 +166,29 @@ class LocalCluster:
         self._keeping_up = asyncio.create_task(self._keep_up(), name="local cluster")
 
     async def _start_etcd(self, config: EtcdServerConfig) -> EtcdServer:
-        """The one that is watched over."""
+        """Start the etcd that is watched over."""
         return await EtcdServer.start(config)
 
     async def add_node(
         self, *, environment: Mapping[str, str] | None = None, settings: Mapping[str, object] | None = None
     ) -> str:
-        """One node more; returns its name when it is registered. settings: beyond those of all. UnavailableError."""
+        """Add one node; return its name when it is registered. settings: beyond those of all. Raises
+        UnavailableError.
+        """
         node = self._spawn(environment, settings)
         await self._registered([node])
         self._write_cluster_file()
         return node.name
 
-    # --- What a test, or chaos, does to it ---------------------------------------------------------------------------
+    # --- Actions of tests and chaos ---------------------------------------------------------------------------------
 
     @property
     def node_pids(self) -> dict[str, int]:
-        """Node name to its daemon's process."""
+        """Return node name to its daemon's process."""
         return {node.name: node.pid for node in self.nodes}
 
     def kill_node(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a daemon a signal. If it ends by that it is started again, unless it leaves in good order."""
+        """Send a daemon a signal. If it dies by that it is restarted, unless it leaves cleanly."""
         self._node(name).signal(number)
 
     def remove_node(self, name: str) -> None:
@@ -198,25 +201,25 @@ class LocalCluster:
         self._write_cluster_file()
 
     async def stop_etcd(self) -> None:
-        """SIGKILL it, and leave it so until `start_etcd`."""
+        """SIGKILL etcd, and leave it stopped until `start_etcd`."""
         assert self._etcd is not None, "the cluster has not started"
         self._is_etcd_wanted = False
         await self._etcd.kill()
 
     async def start_etcd(self) -> None:
-        """Start it again on the same port and data."""
+        """Restart etcd on its port and data."""
         assert self._etcd is not None, "the cluster has not started"
         await self._etcd.restart()
         self._is_etcd_wanted = True
 
     async def backup_etcd(self, folder: Path) -> None:
-        """A copy of its data, taken while it is stopped for a moment."""
+        """Copy etcd's data, while etcd is stopped for a moment."""
         await self.stop_etcd()
         await asyncio.to_thread(shutil.copytree, self.state_dir / "etcd", folder)
         await self.start_etcd()
 
     async def restore_etcd(self, folder: Path) -> None:
-        """Start it from an older copy of its data: everything written since is forgotten."""
+        """Start etcd from an older copy of its data: everything written since is forgotten."""
         await self.stop_etcd()
         await asyncio.to_thread(shutil.rmtree, self.state_dir / "etcd")
         await asyncio.to_thread(shutil.copytree, folder, self.state_dir / "etcd")
@@ -230,7 +233,7 @@ class LocalCluster:
     def check(self) -> None:
         """Raise UnavailableError if etcd cannot be kept up, or if no daemon can, or if every daemon has left.
 
-        A daemon that does not start while others run is told of, and tried again.
+        A daemon that does not start while others run is reported, and tried again.
         """
         assert self._etcd is not None, "the cluster has not started"
         if self._etcd_failure:
@@ -246,7 +249,7 @@ class LocalCluster:
             raise UnavailableError("the cluster", "every daemon was told to leave")
 
     async def _keep_up(self) -> None:
-        """Start again what dies, until cancelled."""
+        """Restart dead processes, until cancelled."""
         num_etcd_failures = 0
         while True:
             await asyncio.sleep(KEEP_UP_INTERVAL_S)
@@ -264,7 +267,7 @@ class LocalCluster:
                     await asyncio.sleep(num_etcd_failures * KEEP_UP_INTERVAL_S)
 
     async def guard(self, *, grace_s: float = 0.0) -> None:
-        """Never returns: raises UnavailableError when something has ended, `grace_s` after it was seen."""
+        """Never return: raise UnavailableError when a process has ended, `grace_s` after it was seen."""
         while True:
             try:
                 self.check()
@@ -274,11 +277,11 @@ class LocalCluster:
             await asyncio.sleep(GUARD_INTERVAL_S)
 
     async def stop(self) -> None:
-        """Stop all daemons at once, so that each job ends in a checkpoint and is still wanted; then etcd. Idempotent.
+        """Stop all daemons at once, so that each job ends in a checkpoint and continues later; then etcd. Idempotent.
 
         Daemons that are not done by their deadline, or when `force` is set, are killed.
         """
-        if self._lock is not None:  # else the folder, and the file in it, are another cluster's
+        if self._lock is not None:  # otherwise the folder, and the file in it, are another cluster's
             (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
         was_up = self._keeping_up is not None
         if self._keeping_up is not None:
@@ -312,7 +315,7 @@ class LocalCluster:
             self._lock = None
 
     async def _have_etcd(self) -> None:
-        """Jobs are not saved without it: start it if it is stopped and somebody would need it."""
+        """Start etcd if it is stopped and a daemon needs it: jobs are not saved without it."""
         is_anybody_there = any(node.process.poll() is None for node in self.nodes)
         if self._etcd is not None and self._etcd.returncode is not None and is_anybody_there:
             with suppress(ConfigError, StoreError):
@@ -367,7 +370,7 @@ class LocalCluster:
         return node
 
     def _metrics_of(self, name: str) -> dict[str, object]:
-        """Of the port that all daemons of this machine are told, each takes its own: the first that one, and so on."""
+        """Return a node's metrics port: each takes its own, from the configured port upwards."""
         told = {**os.environ, **self._environment}.get("HEADWAY_METRICS_LISTEN", "")
         if not told or "metrics_listen" in self._node_settings:
             return {}
@@ -384,7 +387,7 @@ class LocalCluster:
     async def _registered(self, nodes: Iterable[NodeProcess], *, is_any_enough: bool = False) -> None:
         """Return when the nodes' records are in etcd, written by these very processes.
 
-        is_any_enough: those that end are told of, and left to `_keep_up`, unless all of them do.
+        is_any_enough: ended ones are reported, and left to `_keep_up`, unless all end.
         """
         missing = {node.name: node for node in nodes}
         num_dispensable = len(missing) - 1 if is_any_enough else 0
@@ -410,7 +413,7 @@ class LocalCluster:
             raise UnavailableError(names, f"{reason}; see {next(iter(missing.values())).log_path}") from error
 
     async def _ended(self, timeout_s: float, *, is_forced: bool = False) -> None:
-        """Wait until every daemon has ended, the time is up, or `force` is set (unless it has been obeyed)."""
+        """Wait until every daemon has ended, the time is up, or `force` is set (unless it was set before)."""
         deadline = time.monotonic() + timeout_s
         while any(node.process.poll() is None for node in self.nodes):
             if (self.force.is_set() and not is_forced) or time.monotonic() >= deadline:

@@ -47,15 +47,15 @@ matrices = { name = "muon", lr = 1e-2 }
 rest = { name = "adamw", lr = 3e-3 }
 warmup_batches = 10
 """
-"""docs/jobs/demo.toml, which an installed package does not bring; a test holds the two equal."""
+"""Text of docs/jobs/demo.toml, which an installed package does not contain; a test compares the two."""
 
 
 class JoinHalfWay:
-    """Adds a node when half of the batches are done, without keeping the display waiting."""
+    """Adds a node when half of the batches are done, without blocking the display."""
 
     def __init__(self) -> None:
         self.plans: dict[int, PlanRecord] = {}
-        """Each plan that was in force, by generation."""
+        """Plans that were in force, by generation."""
         self._joining: asyncio.Task[str] | None = None
 
     async def on_view(self, cluster: LocalCluster, _view: ClusterView, job: JobView) -> None:
@@ -68,14 +68,14 @@ class JoinHalfWay:
             self._joining = asyncio.create_task(cluster.add_node())
 
     async def joined(self) -> str:
-        """The node that joined. Raises what its start raised, ConfigError when the run was over before."""
+        """Return the node that joined. Raises the error of its start, or ConfigError when the run was over before."""
         if self._joining is None:
             raise ConfigError("the run ended before half of its batches were seen; no node joined", "demo")
         return await self._joining
 
 
 async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, etcd_binary: Path | None = None) -> int:
-    """Train, show, explain; returns the exit code. Raises what `run_job` raises."""
+    """Train, show, explain; return the exit code. Raises the errors of `run_job`."""
     folder = RunFolder(out=out)
     if job_file is None:
         try:
@@ -131,7 +131,9 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
 
 
 def check_metrics(path: Path, *, num_batches: int) -> list[tuple[int, float]]:
-    """The (batch, loss) pairs of a metrics file. Raises JobFailedError unless each batch is there exactly once."""
+    """Return the (batch, loss) pairs of a metrics file. Raises JobFailedError unless each batch is there
+    exactly once.
+    """
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     batches = [row["batch"] for row in rows]
     if batches != list(range(num_batches)):
@@ -142,7 +144,7 @@ def check_metrics(path: Path, *, num_batches: int) -> list[tuple[int, float]]:
 
 
 def draw_png(losses: list[tuple[int, float]], path: Path) -> Path | None:
-    """The loss curve as a picture; None where there is no matplotlib."""
+    """Draw the loss curve as a picture; return None without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -159,7 +161,7 @@ def draw_png(losses: list[tuple[int, float]], path: Path) -> Path | None:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Forget an earlier demo in this folder: a demo begins at the beginning."""
+    """Delete an earlier demo in this folder: a demo begins at the beginning."""
     for old in (folder.metrics, folder.failure, folder.out / CURVE_NAME):
         old.unlink(missing_ok=True)
     for old in (folder.model, folder.out / "state"):

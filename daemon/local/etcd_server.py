@@ -1,4 +1,4 @@
-"""A real etcd of one member as a child process: what `headway up` and `headway run` keep their records in."""
+"""A real etcd of one member as a child process: the store of `headway up` and `headway run`."""
 
 import asyncio
 import os
@@ -26,36 +26,36 @@ PORT_IN_USE = "address already in use"
 START_ATTEMPTS = 3
 VERSION_TIMEOUT_S = 10.0
 KEPT_REVISIONS = 10_000
-"""etcd compacts down to these every five minutes; without that its database only grows."""
+"""Number of revisions kept: etcd compacts every five minutes; otherwise its database would only grow."""
 QUOTA_BYTES = 2 * 2**30
-"""Of the database; a full one refuses every write."""
+"""Maximum size of the database; a full one refuses every write."""
 
 TETHER = Path(__file__).with_name("tethered.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdServerConfig:
-    """What a server is started with."""
+    """The settings of a server."""
 
     binary: Path
     data_dir: Path
-    """Survives: a later server on it goes on with all keys, under new ports and new certificates."""
+    """Folder that survives: a later server continues with all keys, under new ports and new certificates."""
     log_file: Path
     certificates: Path
-    """Folder with ca.pem, cert.pem and key.pem; clients must present a certificate of the same authority."""
+    """Folder with ca.pem, cert.pem and key.pem; clients must present a certificate of that authority."""
     host: str = "127.0.0.1"
     client_port: int = 0
-    """0: a free one."""
+    """Port for clients; 0: a free one."""
     peer_port: int = 0
     ready_timeout_s: float = 30.0
     fsync: bool = True
-    """False: a power cut may lose keys. For tests."""
+    """True unless a power cut may lose keys, in tests."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Further flags of etcd, or other values for those that are set here."""
+    """Further flags of etcd, or other values for the flags set here."""
 
 
 class EtcdServer:
-    """A running etcd. Start it from a thread that lives as long as the process: it dies with that thread."""
+    """A running etcd. Start it from a thread that lives as long as the process: etcd dies with that thread."""
 
     def __init__(self, config: EtcdServerConfig, client_port: int, peer_port: int) -> None:
         self.config = config
@@ -74,7 +74,7 @@ class EtcdServer:
         for port in (config.client_port, config.peer_port):
             _check_port(config.host, port)
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        config.data_dir.chmod(0o700)  # etcd warns about anything wider
+        config.data_dir.chmod(0o700)  # etcd warns about a more open mode
         config.log_file.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, START_ATTEMPTS + 1):
             log_offset = config.log_file.stat().st_size if config.log_file.exists() else 0
@@ -83,7 +83,7 @@ class EtcdServer:
                 await server._wait_until_ready()
                 return server
             except ConfigError:
-                # A port chosen as free may have been taken since; one that the user named may not be exchanged.
+                # A port chosen as free may have been taken since; one that the user named may not be replaced.
                 was_port_taken = PORT_IN_USE in _log_since(config.log_file, log_offset)
                 if not was_port_taken or attempt == START_ATTEMPTS:
                     raise
@@ -102,21 +102,21 @@ class EtcdServer:
 
     @property
     def peer_port(self) -> int:
-        """Where other members of its cluster would reach it."""
+        """Return the port for other members of its cluster."""
         return self._ports[1]
 
     @property
     def pid(self) -> int:
-        """Of the etcd process."""
+        """Return the pid of the etcd process."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code; None while it runs."""
         return self._process.poll()
 
     def access(self, identity: TlsIdentity | None = None, *, timeout_s: float = 5.0) -> EtcdAccess:
-        """How to reach it; as the server itself when no other identity is given."""
+        """Return its address and an identity for it: the server's own if no other is given."""
         identity = identity or TlsIdentity.read(self.config.certificates)
         return EtcdAccess(endpoints=(self.endpoint,), identity=identity, timeout_s=timeout_s)
 
@@ -135,7 +135,7 @@ class EtcdServer:
         return self._process.wait()
 
     async def restart(self) -> None:
-        """Stop it if it runs, and start it again on the same ports and the same data; return when it serves.
+        """Stop etcd if it runs, and restart it on its ports and data; return when it serves.
 
         Raises as `start` does.
         """
@@ -151,13 +151,13 @@ class EtcdServer:
                 await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL; return when it is gone. Idempotent."""
+        """Send SIGKILL; return when it is gone. Idempotent."""
         if self._process.poll() is None:
             self._process.kill()
             await self.wait()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """SIGTERM, and SIGKILL when that is not enough within the deadline. Idempotent."""
+        """Send SIGTERM, and SIGKILL when that is not enough within the deadline. Idempotent."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
@@ -202,7 +202,7 @@ class EtcdServer:
 
 
 def binary_release(binary: Path) -> str:
-    """What `etcd --version` says, as 3.5.1; empty where it says nothing of the kind."""
+    """Return the release in `etcd --version`, as 3.5.1; empty if it has none."""
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -211,9 +211,9 @@ def binary_release(binary: Path) -> str:
 
 
 def find_etcd_binary(chosen: Path | None = None, *, environment: Mapping[str, str] = os.environ) -> Path:
-    """The etcd to run: the chosen one (a flag), HEADWAY_ETCD_BINARY, the `local` extra's, or the one on PATH.
+    """Return the etcd to run: the chosen one (a flag), HEADWAY_ETCD_BINARY, the `local` extra's, or the one on PATH.
 
-    A binary that is named must be there; the others are taken as found. Raises ConfigError.
+    A named binary must exist; the others are optional. Raises ConfigError.
     """
     if chosen is not None:
         return _executable(chosen, "--etcd-binary")
@@ -235,13 +235,13 @@ def find_etcd_binary(chosen: Path | None = None, *, environment: Mapping[str, st
 
 def _executable(path: Path, source: str) -> Path:
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise ConfigError(f"{path} is no executable file", source)
+        raise ConfigError(f"{path} is not an executable file", source)
     return path.absolute()
 
 
 def _spawn(config: EtcdServerConfig, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
     arguments = [str(config.binary), *_flags(config, client_port, peer_port)]
-    # Every flag of etcd is also a variable, and a variable set for another etcd would be obeyed.
+    # Every flag of etcd is also a variable, and a variable set for another etcd would apply.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
     with config.log_file.open("ab") as log:
         return subprocess.Popen(
@@ -273,7 +273,7 @@ def _flags(config: EtcdServerConfig, client_port: int, peer_port: int) -> list[s
         "peer-key-file": key,
         "peer-trusted-ca-file": ca,
         "peer-client-cert-auth": "true",
-        # One member elects itself: no need to wait a second for it.
+        # One member elects itself: it need not wait a second for an election.
         "heartbeat-interval": 20,
         "election-timeout": 200,
         "auto-compaction-mode": "revision",
@@ -288,7 +288,7 @@ def _flags(config: EtcdServerConfig, client_port: int, peer_port: int) -> list[s
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise ConfigError when somebody listens there. Port 0 is always free."""
+    """Raise ConfigError when another process listens there. Port 0 is always free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -300,7 +300,7 @@ def _check_port(host: str, port: int) -> None:
 
 def _choose_ports(config: EtcdServerConfig) -> tuple[int, int]:
     with socket.socket() as first, socket.socket() as second:
-        for probe in (first, second):  # both held, so that they differ
+        for probe in (first, second):  # both are held, so that they differ
             probe.bind((config.host, 0))
         return config.client_port or first.getsockname()[1], config.peer_port or second.getsockname()[1]
 

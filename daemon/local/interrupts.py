@@ -1,4 +1,4 @@
-"""Ctrl-C in two steps: the first ends the work in good order, the second does not wait for it."""
+"""Handles Ctrl-C in two steps: the first ends the work cleanly, the second does not wait for it."""
 
 import asyncio
 import signal
@@ -13,10 +13,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_interruptible(
     main: Main, *, on_first: Callable[[], None] | None = None, has_ended_well: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run `main(force)` in a new event loop; its result is the exit code, or 128 + the signal that ended it.
+    """Run `main(force)` in a new event loop; return its exit code, or 128 + the signal that ended it.
 
-    The first signal cancels it, so that its `finally` clauses stop what it started; the second sets `force`.
-    has_ended_well: asked after a signal; where that is how the work ends, and all of it is done, the exit code is 0.
+    The first signal cancels it, so that its `finally` clauses stop its children; the second sets `force`.
+    has_ended_well:
+    called after a signal; if that is the work's normal end, and all of it is done, the exit code is 0.
     """
     return asyncio.run(_run(main, on_first, has_ended_well))
 

@@ -1,4 +1,4 @@
-"""One daemon of a local cluster: started, and started again when it dies, as systemd would."""
+"""One daemon of a local cluster: started, and restarted when it dies, as systemd would do."""
 
 import os
 import signal
@@ -17,23 +17,23 @@ FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 10.0
 HEALTHY_AFTER_S: Final = 10.0
 MAX_FALSE_STARTS: Final = 5
-"""Failures in a row, each soon after the start, before a daemon counts as one that does not start."""
+"""Number of failures in a row, each soon after the start, after which a daemon counts as one that does not start."""
 SELDOM_S: Final = 60.0
-"""Between attempts to start such a daemon."""
+"""Interval of attempts to start such a daemon."""
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeProcess:
-    """A daemon's process, which is another one after each death."""
+    """The process of a daemon, replaced after each death."""
 
     name: str
     flags: Mapping[str, object]
-    """As of NodeConfig, but for `listen`."""
+    """Flags of NodeConfig, except `listen`."""
     environment: Mapping[str, str]
-    """In addition to ours."""
+    """Variables in addition to ours."""
     log_path: Path
     port: int = 0
-    """Where it listened once, so that it keeps its address; 0: not known yet."""
+    """Port where it has listened, so that it keeps its address; 0: not known yet."""
     process: "subprocess.Popen[bytes]" = field(init=False)
     started_at: float = field(init=False)
     num_restarts: int = 0
@@ -48,22 +48,22 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
-        """Of the newest process."""
+        """Return the pid of the newest process."""
         return self.process.pid
 
     @property
     def has_left(self) -> bool:
-        """Whether it ended in good order: it was asked to."""
+        """Return whether it ended cleanly, on request."""
         return self.process.poll() == 0
 
     @property
     def failure(self) -> str:
-        """Why it does not start, while attempts are few; nothing while it runs, or while another attempt is near."""
+        """Return why it does not start, between rare attempts; None while it runs, or while another attempt is near."""
         return self.last_words if self._is_failing and self.process.poll() is not None else ""
 
     @property
     def last_words(self) -> str:
-        """How it ended, with the last line that it wrote."""
+        """Return how it ended, with the last line that it wrote."""
         text = self.log_path.read_text(errors="replace").strip()
         last = text.splitlines()[-1][:300] if text else "it wrote nothing"
         return f"its daemon ended with status {self.process.returncode}: {last} (see {self.log_path})"
@@ -74,7 +74,7 @@ class NodeProcess:
             self.process.send_signal(number)
 
     def keep_up(self) -> bool:
-        """To be called again and again: start it anew when it died and has rested. Returns whether it was started."""
+        """Restart it when it died and has rested; call this repeatedly. Returns whether it was started."""
         ended = self.process.poll()
         if ended is None or ended == 0:
             return False
@@ -96,7 +96,7 @@ class NodeProcess:
         pause_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (self._num_quick - 1))
         self._restart_at = time.monotonic() + (SELDOM_S if self._is_failing else pause_s)
         if ended == EXIT_CONFIG:
-            self.port = 0  # somebody may have taken the port meanwhile
+            self.port = 0  # another process may have taken the port meanwhile
 
     def _spawn(self) -> None:
         command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli"]
@@ -109,7 +109,7 @@ class NodeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal reaches the parent only
+                start_new_session=True,  # Ctrl-C in the terminal must reach the parent only
                 env={**os.environ, **self.environment},
             )
 

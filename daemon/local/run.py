@@ -26,35 +26,35 @@ METRICS_NAME = "metrics.jsonl"
 MODEL_NAME = "model"
 FAILURE_NAME = "failure.log"
 DEATH_GRACE_S = 60.0
-"""After a process of the cluster has died: time for the coordinator to say what that means for the job."""
+"""Time after the death of a process of the cluster for the coordinator to decide about the job."""
 
 OnView = Callable[[LocalCluster, ClusterView, JobView], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """What a run leaves."""
+    """The files of a run."""
 
     out: Path
 
     @property
     def metrics(self) -> Path:
-        """One line a batch."""
+        """Return the file with one line per batch."""
         return self.out / METRICS_NAME
 
     @property
     def model(self) -> Path:
-        """The trained model."""
+        """Return the folder of the trained model."""
         return self.out / MODEL_NAME
 
     @property
     def failure(self) -> Path:
-        """A failed worker's traceback and last output."""
+        """Return the file of a failed worker's traceback and last output."""
         return self.out / FAILURE_NAME
 
 
 def local_device_kinds() -> frozenset[str]:
-    """The kinds of device that a local cluster computes on."""
+    """Return the kinds of device on which a local cluster computes."""
     import torch
 
     return frozenset({"cuda" if torch.cuda.is_available() else "cpu"})
@@ -72,10 +72,10 @@ async def run_job(
     etcd_binary: Path | None = None,
     on_view: OnView | None = None,
 ) -> JobView:
-    """Train a job in a cluster of its own and write DIR/metrics.jsonl and DIR/model/; returns the job as it ended.
+    """Train a job in its own cluster and write DIR/metrics.jsonl and DIR/model/; return the ended job.
 
-    A run that was interrupted goes on where it stopped when it is started again with the same folder. Raises
-    ConfigError, UnavailableError, and JobFailedError when the job did not finish.
+    An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
+    JobFailedError when the job did not finish.
     """
     spec = read_job(job_file).with_link(link)
     spec = resolve_job(spec, job_file=job_file, device_kinds=local_device_kinds(), cache_dir=default_cache_dir())
@@ -102,7 +102,9 @@ async def run_job(
 
 
 async def _submit_or_continue(session: ClusterSession, spec: JobSpec, folder: RunFolder) -> None:
-    """Queue the job, or take up the one that an earlier run on this folder left. Raises ConfigError for another one."""
+    """Queue the job, or continue the one that an earlier run on this folder left. Raises ConfigError for
+    another one.
+    """
     found = (await session.view()).jobs.get(spec.job.name)
     if found is None or found.spec is None:
         folder.metrics.unlink(missing_ok=True)
@@ -125,7 +127,7 @@ async def _train(
     display: Display,
     on_view: OnView | None,
 ) -> JobView:
-    from headway.daemon.client.export import export  # imports torch, which a refused job does without
+    from headway.daemon.client.export import export  # imports torch, which a refused job does not need
 
     journal = JournalCopy(session, name, folder.metrics)
 
@@ -149,7 +151,7 @@ async def _train(
 
 
 async def _guarded(cluster: LocalCluster, work: Awaitable[JobView]) -> JobView:
-    """Await the work, unless the cluster dies beneath it and nobody says so."""
+    """Await the work, unless the cluster dies first without a word."""
     working = asyncio.ensure_future(work)
     guarding = asyncio.create_task(cluster.guard(grace_s=DEATH_GRACE_S))
     try:

@@ -1,4 +1,4 @@
-"""Deletes folders when this process is gone, however it went: a shell that waits for the end of a pipe."""
+"""Deletes folders when this process ends in any way: a shell that waits for the end of a pipe."""
 
 import shutil
 import subprocess
@@ -13,7 +13,9 @@ for attempt in 1 2 3 4 5 6 7 8; do
     rm -rf -- "$@" && sleep 0.5
 done
 """
-"""A line on the pipe: all was done in order. Its end without one: the parent is gone, and its children are going."""
+"""A line on the pipe means a clean end. The pipe's end without a line means that the parent and its children
+are gone.
+"""
 
 
 class Sweeper:

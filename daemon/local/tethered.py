@@ -1,7 +1,7 @@
 """Runs a command that dies with its parent: `python tethered.py PARENT_PID COMMAND ARGUMENT…` (Linux).
 
-The parent-death signal survives exec. It cannot be set between fork and exec by a parent that has threads, hence this
-step between. Started by path, so that it imports nothing of Headway and costs some ten milliseconds.
+The parent-death signal survives exec. A parent that has threads cannot set it between fork and exec, hence this step
+in between. It is started by path, so that it imports nothing of Headway and costs some ten milliseconds.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ def main() -> None:
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
-        sys.exit(1)  # it died before we were tied
+        sys.exit(1)  # the parent died before we were tied
     os.execvp(command[0], command)
 
 

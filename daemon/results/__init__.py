@@ -1,1 +1,1 @@
-"""What a run leaves: the model folder, the metrics, a sample."""
+"""The results of a run: the model folder, the metrics, a sample."""

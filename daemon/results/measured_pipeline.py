@@ -1,7 +1,7 @@
-"""The last batches of a running pipeline, put together from what each worker remembers. Pure.
+"""The last batches of a running pipeline, joined from each worker's memory. Pure.
 
-Only what every worker remembers whole is shown: the window begins where the youngest memory does, and ends where the
-first worker was asked.
+Only batches that every worker remembers completely are shown: the window begins where the youngest memory does, and
+ends where the first worker was asked.
 """
 
 from collections import Counter
@@ -18,13 +18,13 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
-    """One worker's share of a window. Seconds are medians of one operation; None: there was none."""
+    """The figures of one worker in a window. Seconds are medians of one operation; None: there was none."""
 
     forward_s: float | None
     backward_s: float | None
     update_s: float | None
     idle: float
-    """The share of the window without an operation."""
+    """Share of the window without an operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +34,17 @@ class MeasuredPipeline:
     first_batch: int
     last_batch: int
     step_seconds: float
-    """Per batch."""
+    """Seconds per batch."""
     window: Window
     timeline: tuple[TimedOp, ...]
-    """Everything that reaches into the window, of other batches too."""
+    """Operations in the window, also those of other batches."""
 
 
 def measured_pipeline(memories: Mapping[int, Sequence[TimedOp]], *, num_batches: int) -> MeasuredPipeline | None:
-    """The newest batches that all workers remember whole, num_batches at most. None: there is no such batch.
+    """Return the newest batches that all workers remember completely, num_batches at most. None: there is no such
+    batch.
 
-    memories: by position, what each worker did, in order and on one clock; none is empty.
+    memories: by position, each worker's operations, in order and on one clock; none is empty.
     """
     known = max(ops[0].started for ops in memories.values()), min(ops[-1].ended for ops in memories.values())
     whole = set.intersection(*(_whole_batches(ops, known) for ops in memories.values()))
@@ -70,7 +71,7 @@ def measured_pipeline(memories: Mapping[int, Sequence[TimedOp]], *, num_batches:
 
 
 def figures(timeline: Sequence[TimedOp], position: int, window: Window) -> WorkerFigures:
-    """What a worker did within a window."""
+    """Return a worker's figures within a window."""
     begin, end = window
     done = [op for op in timeline if op.stage == position and op.ended > begin and op.started < end]
     busy = sum(min(op.ended, end) - max(op.started, begin) for op in done)
@@ -88,7 +89,7 @@ def figures(timeline: Sequence[TimedOp], position: int, window: Window) -> Worke
 
 
 def _whole_batches(ops: Sequence[TimedOp], known: Window) -> set[int]:
-    """Batches of which a worker remembers every operation, all within what is known of everybody."""
+    """Return batches of which a worker remembers every operation, within all workers' memories."""
     forwards = Counter(op.op.batch for op in ops if isinstance(op.op, Forward))
     backwards = Counter(op.op.batch for op in ops if isinstance(op.op, Backward))
     updated = {op.op.batch for op in ops if isinstance(op.op, Update)}

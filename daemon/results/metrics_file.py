@@ -11,14 +11,16 @@ from headway.daemon.errors import ConfigError
 class MetricsFile:
     """Appends lines `{"batch", "loss", "tokens", "seconds", "generation"}`. A context manager.
 
-    Python writes a float as the shortest text that reads back as the same bits, so losses can be compared exactly.
+    Python writes a float as the shortest text that reads back to equal bits, so losses can be compared exactly.
     """
 
     def __init__(self, path: Path, *, is_resumed: bool = False) -> None:
-        """is_resumed: go on after the last whole line; otherwise start anew. Raises ConfigError for a file not ours."""
+        """is_resumed: continue after the last complete line; otherwise begin a new file. Raises ConfigError for another
+        file.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.last_batch = -1
-        """The newest batch in the file; -1 when there is none."""
+        """Newest batch in the file; -1 when there is none."""
         length = 0
         if is_resumed and path.exists():
             self.last_batch, length = _whole_lines(path)
@@ -26,9 +28,9 @@ class MetricsFile:
         self._stream.truncate(length)
 
     def append(self, *, batch: int, loss: float, tokens: int, seconds: float, generation: int) -> None:
-        """Write a batch and flush. One that is in the file already is passed over.
+        """Write a batch and flush. A batch that is already in the file is skipped.
 
-        Raises ValueError when batches between were left out.
+        Raises ValueError when batches in between are missing.
         """
         if batch <= self.last_batch:
             return
@@ -40,7 +42,7 @@ class MetricsFile:
         self.last_batch = batch
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -53,7 +55,7 @@ class MetricsFile:
 
 
 def _whole_lines(path: Path) -> tuple[int, int]:
-    """(last batch, length in bytes) of the lines that were written whole; a torn last one does not count."""
+    """Return (last batch, length in bytes) of the complete lines; a torn last one does not count."""
     batch, length = -1, 0
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):

@@ -30,7 +30,7 @@ from headway.stages.spec import ModelSpec, layer_names
 
 
 class ModelFolderWriter:
-    """One safetensors file per layer, written beside what is in the folder; it replaces that when it is whole.
+    """One safetensors file per layer, written next to the folder's old content, which it replaces when it is complete.
 
     A context manager: leaving it puts the model in its place, unless an exception leaves it. Memory of one layer is
     enough.
@@ -45,7 +45,7 @@ class ModelFolderWriter:
         tokenizer: DataTokenizer | None = None,
         force: bool = False,
     ) -> None:
-        """sequence_length: the longest the model was trained on. tokenizer: to put beside it.
+        """sequence_length: the longest on which the model was trained. tokenizer: copied into the folder.
 
         Raises ConfigError for a folder that `check_place` refuses; force: another model in it may be replaced.
         """
@@ -66,7 +66,9 @@ class ModelFolderWriter:
 
     @property
     def draft(self) -> Path:
-        """Where the model is written; a file of a caller's own has to be gone when the model is whole."""
+        """Return the folder where the model is written; the caller must remove its own files before the model is
+        complete.
+        """
         return self._draft.folder
 
     def _describe(self, config: dict[str, object], tokenizer: DataTokenizer | None) -> None:
@@ -79,7 +81,7 @@ class ModelFolderWriter:
             _write_text(self.draft / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
 
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
-        """Write a layer's weights, by parameter name, as they are. Layers may come in any order, each once.
+        """Write a layer's weights, by parameter name, unchanged. Layers may come in any order, each once.
 
         Raises ConfigError when they cannot be written.
         """
@@ -120,7 +122,7 @@ def write_model(
     sequence_length: int,
     tokenizer: DataTokenizer | None = None,
 ) -> None:
-    """Write a whole model that is in memory: layer to parameter name to tensor."""
+    """Write a whole model from memory: layer to parameter name to tensor."""
     with ModelFolderWriter(folder, spec, sequence_length=sequence_length, tokenizer=tokenizer) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
@@ -137,7 +139,7 @@ class LoadedModel:
 
 
 def read_model(folder: Path) -> LoadedModel:
-    """Load what ModelFolderWriter wrote. Raises ConfigError for a folder that is not such a model, or not whole."""
+    """Load a model that ModelFolderWriter wrote. Raises ConfigError for any other folder, or an incomplete one."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         weight_map: dict[str, str] = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
@@ -156,7 +158,7 @@ def read_model(folder: Path) -> LoadedModel:
     except KeyError as error:
         raise ConfigError(f"{error.args[0]} is missing from the model", str(folder)) from error
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
-        raise ConfigError(f"not a model that can be read: {error}", str(folder)) from error
+        raise ConfigError(f"not a readable model: {error}", str(folder)) from error
     return LoadedModel(spec=spec, sequence_length=int(config["max_position_embeddings"]), weights=weights)
 
 

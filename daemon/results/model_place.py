@@ -1,4 +1,4 @@
-"""Where a model folder may be put, and how a finished one takes the place of an older one."""
+"""Decides where a model folder may be put, and how a finished one replaces an older one."""
 
 import re
 import secrets
@@ -18,14 +18,14 @@ from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 CONFIG_NAME: Final = "config.json"
 INDEX_NAME: Final = "model.safetensors.index.json"
 PRODUCER: Final = "headway"
-"""What config.json of a folder that may be replaced names as its `producer`."""
+"""Value of `producer` in config.json of a folder that may be replaced."""
 
 _DRAFT: Final = ".export-"
 _MODEL_FILE: Final = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt"
     r"|adapter_.*|.*\.(safetensors|safetensors\.index\.json|bin|bin\.index\.json|pt|pth|msgpack|h5|gguf)"
 )
-"""What AutoModel or AutoTokenizer may open: of an older model nothing of it may stay beside a newer one."""
+"""Files that AutoModel or AutoTokenizer may open: none of an older model may stay with a newer one."""
 _OURS: Final = re.compile(
     r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer\.json|tokenizer_config\.json"
 )
@@ -34,7 +34,7 @@ _OURS: Final = re.compile(
 def check_place(folder: Path, *, force: bool = False) -> None:
     """Raise ConfigError for a folder that cannot be written to, or whose files a model would hide or delete.
 
-    An earlier export may be replaced, and files that are no model's stay. force: another model may be replaced too.
+    An earlier export may be replaced, and files that belong to no model stay. force: another model may be replaced too.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def check_place(folder: Path, *, force: bool = False) -> None:
 
 @contextmanager
 def told_of(folder: Path) -> Iterator[None]:
-    """Around what is written for a folder. Raises ConfigError for an error of its file system, such as a full disk."""
+    """Translate an error of the folder's file system, such as a full disk, into ConfigError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -61,10 +61,10 @@ def told_of(folder: Path) -> Iterator[None]:
 
 
 class Draft:
-    """A hidden folder for a model that is being written: inside its place, hence on the same file system.
+    """A hidden folder for a model that is being written: inside its place, hence on that file system.
 
-    One whose process was killed goes with the next one. A whole one is never deleted: from then on, what was there
-    before may be gone.
+    A killed process's draft is deleted with the next one. A complete one is never deleted: from then on, the old
+    content may be gone.
     """
 
     def __init__(self, place: Path) -> None:
@@ -77,7 +77,7 @@ class Draft:
         self.folder.mkdir()
 
     def put_in_place(self) -> None:
-        """Replace the model that is there by this whole one. Raises ConfigError, naming the draft, which then stays."""
+        """Replace the old model by this complete one. Raises ConfigError, naming the draft, which then stays."""
         self._is_whole = True
         self._owned.release()
         try:
@@ -87,16 +87,16 @@ class Draft:
             raise ConfigError(f"{what}; the new one is in {self.folder}", str(self._place)) from error
 
     def drop(self) -> None:
-        """Delete what was written of a model that did not become whole."""
+        """Delete the files of an incomplete model."""
         if not self._is_whole:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._owned.release()
 
 
 def put_in_place(draft: Path, folder: Path) -> None:
-    """Replace the model in a folder by the whole one in a draft; the draft is gone then.
+    """Replace the model in a folder by the complete one in a draft; the draft is gone then.
 
-    The old index goes first and the new one comes last: a crash between leaves no model, never a mixture of two.
+    The old index goes first and the new one comes last: a crash in between leaves no model, never a mixture of two.
     """
     old = [entry.name for entry in folder.iterdir() if entry.is_file() and _MODEL_FILE.fullmatch(entry.name)]
     new = [entry.name for entry in draft.iterdir()]
@@ -108,7 +108,7 @@ def put_in_place(draft: Path, folder: Path) -> None:
 
 
 def share_mode(files: Iterable[Path], like: Path) -> None:
-    """Give files the mode that a new file gets here: a library may have made them for their owner alone."""
+    """Give files the mode of a new file here: a library may have made them for their owner alone."""
     mode = like.stat().st_mode & 0o777
     for file in files:
         file.chmod(mode)

@@ -1,4 +1,4 @@
-"""A pipeline as a picture, simulated or measured: a row per worker, a bar per operation; several under each other."""
+"""Draws a pipeline, simulated or measured: a row per worker, a bar per operation; several under each other."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from headway.stages.simulator import TimedOp
 COLOURS = {"forward": "#4c78a8", "backward": "#f2a541", "update": "#59a14f"}
 _WIDTH_IN, _MOST_WIDTH_IN, _DPI = 14.0, 60.0, 120
 _OPERATION_IN = 0.09
-"""A long picture grows until its bars are so wide on average."""
+"""A long picture grows until its bars have this average width."""
 _LEAST_LABEL_IN = 0.16
-"""Bars that are narrower carry no number."""
+"""Narrower bars carry no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class Panel:
 
     timeline: Sequence[TimedOp]
     window: tuple[float, float]
-    """From when to when, in seconds of the timeline."""
+    """Interval of the picture, in seconds of the timeline."""
     title: str
     x_label: str
 
 
 def check_drawing(option: str = "--simulate") -> None:
-    """Raises ConfigError where there is nothing to draw with."""
+    """Raise ConfigError if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("draws with matplotlib: pip install 'headway[local]'", option)
 
@@ -39,7 +39,7 @@ def check_drawing(option: str = "--simulate") -> None:
 def draw_pipeline(
     timeline: Sequence[TimedOp], names: Sequence[str], path: Path, *, window: tuple[float, float], title: str
 ) -> None:
-    """Write a PNG of what happens within a window of simulated seconds; names: of the rows, from the top.
+    """Write a PNG of a window of simulated seconds; names: of the rows, from the top.
 
     Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""A pipeline, simulated or measured, as a trace that chrome://tracing and ui.perfetto.dev open. Pure.
+"""Writes a pipeline, simulated or measured, as a trace that chrome://tracing and ui.perfetto.dev open. Pure.
 
 Source: "Trace Event Format" (Google, 2016): complete events `X` with microseconds, metadata events `M` for names.
 """
@@ -14,12 +14,12 @@ _COLOURS = {"forward": "thread_state_running", "backward": "thread_state_iowait"
 
 
 def chrome_trace(timeline: Sequence[TimedOp], names: Sequence[str]) -> dict[str, object]:
-    """A JSON document: one process per row of the timeline, under its name; one event per operation."""
+    """Return a JSON document: one process per row of the timeline, under its name; one event per operation."""
     return trace_document(trace_events(timeline, names))
 
 
 def trace_document(*parts: Sequence[TraceEvent], about: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Events of several timelines in one document, with what is to be known about them."""
+    """Return events of several timelines in one document, with their metadata."""
     document: dict[str, object] = {"displayTimeUnit": "ms", "traceEvents": [event for part in parts for event in part]}
     return document | {"otherData": dict(about)} if about else document
 
@@ -27,7 +27,9 @@ def trace_document(*parts: Sequence[TraceEvent], about: Mapping[str, object] | N
 def trace_events(
     timeline: Sequence[TimedOp], names: Sequence[str], *, first_row: int = 0, zero_s: float = 0.0
 ) -> list[TraceEvent]:
-    """One process per row, the first of them with this number; zero_s: the timeline's moment that is to be time 0."""
+    """Return one process per row, the first of them with this number; zero_s: the moment of the timeline that becomes
+    0.
+    """
     events: list[TraceEvent] = []
     for row, name in enumerate(names, start=first_row):
         events.append({"ph": "M", "name": "process_name", "pid": row, "tid": 0, "args": {"name": name}})
@@ -54,7 +56,7 @@ def trace_events(
 
 
 def kind_of(done: TimedOp) -> str:
-    """`forward`, `backward` or `update`"""
+    """Return `forward`, `backward` or `update`."""
     if isinstance(done.op, Forward):
         return "forward"
     return "backward" if isinstance(done.op, Backward) else "update"

@@ -16,9 +16,9 @@ NUM_BYTES = 256
 
 
 def sample(folder: Path, prompt: str, *, num_tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-    """What the model puts after the prompt (without it). temperature 0 takes the likeliest byte each time.
+    """Return the model's continuation of the prompt. temperature 0 takes the likeliest byte each time.
 
-    Equal arguments give equal text on equal arithmetic. Raises ConfigError for a folder that is no model of bytes.
+    Equal arguments give equal text on equal arithmetic. Raises ConfigError for a folder that is not a model of bytes.
     """
     model = read_model(folder)
     if model.spec.vocab_size != NUM_BYTES:
@@ -28,7 +28,9 @@ def sample(folder: Path, prompt: str, *, num_tokens: int = 200, temperature: flo
 
 
 def continued(model: LoadedModel, tokens: list[int], *, temperature: float, seed: int) -> Iterator[int]:
-    """Tokens after `tokens`, for ever; the model sees the last `sequence_length` of them. No start means byte 0."""
+    """Yield tokens after `tokens`, for ever; the model sees the last `sequence_length` of them. No start
+    means byte 0.
+    """
     layers = {name: build_layer(name, model.spec) for name in layer_names(model.spec)}
     generator = torch.Generator().manual_seed(seed)
     tokens = tokens or [0]
@@ -36,7 +38,7 @@ def continued(model: LoadedModel, tokens: list[int], *, temperature: float, seed
         with torch.inference_mode():
             hidden = torch.tensor([tokens[-model.sequence_length :]])
             for name, layer in layers.items():
-                # The head is asked about the last position alone.
+                # The head computes the last position alone.
                 hidden = hidden[:, -1:] if name == "head" else hidden
                 hidden = functional_call(layer, model.weights[name], (hidden,))
             token = _drawn(hidden[0, 0], temperature=temperature, generator=generator)

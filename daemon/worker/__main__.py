@@ -1,8 +1,8 @@
 """`python -m headway.daemon.worker`: the process that computes one stage on one device. Started by the supervisor.
 
 The main thread obeys orders, one at a time; a loop thread talks to the daemon and to neighbouring stages. The process
-ends by an error, by order, or with its daemon: killed by the kernel when its parent dies, and by itself when its stream
-to the daemon ends.
+ends by an error, by order, or with its daemon: the kernel kills it when its parent dies, and it ends itself when its
+stream to the daemon ends.
 """
 
 import argparse
@@ -20,11 +20,11 @@ PR_SET_PDEATHSIG = 1
 EXIT_ORPHANED = 75
 """EX_TEMPFAIL: the daemon is gone."""
 EXIT_STUCK = 76
-"""A link's process group could not be ended otherwise."""
+"""Exit code when a link's process group could not be ended otherwise."""
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. Exits if that has happened already."""
+    """Let the kernel kill this process when the thread that started it ends. Exits if that has happened already."""
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -34,7 +34,7 @@ def die_with_parent() -> None:
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """The command line. Exits with 2 on a wrong one."""
+    """Parse the command line. Exits with 2 on a wrong one."""
     parser = argparse.ArgumentParser(prog="headway.daemon.worker", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="the daemon's unix socket")
     parser.add_argument("--node", default="", help="the node's name, for the log")
@@ -51,8 +51,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Everything from here on is recorded: an exception ends in the supervisor's error file."""
-    # torch takes seconds to import: only after the kernel knows about our parent.
+    """Do the work. Every exception from here on goes to the supervisor's error file."""
+    # torch takes seconds to import, so the kernel must know our parent before that
     import structlog
 
     from headway.daemon.addresses import bracketed, read_ports
@@ -82,14 +82,16 @@ def work(options: argparse.Namespace) -> None:
     log = structlog.get_logger()
 
     def end(reason: str) -> None:
-        """The daemon is gone, and so are we, whatever the main thread is doing."""
+        """End the process, because the daemon is gone, at any point of the main thread."""
         try:
             log.warning("daemon_lost", reason=reason)
         finally:
             os._exit(EXIT_ORPHANED)
 
     def end_stuck(peer: str) -> None:
-        """A process group does not let go of its threads, nor of the device: only the process's end frees them."""
+        """End the process, because a process group holds its threads or the device: only the process's end
+        frees them.
+        """
         try:
             log.error("link_stuck", peer=peer)
         finally:
@@ -156,13 +158,14 @@ def work(options: argparse.Namespace) -> None:
     worker.serve(control)
     log.info("worker_quit")
     endpoint.stop()
-    os._exit(0)  # the loop's stream to the daemon is still open, and nothing is left to tear down
+    os._exit(0)  # the loop's stream to the daemon is still open, so nothing can be torn down
 
 
 def main() -> None:
-    """The process's entry."""
+    """Run the process."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches everybody; only the daemon orders
+    # Ctrl-C in a terminal reaches all processes, but only the daemon gives orders
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = parse_arguments(sys.argv[1:])
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -171,7 +174,7 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # at once: threads inside a process group would turn the interpreter's end into a crash
+        os._exit(1)  # at once: threads inside a process group would crash the interpreter's end
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A worker's stream to its daemon: reports up, orders down, a heartbeat once a second.
 
-Everything here runs in the loop's thread, so that it goes on while the main thread computes; `report` and `progress`
-may be called from any. What was done last is told from here too, whatever the main thread is doing. A worker without
-its daemon has no purpose: when the stream ends, `on_end` is called, once.
+Everything here runs in the loop's thread, so that it continues while the main thread computes; any thread may call
+`report` and `progress`. The last operations are reported from here too, at any point of the main thread. A worker
+without its daemon has no purpose: when the stream ends, `on_end` is called, once.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ PROGRESS_EVERY_S = 0.2
 
 
 class OrderInbox(Protocol):
-    """Where orders are put. Must never block: `queue.SimpleQueue` fits."""
+    """Receives orders. Must never block: `queue.SimpleQueue` fits."""
 
     def put(self, item: Order) -> None: ...
 
 
 class WorkerControl:
-    """Attach once. Reports leave in the order in which they were given, progress before what comes after it."""
+    """Attach once. Reports leave in the order in which they were given, progress before later reports."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class WorkerControl:
         self._loop.spawn(self._beat(), name="heartbeat")
 
     def report(self, report: Report) -> None:
-        """Send a report, after all progress that was given before."""
+        """Send a report, after all earlier progress."""
         self._loop.call_soon(self._enqueue, report)
 
     def progress(self, job: str, generation: int, entry: JournalEntry) -> None:
@@ -78,7 +78,7 @@ class WorkerControl:
         self._loop.call_soon(self._add_progress, job, generation, entry)
 
     def flush(self) -> None:
-        """Wait until all reports have been handed to the kernel, as far as that can be: the process is about to end."""
+        """Wait until all reports have been handed to the kernel, if possible: the process is about to end."""
         with suppress(TimeoutError, RuntimeError):
             self._loop.run(self._drain(), timeout=FLUSH_TIMEOUT, what="handing over the last reports")
 
@@ -119,7 +119,7 @@ class WorkerControl:
                 await call.write(await self._reports.get())
                 self._reports.task_done()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reading side sees the same end and tells of it
+            return  # the reading side sees this end too, and reports it
 
     async def _beat(self) -> None:
         while True:
@@ -144,7 +144,7 @@ class WorkerControl:
             self._on_progress_timer()
 
     def _on_progress_timer(self) -> None:
-        """Send what there is and come back later; rest when there was nothing."""
+        """Send pending progress and come back later; stop when there was none."""
         self._progress_timer = None
         if self._progress is not None:
             self._flush_progress()

@@ -1,4 +1,4 @@
-"""The device that a worker computes on: named on the command line, or by the first Prepare that a spare obeys."""
+"""The device of a worker: named on the command line, or by the first Prepare of a spare."""
 
 import structlog
 import torch
@@ -11,25 +11,25 @@ log = structlog.get_logger()
 
 
 class WorkerDevice:
-    """CUDA is not touched before the index is known: a context costs memory on the device."""
+    """The device. CUDA is not touched before the index is known: a context costs memory on the device."""
 
     def __init__(self, kind: str, *, is_to_be_measured: bool = False) -> None:
         """kind: `cpu` or `cuda`."""
         self._kind = kind
         self.is_to_be_measured = is_to_be_measured
-        """Its speed is not known yet."""
+        """True if its speed is not known yet."""
         self.speed = 0.0
-        """Relative, once it was measured."""
+        """Relative speed, once it was measured."""
         self._index: int | None = None
         self._device = torch.device("cpu")
 
     @property
     def device(self) -> torch.device:
-        """Where tensors go; only valid after `claim` where there is a choice."""
+        """Return the device for tensors; if there is a choice, only valid after `claim`."""
         return self._device
 
     def claim(self, index: int) -> torch.device:
-        """This index, from now on. Raises OrderRefusedError when the process computes on another CUDA device."""
+        """Use this index from now on. Raises OrderRefusedError when the process computes on another CUDA device."""
         if self._index is None:
             self._index = index
             structlog.contextvars.bind_contextvars(worker=f"{self._kind}:{index}")
@@ -43,11 +43,11 @@ class WorkerDevice:
         return self._device
 
     def measure(self) -> None:
-        """Take a fraction of a second to see how fast it is, once. Where that does not go, the speed stays unknown."""
+        """Measure its speed in a fraction of a second, once. If that fails, the speed stays unknown."""
         self.is_to_be_measured = False
         try:
             self.speed = measure_speed(self._device)
-        except RuntimeError as error:  # no memory left on a shared device, above all
+        except RuntimeError as error:  # above all: no memory left on a shared device
             log.warning("device_not_measured", device=str(self._device), reason=str(error).partition("\n")[0])
             return
         finally:
@@ -55,7 +55,7 @@ class WorkerDevice:
         log.info("device_measured", device=str(self._device), speed=round(self.speed, 3))
 
     def release_memory(self) -> None:
-        """What was freed goes back to the device, and the host's to the kernel."""
+        """Give freed memory back: the device's to the device, the host's to the kernel."""
         release_freed_memory()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

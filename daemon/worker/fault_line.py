@@ -1,4 +1,4 @@
-"""What an error says for others: one line, the same for the same error in another process; the file behind it. Pure."""
+"""Describes an error for other nodes: one line, equal for an equal error in another process; and its file. Pure."""
 
 import re
 
@@ -10,7 +10,7 @@ _MAX_LENGTH = 300
 
 
 def fault_line(error: BaseException) -> str:
-    """The error's type and the first line of what it says; addresses and free-standing numbers become `#`."""
+    """Return the error's type and the first line of its message; addresses and free-standing numbers become `#`."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     line = f"{name}: {first}" if first else name
@@ -18,7 +18,7 @@ def fault_line(error: BaseException) -> str:
 
 
 def damaged_path(error: Exception) -> str:
-    """The file that is to be fetched again, if it is a file that made an order impossible."""
+    """Return the file to fetch again, if a damaged file made an order impossible."""
     if isinstance(error, DamagedFileError):
         return error.path
     return str(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""

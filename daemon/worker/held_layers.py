@@ -1,4 +1,4 @@
-"""Where a stage's layers come from when it starts, and the files they become when a Write asks for them."""
+"""Loads a stage's layers from their sources at its start, and writes them to files for a Write."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +17,18 @@ from headway.stages.layer_state import LayerState
 from headway.stages.tokens import TokenShards
 
 HeldSession = WorkerSession[LayerState, Journal, TokenShards]
-"""A session that holds the real things."""
+"""A session that holds real tensors."""
 
 
 def has_journal(start: Start) -> bool:
-    """Whether the worker writes the journal: it leads the last stage."""
+    """Return whether the worker writes the journal: it leads the last stage."""
     return start.stage.index + 1 == start.stage.num_stages and leads(start)
 
 
 def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
-    """What the start takes from this process. Nothing is read or dropped yet.
+    """Return the parts that the start takes from this process. Reads and drops nothing yet.
 
-    Raises OrderRefusedError when a layer has no source, one that cannot be, or is not held as the start says.
+    Raises OrderRefusedError when a layer has no source, an impossible one, or is not held as the start requires.
     """
     sources = {source.layer: source.WhichOneof("source") for source in start.sources}
     needed = [*start.stage.layers]
@@ -52,10 +52,10 @@ def load_stage(
     device: torch.device,
     on_layer: Callable[[LayerSource], None] = lambda _: None,
 ) -> tuple[dict[str, LayerState], Journal | None]:
-    """The stage's layers at the start's boundary, each from its source, and the journal where it is written.
+    """Return the stage's layers at the start's boundary, each from its source, and the journal if it is written here.
 
-    on_layer: is told of each source, before it is used. Raises DamagedFileError and OSError for a file that is not what
-    it should be; `live_sources` has admitted the start.
+    on_layer: is called with each source, before it is used. Raises DamagedFileError and OSError for a wrong file;
+    `live_sources` has admitted the start.
     """
     sources = {source.layer: source for source in start.sources}
     layers = {}
@@ -70,7 +70,7 @@ def load_stage(
 
 
 def write_layers(order: Write, session: HeldSession) -> Wrote:
-    """Write what the order names, at its boundary, into its folder. Raises OrderRefusedError and OSError."""
+    """Write the order's parts, at its boundary, into its folder. Raises OrderRefusedError and OSError."""
     session.admit_write(order.job_name, order.generation, order.boundary, layers=order.layers)
     assert session.spec is not None
     job, boundary, timeline = order.job_name, Boundary(order.boundary), Timeline(order.timeline)
@@ -91,7 +91,7 @@ def write_layers(order: Write, session: HeldSession) -> Wrote:
 
 
 def _source_timeline(start: Start) -> Timeline | None:
-    """Of the files among the sources; None when the start does not say."""
+    """Return the timeline of the files among the sources; None when the start does not name it."""
     return Timeline(start.source_timeline) if start.source_timeline else None
 
 

@@ -1,4 +1,4 @@
-"""A worker's links for one generation: to the stages before and after it, and to its stage's other replicas."""
+"""The links of a worker for one generation: to the stages before and after it, and to its stage's other replicas."""
 
 import queue
 from collections.abc import Iterable, Mapping
@@ -19,13 +19,14 @@ from headway.stages.stage_context import StageContext
 from headway.stages.stage_links import StageLinks
 
 FIRST_ANSWER = timedelta(seconds=20)
-"""How long a neighbour that is dialled may say nothing, before the link first opens. One that loads its layers answers
-that it is not ready, and its daemon notices sooner when its process stands still. Only a link that was open breaks
-after the job's `link_timeout_s`."""
+"""Maximum silence of a dialled neighbour before the link first opens. A neighbour that loads its layers answers that it
+is not ready, and its daemon notices sooner when its process stands still. The job's `link_timeout_s` applies only to a
+link that was open.
+"""
 
 
 class Neighbours:
-    """Opens and closes the links, and clears away what they have left in the inbox."""
+    """Opens and closes the links, and clears their remains from the inbox."""
 
     def __init__(
         self, endpoint: LinkEndpoint, collective: CollectiveEndpoint, inbox: "queue.SimpleQueue[object]"
@@ -35,12 +36,12 @@ class Neighbours:
         self._inbox = inbox
         self._links: list[Link] = []
         self._positions: dict[str, int] = {}
-        """What a link calls its peer, to the peer's position in the plan."""
+        """Peer name of each link to the peer's position in the plan."""
 
     def open(self, start: Start, spec: JobSpec, context: StageContext) -> StageLinks:
-        """To the neighbours of this generation, after those of the one before are closed and forgotten.
+        """Open the links of this generation, after the earlier generation's are closed and forgotten.
 
-        One link to each, however many groups it carries. Raises OrderRefusedError when a group has no neighbour.
+        There is one link to each neighbour for all groups. Raises OrderRefusedError when a group has no neighbour.
         """
         self.close()
         num_groups = spec.train.reduction_groups
@@ -89,7 +90,7 @@ class Neighbours:
         for peer in dialled:
             links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker], context)
         self._positions = {link.peer: worker for worker, link in links.items()}
-        self._links += links.values()  # last: `broken` is asked meanwhile, and has to find their positions
+        self._links += links.values()  # last, because `broken` may be called meanwhile, and has to find their positions
         for worker, codec in codecs.items():
             if codec:
                 links[worker] = CodedLink(links[worker], codec, spec.train)
@@ -100,12 +101,12 @@ class Neighbours:
         )
 
     def position_of(self, peer: str) -> int:
-        """The position in the plan of the neighbour with this name; -1: no link has it."""
+        """Return the position in the plan of the neighbour with this name; -1: no link has it."""
         return self._positions.get(peer, -1)
 
     @property
     def broken(self) -> list[int]:
-        """The positions of the neighbours whose link is broken just now. From any thread."""
+        """Return the positions of the neighbours whose link is broken now. From any thread."""
         broken = (
             self.position_of(link.peer)
             for link in tuple(self._links)
@@ -114,7 +115,7 @@ class Neighbours:
         return [position for position in broken if position >= 0]
 
     def close(self) -> None:
-        """Nothing arrives from a closed link; what has arrived from it before is of no use to anybody."""
+        """Close the links. A closed link delivers nothing, and its earlier frames in the inbox are of no use."""
         for link in self._links:
             link.close()
         self._links.clear()
@@ -206,10 +207,10 @@ class Neighbours:
 
 
 def _until_dialled(start: Start, spec: JobSpec) -> timedelta:
-    """How long a neighbour may take to dial: it loads its layers first."""
+    """Return the time for a neighbour to dial: it loads its layers first."""
     return timedelta(seconds=start.neighbours_load_s + spec.fault.link_timeout_s) + FIRST_ANSWER
 
 
 def _distinct(peers: Iterable[Peer]) -> list[Peer]:
-    """Each worker once."""
+    """Return each worker once."""
     return list({peer.worker: peer for peer in peers}.values())

@@ -1,7 +1,7 @@
-"""Where a worker's standard output and error go: to its job's log while it serves one, else where they went before.
+"""Redirects a worker's standard output and error: to its job's log while it serves one, else to their first target.
 
-File descriptors 1 and 2 themselves are moved, so that whatever C++ or a crash handler prints arrives too. The file is
-appended to, since the workers of a node may share it, and put aside as `<name>.1` when it has grown too long.
+File descriptors 1 and 2 themselves are moved, so that output of C++ or a crash handler arrives too. The file is
+appended to, because the workers of a node may share it, and put aside as `<name>.1` when it has grown too long.
 """
 
 import os
@@ -28,7 +28,7 @@ class WorkerOutput:
         self.rotate()
 
     def restore(self) -> None:
-        """Print where the process printed when it began."""
+        """Print to the process's first targets."""
         self._path = None
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Who holds which reduction groups around a worker, as a Start says it; nothing is opened or read here."""
+"""Reads from a Start which workers around this one hold which reduction groups; opens and reads nothing else."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,12 +7,12 @@ from headway.proto.control_pb2 import Peer, Start
 
 
 def groups_of(groups: Sequence[int], num_groups: int) -> tuple[int, ...]:
-    """What a worker holds; none named: all."""
+    """Return the groups that a worker holds; none named: all."""
     return tuple(groups) or tuple(range(num_groups))
 
 
 def replica_groups(start: Start, num_groups: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of each replica of the start's stage, sorted by the first; empty when it has the stage to itself.
+    """Return the groups of each replica of the start's stage, sorted by the first; empty when there is only this one.
 
     Raises OrderRefusedError unless every group is held exactly once.
     """
@@ -25,12 +25,12 @@ def replica_groups(start: Start, num_groups: int) -> tuple[tuple[int, ...], ...]
 
 
 def leads(start: Start) -> bool:
-    """Whether the worker speaks for its stage: it has group 0."""
+    """Return whether the worker leads its stage: it has group 0."""
     return not start.stage.groups or start.stage.groups[0] == 0
 
 
 def by_group(peers: Iterable[Peer], own_groups: Sequence[int], num_groups: int, *, where: str) -> dict[int, Peer]:
-    """The neighbour that holds each of the own groups. where: `upstream` or `downstream`, for messages.
+    """Return the neighbour that holds each of the own groups. where: `upstream` or `downstream`, for messages.
 
     Raises OrderRefusedError when a group is held by none or by two.
     """
@@ -45,5 +45,5 @@ def by_group(peers: Iterable[Peer], own_groups: Sequence[int], num_groups: int, 
 
 
 def name_of(peer: Peer) -> str:
-    """For people: its stage, and which worker of the plan where its stage has several."""
+    """Return the name for people: its stage, and its position in the plan if its stage has several workers."""
     return f"stage {peer.stage} worker {peer.worker}" if peer.groups else f"stage {peer.stage}"

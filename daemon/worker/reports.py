@@ -1,4 +1,4 @@
-"""What a worker tells its daemon of batches, snapshots, times and failures, as messages. Pure."""
+"""Makes a worker's messages to its daemon about batches, snapshots, times and failures. Pure."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from headway.stages.snapshot_writer import SnapshotEnded
 
 
 def journal_entry(row: JournalRow) -> JournalEntry:
-    """A batch that the last stage has finished."""
+    """Report a batch that the last stage has finished."""
     return JournalEntry(
         batch=row.batch,
         loss=row.loss,
@@ -23,7 +23,7 @@ def journal_entry(row: JournalRow) -> JournalEntry:
 
 
 def snapshot_written(item: SnapshotEnded) -> Report:
-    """All files of a boundary are in place."""
+    """Report that all files of a boundary are in place."""
     wrote = Wrote(
         job=item.job, generation=item.generation, boundary=item.boundary, timeline=item.timeline, is_snapshot=True
     )
@@ -33,7 +33,7 @@ def snapshot_written(item: SnapshotEnded) -> Report:
 
 
 def snapshot_missed(item: SnapshotEnded, *, reason: str, factor: int) -> Report:
-    """A snapshot that was not written; or one that was, so late that only every factor-th follows."""
+    """Report a snapshot that was not written, or one so late that only every factor-th follows."""
     missed = SnapshotMissed(
         job=item.job,
         generation=item.generation,
@@ -46,7 +46,7 @@ def snapshot_missed(item: SnapshotEnded, *, reason: str, factor: int) -> Report:
 
 
 def add_layer_times(beat: Heartbeat, layers: Mapping[str, LayerSeconds]) -> None:
-    """What each kind of layer takes, into a heartbeat."""
+    """Add the times of each kind of layer to a heartbeat."""
     for kind, times in layers.items():
         seconds = control_pb2.LayerSeconds(
             forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s, spread=times.spread
@@ -57,9 +57,9 @@ def add_layer_times(beat: Heartbeat, layers: Mapping[str, LayerSeconds]) -> None
 def generation_failed(
     job: str, generation: int, error: Exception, *, batch: int, fault: str = "", lost_peer: int = -1
 ) -> Report:
-    """A worker cannot go on with a generation. fault: one line that two workers with the same error share.
+    """Report that a worker cannot continue with a generation. fault: one line that is equal for equal errors.
 
-    lost_peer: the position of the neighbour whose link is lost, if that is why.
+    lost_peer: the position of the neighbour whose link is lost, if that is the reason.
     """
     is_hopeless = isinstance(error, NonFiniteLossError)
     refused = Refused(

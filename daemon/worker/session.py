@@ -1,7 +1,7 @@
-"""What a worker holds, and which orders it may obey: no IO, no clock, no tensor is touched here.
+"""The state of a worker, and the orders that it may obey: no IO, no clock, no tensor is touched here.
 
 A worker serves one job at a time. Its layers outlive a generation: they are live at the boundary where the last run
-stopped, until a Start names the layers that are to stay, or Release ends the job.
+stopped, until a Start names the layers that stay, or Release ends the job.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ NO_GENERATION = 0
 
 @dataclass
 class OrderRefusedError(Exception):
-    """The order does not fit what this worker holds; the worker stays as it was."""
+    """The order does not fit the worker's state; the worker does not change."""
 
     reason: str
 
@@ -36,39 +36,43 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
     job: str = ""
     spec: JobSpec | None = None
     tokens: TokensT | None = None
-    """The open data, on a worker that was prepared as the first stage."""
+    """Open data, on a worker that was prepared as the first stage."""
     prepared: int = NO_GENERATION
-    """The newest generation that Prepare was obeyed for."""
+    """Newest generation that was prepared."""
     generation: int = NO_GENERATION
-    """The generation in force here: that of the last Start."""
+    """Generation in force here: that of the last Start."""
     timeline: int = NO_GENERATION
-    """Of the last Start: that of the live layers."""
+    """Timeline of the last Start, and of the live layers."""
     stage: int = 0
-    """Of the last Start."""
+    """Stage of the last Start."""
     is_running: bool = False
     boundary: int | None = None
-    """Where the live layers stand; None while they are between boundaries."""
+    """Boundary of the live layers; None while they are between boundaries."""
     layers: dict[str, LayerT] = field(default_factory=dict)
     journal: JournalT | None = None
-    """On the last stage."""
+    """Journal, on the last stage."""
     num_stale: int = 0
-    """Orders of generations that were over."""
+    """Number of orders of generations that were over."""
 
     def admit_prepare(self, job: str, generation: int) -> None:
-        """Raises OrderRefusedError for another job than the one served, or a generation that is over."""
+        """Admit a Prepare. Raises OrderRefusedError for another job than the served one, or a generation that
+        is over.
+        """
         if self.job and job != self.job:
             raise OrderRefusedError(f"job {job}: this worker serves job {self.job} until it is released")
         if self.job and generation <= self.generation:
             raise self._stale(generation)
 
     def did_prepare(self, job: str, generation: int, *, spec: JobSpec, tokens: TokensT | None) -> None:
-        """Prepare was obeyed. Data that is open already stays so."""
+        """Note a finished Prepare. Open data stays open."""
         self.job, self.spec = job, spec
         self.prepared = max(self.prepared, generation)
         self.tokens = tokens if tokens is not None else self.tokens
 
     def admit_start(self, job: str, generation: int) -> JobSpec:
-        """The job's spec. Raises OrderRefusedError for a generation that is over or was never prepared."""
+        """Admit a Start; return the job's spec. Raises OrderRefusedError for a generation that is over or was never
+        prepared.
+        """
         self._admit_job(job)
         if generation <= self.generation:
             raise self._stale(generation)
@@ -77,7 +81,7 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         return self.spec
 
     def admit_live(self, layers: Iterable[str], *, timeline: int, boundary: int) -> None:
-        """Raises OrderRefusedError unless all of these are held, on this timeline and at this boundary."""
+        """Raise OrderRefusedError unless all of these are held, on this timeline and at this boundary."""
         for layer in layers:
             if layer == JOURNAL:
                 self.live_journal(boundary)
@@ -87,27 +91,27 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
                 raise OrderRefusedError(f"layer {layer} is held on timeline {self.timeline}, not on {timeline}")
 
     def keep(self, layers: Iterable[str]) -> None:
-        """Drop all layers, and the journal, but these: a start is about to load the others."""
+        """Drop all layers, and the journal, except these: a start is about to load the others."""
         kept = frozenset(layers)
         self.layers = {name: layer for name, layer in self.layers.items() if name in kept}
         self.journal = self.journal if JOURNAL in kept else None
 
     def live_layer(self, layer: str, boundary: int) -> LayerT:
-        """A layer that is held at this boundary. Raises OrderRefusedError when it is not."""
+        """Return a layer that is held at this boundary. Raises OrderRefusedError when it is not."""
         if layer not in self.layers:
             raise OrderRefusedError(f"layer {layer} is not held here")
         self.admit_boundary(boundary)
         return self.layers[layer]
 
     def live_journal(self, boundary: int) -> JournalT:
-        """The journal that is held at this boundary. Raises OrderRefusedError when it is not."""
+        """Return the journal that is held at this boundary. Raises OrderRefusedError when it is not."""
         if self.journal is None:
             raise OrderRefusedError("the journal is not held here")
         self.admit_boundary(boundary)
         return self.journal
 
     def admit_boundary(self, boundary: int) -> None:
-        """Raises OrderRefusedError unless the live layers stand at this boundary."""
+        """Raise OrderRefusedError unless the live layers stand at this boundary."""
         if self.boundary != boundary:
             where = "between boundaries" if self.boundary is None else f"at boundary {self.boundary}"
             raise OrderRefusedError(f"the live layers are {where}, not at {boundary}")
@@ -122,21 +126,21 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         layers: dict[str, LayerT],
         journal: JournalT | None,
     ) -> None:
-        """A generation is in force: its layers are held, all others are dropped."""
+        """Note a generation in force: its layers are held, all others are dropped."""
         self.generation, self.boundary = generation, boundary
         self.timeline, self.stage = timeline, stage
         self.layers, self.journal = layers, journal
 
     def did_run(self) -> None:
-        """The executor is about to change the layers."""
+        """Note that the executor is about to change the layers."""
         self.is_running, self.boundary = True, None
 
     def did_stop(self, boundary: int | None) -> None:
-        """The executor has returned: at a boundary, or cut off between two."""
+        """Note that the executor has returned: at a boundary, or cut off between two."""
         self.is_running, self.boundary = False, boundary
 
     def admit(self, job: str, generation: int) -> None:
-        """For an order about the generation in force. Raises OrderRefusedError for every other one."""
+        """Admit an order about the generation in force. Raises OrderRefusedError for every other one."""
         self._admit_job(job)
         if generation < self.generation:
             raise self._stale(generation)
@@ -144,7 +148,7 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
             raise OrderRefusedError(f"generation {generation} of job {job} was not started")
 
     def admit_write(self, job: str, generation: int, boundary: int, *, layers: Iterable[str]) -> None:
-        """Raises OrderRefusedError unless everything that is to be written is held at the boundary."""
+        """Raise OrderRefusedError unless all parts to write are held at the boundary."""
         self.admit(job, generation)
         if self.is_running:
             raise OrderRefusedError(f"generation {generation} of job {job} is still running")

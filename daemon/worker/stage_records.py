@@ -1,4 +1,4 @@
-"""What a worker leaves for those who look on: last operations, its history's lines, places where tests let it fail."""
+"""A worker's traces for observers: last operations, its history's lines, places where tests let it fail."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ class _Recent:
 
 
 class StageRecords:
-    """One per process. Facts about the Start in force are added to everything."""
+    """The records of one process. Facts about the Start in force are added to everything."""
 
     def __init__(self, history_dir: Path | None, *, node: str, incarnation: str, are_launches: bool = False) -> None:
         """history_dir: None: no history is written. are_launches: a device works after the operations' times."""
@@ -44,7 +44,7 @@ class StageRecords:
         self._boundary = 0
 
     def begin(self, start: Start) -> None:
-        """What follows is about this start. Raises OSError when the history has no place to go."""
+        """Begin the records of a start. Raises OSError when the history cannot be written."""
         if start.job_name != self._job:
             self.release()
         if self.history is None and self._history_dir is not None:
@@ -74,7 +74,7 @@ class StageRecords:
         )
 
     def release(self) -> None:
-        """The job is over here."""
+        """Note that the job is over here."""
         if self.history is not None:
             self.history.close()
         self.history, self._job = None, ""
@@ -82,11 +82,11 @@ class StageRecords:
 
     @property
     def recorder(self) -> Recorder:
-        """For the executor of the Start in force."""
+        """Return the recorder for the executor of the Start in force."""
         return self._recent.ops
 
     def recent(self, request: int) -> RecentOperations:
-        """The answer to a TellOperations. May be called from any thread."""
+        """Return the answer to a TellOperations. May be called from any thread."""
         recent = self._recent
         done = recent.ops.newest
         return RecentOperations(
@@ -104,12 +104,12 @@ class StageRecords:
         )
 
     def event(self, name: str, **fields: object) -> None:
-        """A line of the history."""
+        """Write a line of the history."""
         if self.history is not None:
             self.history.event(name, **fields)
 
     def loading(self, source: LayerSource) -> None:
-        """A layer is about to be taken from its source."""
+        """Note that a layer is about to be loaded from its source."""
         kind = source.WhichOneof("source") or ""
         fault_point("load", layer=source.layer, source=kind, path=source.path, boundary=self._boundary, **self._facts)
         self.event(
@@ -121,7 +121,7 @@ class StageRecords:
         )
 
     def operated(self, op: Op) -> None:
-        """An operation is done; its frames are on their way."""
+        """Note a finished operation; its frames are on their way."""
         microbatch = None if isinstance(op, Update) else op.microbatch
         kind = type(op).__name__.lower()
         fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)
@@ -131,15 +131,15 @@ class StageRecords:
         fault_point(LAYER_PLACE, op=op, layer=layer, kind=layer.partition(".")[0], **self._facts)
 
     def file_written(self, snapshot: Snapshot, layer: LayerName) -> None:
-        """In the snapshot writer's thread: one file is in place."""
+        """Note one file in place; in the snapshot writer's thread."""
         fault_point("snapshot.file_written", boundary=snapshot.boundary, layer=layer, **self._facts)
 
     def snapshot_done(self, snapshot: Snapshot) -> None:
-        """In the snapshot writer's thread: all files are in place, and nobody knows of them yet."""
+        """Note all files in place, before they are reported; in the snapshot writer's thread."""
         fault_point("snapshot.done", boundary=snapshot.boundary, **self._facts)
 
     def snapshot_written(self, item: SnapshotEnded) -> None:
-        """All files of a boundary are in place."""
+        """Note that all files of a boundary are in place."""
         log.info("snapshot_written", job=item.job, boundary=item.boundary, layers=list(item.files))
         self.event(
             "snapshot_written",

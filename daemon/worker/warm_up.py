@@ -1,6 +1,6 @@
-"""What torch puts off until it is first used (its compiler's modules, the optimizers', kernels) is loaded here, once.
+"""Loads what torch defers to its first use (its compiler's modules, the optimizers', kernels), once.
 
-A process that has attached is then ready in milliseconds, which is what makes a spare worth having.
+An attached process is then ready in milliseconds, which is the purpose of a spare.
 """
 
 import gc
@@ -22,9 +22,9 @@ _TRAIN = TrainSpec(batches=1, microbatches=1, microbatch_size=1, sequence_length
 
 
 def warm_up() -> None:
-    """One batch of the smallest model there is, on the CPU: nothing of it stays but what was loaded.
+    """Train one batch of the smallest model on the CPU: only the loaded modules stay.
 
-    Modules live as long as the process: the collector is told to pass over them, since it runs between two generations.
+    Modules live as long as the process: the collector is told to skip them, because it runs between two generations.
     """
     cpu = torch.device("cpu")
     configure(_TRAIN, cpu)

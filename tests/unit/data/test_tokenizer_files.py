@@ -118,7 +118,7 @@ def test_the_end_may_be_told(tmp_path: Path) -> None:
     """--end-of-text goes before all else; one that is no token is refused, and none at all is warned of."""
     byte_level(tmp_path / "tokenizer.json", end="<fin>")
     (tmp_path / "in.txt").write_text("ab")
-    with pytest.raises(ConfigError, match=r"--end-of-text: '<end>' is no token of"):
+    with pytest.raises(ConfigError, match=r"--end-of-text: '<end>' is not a token of"):
         prepared(tmp_path, end_of_text="<end>")
     warnings: list[str] = []
     prepare(
