@@ -77,7 +77,8 @@ async def test_a_node_without_an_address_says_so_until_it_has_one(
     machine.towards_etcd = towards_etcd
     await machine.look(2)
     assert machine.moves == []
-    assert machine.trouble.startswith(f"10.0.0.7 is no address of this machine any more, and {why}: set advertise_host")
+    told = f"10.0.0.7 is no longer an address of this machine, and {why}: set advertise_host"
+    assert machine.trouble.startswith(told)
     machine.addresses = {"10.0.0.7"}
     await machine.look()
     assert machine.trouble == ""
