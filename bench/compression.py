@@ -25,21 +25,21 @@ from typing import Any
 
 import torch
 from delay import held_out_loss
-from measure import machine, progress, versions
-from pipeline_processes import Processes, cut, seconds_per_batch
+from lines.wan_line import Line
+from lines.wan_plan import advice
+from lines.wan_sites import WanRun, best_kind, sites
+from rigs.measure import machine, progress, versions
+from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 from wan import MICROBATCH_SIZE, MODEL, NUM_SETTLING, SLEEPS
-from wan_line import Line
-from wan_plan import advice
-from wan_sites import WanRun, best_kind, sites
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.reference import reference
+from headway.daemon.reference.loop import reference
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.codec import Codec, codec_between, coded_bytes
-from headway.stages.compression import Feedback, decode, encode
+from headway.stages.data.stdlib_corpus import builtin_corpus
+from headway.stages.data.tokens import TokenShards
+from headway.stages.links.codec import Codec, codec_between, coded_bytes
+from headway.stages.links.compression import Feedback, decode, encode
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stdlib_corpus import builtin_corpus
-from headway.stages.tokens import TokenShards
 
 PLOT = Path(__file__).parent.parent / "docs" / "compression.png"
 WIRES: dict[str, dict[str, Any]] = {

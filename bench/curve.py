@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from measure import progress
+from rigs.measure import progress
 
 from headway.daemon.chaos.connections import Parting, can_destroy
 from headway.daemon.client.cluster_access import ClusterSession
@@ -28,16 +28,16 @@ from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.client.node_drain import drain
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase, PlanRecord, WorkerRecord
-from headway.daemon.reference import BatchResult, reference
+from headway.daemon.records.records import Phase, PlanRecord, WorkerRecord
+from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
+from headway.daemon.view.cluster_view import JobView
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.tokens import TokenShards
 
 NAME = "curve"
 NUM_NODES = 3

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measure import machine, progress, versions
+from rigs.measure import machine, progress, versions
 from torch import Tensor
 from torch.func import functional_call
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.reference import Weights, reference
+from headway.daemon.reference.loop import Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.model import build_layer, token_loss
+from headway.stages.data.stdlib_corpus import builtin_corpus
+from headway.stages.data.tokens import TokenShards
+from headway.stages.model.decoder import build_layer, token_loss
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.stdlib_corpus import builtin_corpus
-from headway.stages.tokens import TokenShards
 
 NUM_HELD_OUT = 32  # microbatches
 SETTINGS: tuple[tuple[Literal["gpipe", "2bw"], float], ...] = (("gpipe", 0.0), ("2bw", 0.0), ("2bw", 1.0))

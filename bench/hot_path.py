@@ -12,12 +12,12 @@ import resource
 import sys
 from dataclasses import dataclass
 
-from measure import Figure, progress, report
-from pipeline_processes import Host, Processes, StageRun, cut
+from rigs.measure import Figure, progress, report
+from rigs.pipeline_processes import Host, Processes, StageRun, cut
 
 from headway.optim.spec import OptimSpec
-from headway.stages.allocator import keep_freed_memory, with_large_pages
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
 
 WORKLOADS = {256: (4, 8), 128: (2, 24)}
 """By width: sequences of a microbatch, and batches of a run."""

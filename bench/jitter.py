@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from emulated_stage import SleepTimes
-from measure import Figure, progress, report
-from pipeline_processes import ROUND_TRIP_S, Processes, StageReport, StageRun
+from rigs.emulated_stage import SleepTimes
+from rigs.measure import Figure, progress, report
+from rigs.pipeline_processes import ROUND_TRIP_S, Processes, StageReport, StageRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.schedule import Op, ScheduleName, StageSchedule
-from headway.stages.simulator import LinkTimes, StageTimes, simulate
+from headway.stages.schedule.schedule import Op, ScheduleName, StageSchedule
+from headway.stages.schedule.simulator import LinkTimes, StageTimes, simulate
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 NUM_STAGES, NUM_MICROBATCHES = 8, 16

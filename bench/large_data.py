@@ -20,18 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from measure import machine, progress, versions
+from rigs.measure import machine, progress, versions
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.deadlines import Deadlines
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.measurements import ReadingRecord
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.reading_reports import PERIOD_S
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.stages.tokens import Shard, ShardIndex, combined_sha256, write_index
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ReadingRecord
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.situation.deadlines import Deadlines
+from headway.daemon.telemetry.reading_reports import PERIOD_S
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.stages.data.tokens import Shard, ShardIndex, combined_sha256, write_index
 
 SHARD_BYTES = 1 << 30
 LARGE_BYTES = 66e9

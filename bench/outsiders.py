@@ -19,21 +19,21 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from measure import Figure, progress, report
+from rigs.measure import Figure, progress, report
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.job_report import report_job
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
+from headway.daemon.reports.job_report import report_job
+from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.spec import ModelSpec, TrainSpec
 
-ATTACK = Path(__file__).with_name("outsiders_attack.py")
+ATTACK = Path(__file__).parent / "rigs" / "outsiders_attack.py"
 KINDS = ("idle", "slow", "handshakes")
 """Of strangers: a process each, so that none waits for another."""
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -22,19 +22,19 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from measure import Figure, progress, report
+from rigs.measure import Figure, progress, report
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import remove, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.coordination.boundaries import restorable
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import Phase
-from headway.stages.allocator import with_large_pages
+from headway.daemon.records.records import Phase
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.situation.boundaries import restorable
 from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.stage.allocator import with_large_pages
 
 NUM_WARMUP_BATCHES = 3
 TIMEOUT_S = 600.0
@@ -46,9 +46,9 @@ LOOP = """
 import statistics, sys
 import msgspec
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reference import reference
-from headway.stages.allocator import keep_freed_memory
-from headway.stages.tokens import TokenShards
+from headway.daemon.reference.loop import reference
+from headway.stages.stage.allocator import keep_freed_memory
+from headway.stages.data.tokens import TokenShards
 
 keep_freed_memory()
 job = msgspec.json.decode(sys.argv[1].encode(), type=JobSpec)

@@ -22,13 +22,13 @@ import time
 from dataclasses import replace
 from math import inf
 
-from measure import machine, progress, versions
+from rigs.measure import machine, progress, versions
 
+from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.planning.connections import LinkAssumptions
-from headway.daemon.planning.layer_costs import layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.planning.planner import ClusterPlan, make_plan
-from headway.daemon.records import Device, NodeRecord
+from headway.daemon.records.records import Device, NodeRecord
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NUM_SEEDS = 20

@@ -25,21 +25,21 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from measure import Figure, progress, report
-from recovery_timeline import medians, milestones
+from rigs.measure import Figure, progress, report
+from rigs.recovery_timeline import medians, milestones
 
+from headway.daemon.chaos.checker import Operation
+from headway.daemon.chaos.read_history import read_events, read_history
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.node_drain import drain, release
-from headway.daemon.coordination.boundaries import restorable
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.history.checker import Operation
 from headway.daemon.history.events import MONOTONIC
-from headway.daemon.history.read import read_events, read_history
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
+from headway.daemon.situation.boundaries import restorable
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NAME = "recovery"

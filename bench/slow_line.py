@@ -24,28 +24,28 @@ from pathlib import Path
 
 import structlog
 import torch
-from measure import Figure, progress, report
-from wan_line import Line
-from wan_proxy import ProxyWan
+from lines.wan_line import Line
+from lines.wan_proxy import ProxyWan
+from rigs.measure import Figure, progress, report
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
+from headway.daemon.agent.agent import REST_S
+from headway.daemon.agent.files import StateKeeper
+from headway.daemon.agent.steps import FetchState
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.node.agent import REST_S
-from headway.daemon.node.agent_steps import FetchState
-from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.node.state_keeper import StateKeeper
-from headway.daemon.records import CheckpointFile, NodeRecord, SpecRecord
+from headway.daemon.records.records import CheckpointFile, NodeRecord, SpecRecord
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
+from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.worker_status import JobGeneration
-from headway.stages.state_file import StateHeader, write_state
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.status import JobGeneration
+from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.state.state_file import StateHeader, write_state
 
 JOB = "slow-line"
 LAYER_BYTES = 4_200_000

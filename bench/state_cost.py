@@ -15,22 +15,22 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import Figure, progress, report
+from rigs.measure import Figure, progress, report
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.node.lifecycle import KEPT_BYTES
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.records import CheckpointFile
+from headway.daemon.records.records import CheckpointFile
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.transfer import fetch_from_nodes
+from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.storage.transfer import fetch_from_nodes
-from headway.stages.allocator import keep_freed_memory
-from headway.stages.state_file import StateHeader, write_state
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.view.cluster_view import ClusterView
+from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.stage.allocator import keep_freed_memory
+from headway.stages.state.state_file import StateHeader, write_state
 
 FILE_BYTES = 64 << 20
 IN_MEMORY = Path("/dev/shm")

@@ -21,22 +21,22 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from measure import Figure, progress, report
+from rigs.measure import Figure, progress, report
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.measurements import LayerTime
-from headway.daemon.records import Phase
-from headway.daemon.reference import BatchResult, reference
+from headway.daemon.records.measurements import LayerTime
+from headway.daemon.records.records import Phase
+from headway.daemon.reference.loop import BatchResult, reference
+from headway.daemon.view.cluster_view import JobView
+from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.tokens import TokenShards
 
 SLOWDOWN = 3.0
 LAYER_S = 0.004

@@ -27,16 +27,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_stage import SleepTimes
-from measure import Figure, progress, report
-from pipeline_processes import ROUND_TRIP_S, KeepFreedMemory, Processes, StageRun, cut, seconds_per_batch
-from torch_pipeline import SCHEDULES, TorchRun
+from rigs.emulated_stage import SleepTimes
+from rigs.measure import Figure, progress, report
+from rigs.pipeline_processes import ROUND_TRIP_S, KeepFreedMemory, Processes, StageRun, cut, seconds_per_batch
+from rigs.torch_pipeline import SCHEDULES, TorchRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.allocator import with_large_pages
-from headway.stages.schedule import ScheduleName, StageSchedule
-from headway.stages.simulator import LinkTimes, StageTimes, simulate
+from headway.stages.schedule.schedule import ScheduleName, StageSchedule
+from headway.stages.schedule.simulator import LinkTimes, StageTimes, simulate
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.stage.allocator import with_large_pages
 
 ADAMW = GroupSpec(name="adamw", lr=1e-3)
 OPTIM = OptimSpec(matrices=ADAMW, rest=ADAMW, error_feedback=0.0, lr_schedule="constant", warmup_batches=0)

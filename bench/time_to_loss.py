@@ -28,23 +28,23 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from emulated_stage import SleepTimes
-from measure import Figure, progress, report
-from paced_stage import PacedGraph
-from pipeline_processes import Processes, cut
-from wan_line import Line
-from wan_plan import advice
-from wan_sites import Resumed, Sites, WanRun, best_kind, sites
+from lines.wan_line import Line
+from lines.wan_plan import advice
+from lines.wan_sites import Resumed, Sites, WanRun, best_kind, sites
+from rigs.emulated_stage import SleepTimes
+from rigs.measure import Figure, progress, report
+from rigs.paced_stage import PacedGraph
+from rigs.pipeline_processes import Processes, cut
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.reference import BatchResult, reference
+from headway.daemon.reference.loop import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.schedule import Update
+from headway.stages.data.stdlib_corpus import builtin_corpus
+from headway.stages.data.tokens import TokenShards
+from headway.stages.schedule.schedule import Update
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage_context import MicrobatchSource
-from headway.stages.stage_graph import StageGraph
-from headway.stages.stdlib_corpus import builtin_corpus
-from headway.stages.tokens import TokenShards
+from headway.stages.stage.context import MicrobatchSource
+from headway.stages.stage.graph import StageGraph
 
 Schedule = Literal["2bw", "1f1b"]
 SCHEDULES: tuple[Schedule, ...] = ("2bw", "1f1b")

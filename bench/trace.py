@@ -10,12 +10,12 @@ import argparse
 import sys
 import time
 
-from measure import Figure, alternate, report
+from rigs.measure import Figure, alternate, report
 
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto.control_pb2 import StageAssignment, Start
-from headway.stages.recent_ops import NUM_KEPT
-from headway.stages.schedule import Forward, Op
+from headway.stages.schedule.schedule import Forward, Op
+from headway.stages.telemetry.recent_ops import NUM_KEPT
 
 
 class Nothing:

@@ -13,12 +13,12 @@ import sys
 import time
 
 import torch
-from measure import Figure, alternate, progress, report
+from rigs.measure import Figure, alternate, progress, report
 from torch import Tensor
 
 from headway.optim.layer_optimizer import TorchLayerOptimizer, optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.model import parameter_shapes
+from headway.stages.model.decoder import parameter_shapes
 from headway.stages.spec import ModelSpec
 
 NUM_BLOCKS = 8

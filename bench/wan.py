@@ -23,19 +23,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from emulated_stage import SleepTimes
-from measure import Figure, alternate, report
-from pipeline_processes import Processes, cut, seconds_per_batch
-from wan_ceiling import ceiling, ceiling_of_namespaces, ceilings
-from wan_line import Line
-from wan_namespaces import NamespacesWan
-from wan_plan import Advice, advice
-from wan_probe import BeProbed, Probe
-from wan_sites import Resumed, Sites, WanRun, best_kind, sites
+from lines.wan_ceiling import ceiling, ceiling_of_namespaces, ceilings
+from lines.wan_line import Line
+from lines.wan_namespaces import NamespacesWan
+from lines.wan_plan import Advice, advice
+from lines.wan_probe import BeProbed, Probe
+from lines.wan_sites import Resumed, Sites, WanRun, best_kind, sites
+from rigs.emulated_stage import SleepTimes
+from rigs.measure import Figure, alternate, report
+from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 
-from headway.daemon.measurements import LinkProbe
+from headway.daemon.records.measurements import LinkProbe
 from headway.optim.spec import OptimSpec
-from headway.stages.schedule import ScheduleName
+from headway.stages.schedule.schedule import ScheduleName
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 MODEL = ModelSpec(

@@ -32,12 +32,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import Figure, progress, report
-from wire_process import Process
-from wire_sides import WINDOW
+from rigs.measure import Figure, progress, report
+from rigs.wire_process import Process
+from rigs.wire_sides import WINDOW
 
-from headway.daemon.certificates import CertificateAuthority
-from headway.stages.allocator import with_large_pages
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.stage.allocator import with_large_pages
 
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
 BOTH_WAYS_SIZES = {"16KiB": 1 << 14, **SIZES}

@@ -24,7 +24,7 @@ class InvariantLostError(ConfigError):
 
     - another daemon has taken the node's name (node/registration.py),
     - another daemon has the lock of its state folder (node/memory.py),
-    - etcd refuses this daemon's user or certificate, and goes on doing so (coordination/cluster_watch.py).
+    - etcd refuses this daemon's user or certificate, and goes on doing so (view/cluster_watch.py).
     """
 
 

@@ -1,1 +1,1 @@
-"""Breaks a cluster on purpose, reproducibly, and says whether it held."""
+"""Breaks a cluster on purpose, and checks by its history whether it held."""

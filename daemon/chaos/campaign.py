@@ -7,9 +7,9 @@ from headway.daemon.chaos.fault_schedule import Strike
 from headway.daemon.chaos.injector import Injector
 from headway.daemon.chaos.verdict import Blow, Watcher
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError, StoreUnreachableError
-from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.records.records import TERMINAL_PHASES, Phase
+from headway.daemon.view.cluster_view import ClusterView
 
 SETTLE_S = 60.0
 """Seconds without any progress after the last fault after which the job will not recover."""

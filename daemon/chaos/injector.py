@@ -21,9 +21,9 @@ from headway.daemon.chaos.targets import LocalTargets, Process
 from headway.daemon.chaos.verdict import Blow
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.node_drain import drain
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.record_keys import Keys
+from headway.daemon.records.keys import Keys
+from headway.daemon.view.cluster_view import ClusterView, JobView
 
 SLOW_STOPPED_S: Final = 0.08
 SLOW_RUNNING_S: Final = 0.02

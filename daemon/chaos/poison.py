@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import SpecRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import SpecRecord
 
 NUM_HUGE_LAYERS: Final = 50_000_000
 GARBAGE: Final = b'\xff\xfe{"spec": '

@@ -1,1 +1,1 @@
-"""Asks a cluster for people, and shapes its answers."""
+"""What people ask of a cluster."""

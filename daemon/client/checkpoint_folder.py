@@ -14,10 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.jobs.admission import why_no_checkpoint
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.records import CheckpointRecord
+from headway.daemon.records.records import CheckpointRecord
+from headway.daemon.view.admission import why_no_checkpoint
 
 MANIFEST: Final = "manifest.json"
 MAX_DEPTH: Final = 3

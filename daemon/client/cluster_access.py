@@ -16,11 +16,11 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 
 from headway.daemon.client.known_daemons import remember
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
-from headway.daemon.record_keys import PREFIX
-from headway.stages.tls_identity import CERTIFICATE_FILE, TlsIdentity
+from headway.daemon.records.keys import PREFIX
+from headway.daemon.view.cluster_view import ClusterView
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, TlsIdentity
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
@@ -48,7 +48,7 @@ class ClusterAddress:
         """Return this client's certificate. Raises ConfigError, naming the file that is missing or unusable."""
         if self.certificates is None:
             return None
-        from headway.daemon.own_certificate import check_own_certificate, read_certificate
+        from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
 
         try:
             identity = TlsIdentity.read(self.certificates)

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.client.job_report import JobReport, duration
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.reports.job_report import JobReport, duration
+from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

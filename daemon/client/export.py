@@ -8,22 +8,22 @@ from pathlib import Path
 from torch import Tensor
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.boundaries import holders, newest_complete
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_of
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.results.model_folder import ModelFolderWriter
 from headway.daemon.results.model_place import told_of
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.transfer import in_time
+from headway.daemon.situation.boundaries import holders, newest_complete
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.transfer import in_time
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.stages.data.tokens import read_index
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.state_file import check_header, content_checksum, read_state
-from headway.stages.tokens import read_index
+from headway.stages.state.state_file import check_header, content_checksum, read_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.checkpoint_place import is_store
-from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import TryFolderReply
 from headway.stages.errors import PeerError
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, node_of
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.rpc.peer_client import NodeClient
 from headway.proto import control_pb2
 from headway.stages.errors import PeerError, UnavailableError
 

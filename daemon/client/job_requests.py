@@ -10,13 +10,11 @@ import socket
 import time
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, ConflictError
-from headway.daemon.jobs.admission import why_refused
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import (
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import (
     TERMINAL_PHASES,
     CheckpointRecord,
     Desired,
@@ -26,6 +24,8 @@ from headway.daemon.records import (
     PhaseRecord,
     SpecRecord,
 )
+from headway.daemon.view.admission import why_refused
+from headway.daemon.view.cluster_view import ClusterView, JobView
 
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
 MAX_ATTEMPTS = 5

@@ -6,18 +6,18 @@ from typing import Final
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.coordination.prospects import as_fast_as_their_like, measured
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.planning.plan_simulation import Forecast, forecast
-from headway.daemon.planning.preview import table, worker_labels
-from headway.daemon.records import PlanRecord
+from headway.daemon.preview.plan_simulation import Forecast, forecast
+from headway.daemon.preview.preview import table, worker_labels
+from headway.daemon.records.records import PlanRecord
 from headway.daemon.results.measured_pipeline import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.situation.outlook import as_fast_as_their_like, measured
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.errors import PeerError, UnavailableError
-from headway.stages.schedule import Backward, Forward, Op, Update
-from headway.stages.simulator import TimedOp
+from headway.stages.schedule.schedule import Backward, Forward, Op, Update
+from headway.stages.schedule.simulator import TimedOp
 
 MAX_ATTEMPTS: Final = 3
 """Maximum number of attempts, because the plan may change between our look at it and the daemons'."""

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of
-from headway.daemon.client.watch_view import Display, LossHistory, snapshot
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import JobFailedError
-from headway.daemon.records import TERMINAL_PHASES, Desired, Phase
+from headway.daemon.records.records import TERMINAL_PHASES, Desired, Phase
+from headway.daemon.reports.watch_view import Display, LossHistory, snapshot
+from headway.daemon.view.cluster_view import ClusterView, JobView
 
 OnView = Callable[[ClusterView, JobView], Awaitable[None]]
 

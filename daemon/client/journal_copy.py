@@ -6,12 +6,12 @@ from typing import Final
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.boundaries import lineage_of, restorable
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.node.peer_client import NodeClient
 from headway.daemon.results.metrics_file import MetricsFile
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.situation.boundaries import lineage_of, restorable
 from headway.daemon.storage.state_key import JOURNAL
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.errors import PeerError, UnavailableError
 
 WHOLE_TIMEOUT_S: Final = 30.0

@@ -16,7 +16,7 @@ import msgspec
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.names import is_node_name
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.records import NodeRecord
 
 MAX_KNOWN: Final = 64
 """Maximum number of addresses kept of a large cluster: one that answers is enough."""

@@ -6,9 +6,9 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import node_of
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.record_format import UnreadableRecordError, decode, encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.format import UnreadableRecordError, decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import NodeRecord
 
 MAX_ATTEMPTS = 5
 

@@ -5,8 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.usage import (
+from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import TERMINAL_PHASES, SharesRecord
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.usage import (
     LEAST_HALF_LIFE_S,
     LEAST_SLICE_S,
     LEAST_WEIGHT,
@@ -15,10 +19,6 @@ from headway.daemon.coordination.usage import (
     per_share,
     weight,
 )
-from headway.daemon.errors import ConfigError, ConflictError
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import TERMINAL_PHASES, SharesRecord
 
 MAX_ATTEMPTS = 5
 MAX_USERS = 1000

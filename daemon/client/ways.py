@@ -6,10 +6,10 @@ from typing import Final
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.findings import Finding
-from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.costs.blocked_ways import REMEDY
 from headway.daemon.errors import RecoveryError
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.planning.blocked_ways import REMEDY
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import DialledPort
 from headway.stages.errors import PeerError
 

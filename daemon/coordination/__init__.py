@@ -1,1 +1,1 @@
-"""Decides for the whole cluster: the view of the cluster, the coordinator's one table, the leader that runs it."""
+"""What happens to jobs: the coordinator's one table, its conditions and its actions, who gets which devices."""

@@ -1,9 +1,9 @@
 """Records, once a minute, what users have used: the leader's work. Pure."""
 
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.view.cluster_view import ClusterView
 
 
 def usage_due_at(view: ClusterView) -> float | None:

@@ -6,10 +6,8 @@ plan's records together. The first line of an action's docstring is its text in 
 
 from dataclasses import replace
 
-from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.commands import Command
 from headway.daemon.coordination.conditions import outlook_text, planning_since, recovery_is_possible
-from headway.daemon.coordination.origin import Origin
 from headway.daemon.coordination.sentences import (
     shape_and_nodes,
     where_it_goes,
@@ -22,8 +20,10 @@ from headway.daemon.coordination.sentences import (
 from headway.daemon.coordination.transactions import held_against_nodes, move, offer, sentence
 from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.record_format import encode
-from headway.daemon.records import FailureCount, Phase, Save, StopRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.records import FailureCount, Phase, Save, StopRecord
+from headway.daemon.situation.origin import Origin
+from headway.daemon.situation.situation import Case
 
 
 def retire(case: Case, to: Phase) -> Command:

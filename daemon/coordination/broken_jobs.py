@@ -2,11 +2,11 @@
 
 import traceback
 
-from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.commands import BrokenJob, Transaction
 from headway.daemon.coordination.transactions import move
 from headway.daemon.errors import in_one_line
-from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.records.records import TERMINAL_PHASES, Phase
+from headway.daemon.situation.situation import Case
 
 
 def broken(job: str, error: Exception) -> BrokenJob:

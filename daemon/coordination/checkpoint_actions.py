@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.coordination.boundaries import due_checkpoint, lead_of, parts_of
-from headway.daemon.coordination.case import Case
-from headway.daemon.coordination.cluster_view import Place
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.transactions import move
-from headway.daemon.record_format import encode, to_builtins
-from headway.daemon.records import CheckpointFile, CheckpointRecord, Phase, PlanRecord, StateFile
+from headway.daemon.records.format import encode, to_builtins
+from headway.daemon.records.records import CheckpointFile, CheckpointRecord, Phase, PlanRecord, StateFile
+from headway.daemon.situation.boundaries import due_checkpoint, lead_of, parts_of
+from headway.daemon.situation.situation import Case
 from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.view.cluster_view import Place
 
 MANIFEST_FORMAT: Final = 1
 

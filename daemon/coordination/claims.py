@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from headway.daemon.coordination.case import Case
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
-from headway.daemon.coordination.plan_book import Outcome, PlanMissingError, Purpose
-from headway.daemon.coordination.prospects import outlook
-from headway.daemon.coordination.standing import Standing
-from headway.daemon.coordination.usage import per_share, weight
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.plan_question import ask
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
-from headway.daemon.records import Desired, DeviceKey, Phase, Save
+from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
+from headway.daemon.situation.outlook import outlook
+from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
+from headway.daemon.situation.situation import Case
+from headway.daemon.situation.standing import Standing
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.usage import per_share, weight
 
 STARTS_WORTH: Final = 5.0
 """A job that took long to start keeps its devices for this multiple of its start, if that exceeds a time slice."""

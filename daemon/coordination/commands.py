@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from headway.daemon.coordination.plan_book import PlanRequest
+from headway.daemon.situation.plan_cache import PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

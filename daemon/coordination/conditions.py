@@ -3,16 +3,16 @@
 A condition's name, with its underscores read as spaces, is its text in docs/coordinator.md; commas stand in diagram.py.
 """
 
-from headway.daemon.coordination.boundaries import due_checkpoint, parts_of
-from headway.daemon.coordination.case import TELL_AFTER_S, Case
-from headway.daemon.coordination.cluster_view import Place
-from headway.daemon.coordination.failure_budget import was_killed
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
-from headway.daemon.coordination.standstill import standing_pairs
 from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_news
-from headway.daemon.records import Desired, Phase, Save, WorkerState
+from headway.daemon.records.records import Desired, Phase, Save, WorkerState
+from headway.daemon.situation.boundaries import due_checkpoint, parts_of
+from headway.daemon.situation.failure_budget import was_killed
+from headway.daemon.situation.situation import TELL_AFTER_S, Case
+from headway.daemon.situation.standstill import standing_pairs
+from headway.daemon.view.cluster_view import Place
 
 
 def cancel_is_wanted(case: Case) -> bool:

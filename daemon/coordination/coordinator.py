@@ -26,14 +26,12 @@ from headway.daemon.coordination.actions import (
     stop_for_moves,
 )
 from headway.daemon.coordination.broken_jobs import broken, give_up
-from headway.daemon.coordination.case import TELL_AFTER_S, Case
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
     write_checkpoint,
     write_periodic_checkpoint,
 )
 from headway.daemon.coordination.claims import settle_claims
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.coordination.commands import BrokenJob, Command, Decision
 from headway.daemon.coordination.conditions import (
     a_better_plan_exists,
@@ -86,13 +84,15 @@ from headway.daemon.coordination.conditions import (
     workers_are_late_to_stop,
     workers_of_next_are_late,
 )
-from headway.daemon.coordination.deadlines import LEASE_TTL_S
-from headway.daemon.coordination.plan_book import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
-from headway.daemon.coordination.quarantine import QUARANTINE_AFTER
 from headway.daemon.coordination.queue_order import in_turn, is_queued
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.records import DeviceKey, Phase
+from headway.daemon.records.records import DeviceKey, Phase
+from headway.daemon.situation.deadlines import LEASE_TTL_S
+from headway.daemon.situation.plan_cache import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
+from headway.daemon.situation.situation import TELL_AFTER_S, Case
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.quarantine import QUARANTINE_AFTER
 
 QUEUED, PREPARING, RUNNING, CHANGING, STOPPING, RECOVERING = (
     Phase.QUEUED,

@@ -3,7 +3,7 @@
 import sys
 
 from headway.daemon.coordination.coordinator import TABLE, Row
-from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.records.records import TERMINAL_PHASES, Phase
 
 HEAD = """# How a job moves from phase to phase
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
-from headway.daemon.records import DeviceKey
+from headway.daemon.records.records import DeviceKey
 
 EQUAL_WITHIN: Final = 0.1
 """Fraction of a time slice. Users whose use differs by less count as equal; their jobs go first in, first out."""

@@ -1,9 +1,9 @@
 """Finds the links of a plan that are blocked or not proven yet, from facts and the workers' records. Pure."""
 
-from headway.daemon.coordination.case import Case
-from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
+from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.planning.plan_links import linked_pairs, neighbours
-from headway.daemon.records import PlanRecord, WorkerRecord
+from headway.daemon.records.records import PlanRecord, WorkerRecord
+from headway.daemon.situation.situation import Case
 
 
 def blocked_links(case: Case, plan: PlanRecord | None) -> BlockedWays:

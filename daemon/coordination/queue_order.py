@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.fair_share import EQUAL_WITHIN
-from headway.daemon.coordination.usage import per_share
-from headway.daemon.records import Desired, Phase
+from headway.daemon.records.records import Desired, Phase
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.usage import per_share
 
 
 def in_queue_order(jobs: Iterable[JobView], view: ClusterView, *, now: float) -> list[JobView]:

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from headway.daemon.coordination.case import Case
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
-from headway.daemon.coordination.listing import listed
-from headway.daemon.coordination.loss import Loss
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.plan_question import no_worker
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
-from headway.daemon.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.situation import Case
+from headway.daemon.view.listing import listed
 
 
 def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Final
 
-from headway.daemon.coordination.case import Case
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.coordination.loss import Loss
-from headway.daemon.coordination.origin import Origin
-from headway.daemon.coordination.quarantine import QUARANTINE_S
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
+from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.origin import Origin
+from headway.daemon.situation.situation import Case
+from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.quarantine import QUARANTINE_S
 
 READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
 """Keys of a job that every decision about it compares."""

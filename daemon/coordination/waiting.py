@@ -2,10 +2,10 @@
 stop. Pure.
 """
 
-from headway.daemon.coordination.case import Case
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.planning.planner import ClusterPlan
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
+from headway.daemon.situation.situation import Case
+from headway.daemon.view.cluster_view import JobView
 
 
 def waits_for(case: Case) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.data.special_tokens import SpecialTokens, special_tokens
-from headway.stages.tokens import ShardIndex
+from headway.stages.data.tokens import ShardIndex
 
 BYTES: Final = "bytes"
 TOKENIZER_NAME: Final = "tokenizer.json"

@@ -16,11 +16,11 @@ from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.data.incoming_shard import IncomingShard
 from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
-from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.transfer import in_time
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.storage.transfer import in_time
+from headway.stages.data.tokens import INDEX_NAME, Shard, ShardIndex, read_index
 from headway.stages.errors import DataError, PeerError
-from headway.stages.tokens import INDEX_NAME, Shard, ShardIndex, read_index
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import data_folder
-from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.file_threads import Beat, FileThreads
+from headway.stages.data.tokens import INDEX_NAME, TokenShards, fingerprint
 from headway.stages.errors import DataError
-from headway.stages.tokens import INDEX_NAME, TokenShards, fingerprint
 
 log = structlog.get_logger()
 

@@ -15,8 +15,8 @@ from typing import Final
 
 import structlog
 
+from headway.stages.data.tokens import FileState, read_index, state_of
 from headway.stages.errors import DataError
-from headway.stages.tokens import FileState, read_index, state_of
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from headway.daemon.errors import CompactedError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.proto import etcd_pb2, etcd_pb2_grpc
-from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 
 ReplyT = TypeVar("ReplyT")
 Metadata = tuple[tuple[str, str], ...]

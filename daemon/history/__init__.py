@@ -1,1 +1,1 @@
-"""The events of a run as lines on disk: written by daemons and workers, read back, checked against the rules."""
+"""What happened, as lines of a history: the events and their writer."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.history.events import DAEMONS_FOLDER, history_line
-from headway.stages.history import FULL, MAX_PENDING_BYTES
+from headway.stages.telemetry.history import FULL, MAX_PENDING_BYTES
 
 MAX_FILE_BYTES = 8 << 20
 NUM_OLD_FILES = 3

@@ -41,7 +41,7 @@ def data_folder(source: str, cache_dir: Path) -> Path:
 
     Raises DataError when it does not exist.
     """
-    from headway.stages.stdlib_corpus import builtin_corpus
+    from headway.stages.data.stdlib_corpus import builtin_corpus
 
     return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
 
@@ -80,8 +80,8 @@ def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, ar
 
 
 def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
+    from headway.stages.data.tokens import read_index
     from headway.stages.errors import DataError
-    from headway.stages.tokens import read_index
 
     data = spec.data
     source = data.source

@@ -17,7 +17,7 @@ from headway.daemon.jobs.checkpoint_place import why_no_place
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.optim.spec import GroupSpec
-from headway.stages.codec import is_rounding
+from headway.stages.links.codec import is_rounding
 from headway.stages.spec import ModelSpec
 
 BYTE_VOCABULARY = 256

@@ -25,7 +25,6 @@ from typing import IO, Self
 import msgspec
 
 from headway.daemon.addresses import join_address, split_address
-from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.releases import remark
@@ -33,6 +32,7 @@ from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, binary_release, find_etcd_binary
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
+from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.stages.errors import UnavailableError
 

@@ -18,7 +18,7 @@ from typing import Self
 from headway.daemon.errors import ConfigError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
 BINARY_VARIABLE = "HEADWAY_ETCD_BINARY"
 MEMBER_NAME = "headway"

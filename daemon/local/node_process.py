@@ -99,7 +99,7 @@ class NodeProcess:
             self.port = 0  # another process may have taken the port meanwhile
 
     def _spawn(self) -> None:
-        command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli"]
+        command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli.main"]
         flags = {**self.flags, "name": self.name, "listen": f"127.0.0.1:{self.port}"}
         command += ["daemon", *(f"--{flag.replace('_', '-')}={_text(value)}" for flag, value in flags.items())]
         self.started_at, self._began = time.time(), time.monotonic()

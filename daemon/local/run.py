@@ -11,15 +11,15 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import check_finished, follow_job
 from headway.daemon.client.journal_copy import JournalCopy
-from headway.daemon.client.watch_view import Display
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import TERMINAL_PHASES, Phase
+from headway.daemon.records.records import TERMINAL_PHASES, Phase
+from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import check_place
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.errors import PeerError
 
 METRICS_NAME = "metrics.jsonl"

@@ -1,1 +1,1 @@
-"""The daemon of one node: its settings, its life, its membership, and its work on plans."""
+"""The daemon's life: settings, identity, registration, membership, which peers live."""

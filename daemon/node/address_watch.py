@@ -16,7 +16,7 @@ import structlog
 
 from headway.daemon.addresses import split_address
 from headway.daemon.node.own_host import has_address, resolved
-from headway.stages.own_sockets import end_connections_from, unmapped
+from headway.stages.sockets.own_sockets import end_connections_from, unmapped
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.records import Device
-from headway.stages.determinism import arithmetic_class
+from headway.daemon.records.records import Device
+from headway.stages.model.determinism import arithmetic_class
 
 
 def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tuple[Device, ...]:

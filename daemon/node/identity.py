@@ -6,11 +6,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from headway.daemon.certificates import LOCAL_HOSTS, names_in
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
-from headway.daemon.own_certificate import check_own_certificate, read_certificate
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
+from headway.daemon.rpc.certificates import LOCAL_HOSTS, names_in
+from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
 
 
 def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:

@@ -19,31 +19,31 @@ import grpc.aio
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint, join_address, split_address
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
-from headway.daemon.history.sightings import note_sightings
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
-from headway.daemon.node.logs import configure_logs
 from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
-from headway.daemon.node.outgoing import OutgoingTransfers
 from headway.daemon.node.own_host import check_advertised_host
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers
+from headway.daemon.runtime.activities import Activities
+from headway.daemon.runtime.logging import configure_logs
+from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.activities import Activities
-from headway.stages.allocator import keep_freed_memory
-from headway.stages.open_files import raise_open_file_limit
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.view.plan_log import note_sightings
+from headway.stages.sockets.open_files import raise_open_file_limit
+from headway.stages.stage.allocator import keep_freed_memory
 
 log = structlog.get_logger()
 
@@ -238,7 +238,7 @@ class Daemon:
         await _in_time(membership.leave(), "lease")
 
     def _serve_metrics(self, stack: AsyncExitStack, desk: NodeDesk, activities: Activities) -> None:
-        from headway.daemon.node.metrics import MetricSource, serve_metrics
+        from headway.daemon.serving.metrics import MetricSource, serve_metrics
 
         source = MetricSource(
             node=desk.node,

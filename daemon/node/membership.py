@@ -12,48 +12,48 @@ from typing import Final
 import structlog
 
 from headway.daemon.addresses import join_address, split_address
-from headway.daemon.ailments import job_ailment
-from headway.daemon.coordination.boundaries import depends_on
-from headway.daemon.coordination.checkpoint_sweep import CheckpointSweep
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.cluster_watch import ClusterWatch
+from headway.daemon.agent.agent import Agent
+from headway.daemon.agent.local_state import generations_seen
+from headway.daemon.agent.steps_due import is_awaited, is_named
+from headway.daemon.agent.surroundings import Surroundings
+from headway.daemon.cleanup.compiled_code import keep_small
+from headway.daemon.cleanup.job_logs import keep_logs_small
+from headway.daemon.cleanup.left_downloads import sweep_downloads
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.job_troubles import JobTroubles
-from headway.daemon.coordination.leadership import Leadership
-from headway.daemon.coordination.plan_book import PlanBook
-from headway.daemon.data.left_downloads import sweep_downloads
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
+from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
+from headway.daemon.leader.job_troubles import JobTroubles
+from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.address_watch import AddressWatch, address_towards
-from headway.daemon.node.agent import Agent
-from headway.daemon.node.agent_orders import is_awaited, is_named
-from headway.daemon.node.companions import ACTIVITY as COMPANIONS
-from headway.daemon.node.companions import Companions
-from headway.daemon.node.compiled_code import keep_small
 from headway.daemon.node.config import NodeConfig, listen_address
-from headway.daemon.node.device_speeds import DeviceSpeeds
-from headway.daemon.node.dial_back import DialBack
-from headway.daemon.node.job_logs import keep_logs_small
 from headway.daemon.node.memory import NodeMemory
-from headway.daemon.node.node_state import generations_seen
-from headway.daemon.node.outgoing import OutgoingTransfers
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.probing import Probing
-from headway.daemon.node.reach_dial import dial
-from headway.daemon.node.reaching import Reaching
+from headway.daemon.node.peer_liveness import ACTIVITY as COMPANIONS
+from headway.daemon.node.peer_liveness import Companions
 from headway.daemon.node.registration import Registration
-from headway.daemon.node.surroundings import Surroundings
-from headway.daemon.records import LeaderRecord, NodeRecord
+from headway.daemon.reach.dial_back import DialBack
+from headway.daemon.reach.reach_dial import dial
+from headway.daemon.reach.reaching import Reaching
+from headway.daemon.records.ailments import job_ailment
+from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers
+from headway.daemon.runtime.activities import Activities
+from headway.daemon.situation.boundaries import depends_on
+from headway.daemon.situation.plan_cache import PlanBook
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.supervision.activities import Activities
-from headway.daemon.supervision.roster import WorkerSettings
-from headway.daemon.supervision.supervisor import Supervisor
+from headway.daemon.telemetry.device_speeds import DeviceSpeeds
+from headway.daemon.telemetry.probing import Probing
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.workers.roster import WorkerSettings
+from headway.daemon.workers.supervisor import Supervisor
 from headway.proto.control_pb2 import DialledPort, RecentOperations
 from headway.stages.errors import UnavailableError
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from headway.daemon.errors import ConfigError, InvariantLostError
-from headway.stages.open_files import ReservedFiles
+from headway.stages.sockets.open_files import ReservedFiles
 
 NUM_JOBS_REMEMBERED: Final = 100
 """Number of names remembered, in addition to those that etcd has."""

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import structlog
 
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.errors import ConflictError, InvariantLostError, LeaseLostError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, KeyValue
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.node.daemon_leases import leases_of
-from headway.daemon.record_format import decode, encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import NodeRecord
+from headway.daemon.node.leases import leases_of
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.view.cluster_watch import ClusterWatch
 
 log = structlog.get_logger()
 

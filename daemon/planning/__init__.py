@@ -1,1 +1,1 @@
-"""Plans which device holds which layers: costs, cuts, orders of devices. Pure."""
+"""Who holds which layers: the search for a plan, and when a better one is worth a move."""

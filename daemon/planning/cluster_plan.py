@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from headway.daemon.planning.connections import ConnectionEstimate, ReductionEstimate
-from headway.daemon.planning.distance import Distance
+from headway.daemon.costs.connections import ConnectionEstimate, ReductionEstimate
+from headway.daemon.costs.distance import Distance
 from headway.daemon.planning.pipeline_shape import group_names, worker_name
-from headway.daemon.records import StagePlan
+from headway.daemon.records.records import StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ of the stage (one failure often takes two neighbours), then the stage's site (co
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
+from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
+from headway.daemon.costs.device_order import natural
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
-from headway.daemon.planning.device_order import natural
-from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
 
 def may_hold(spec: JobSpec, node: NodeRecord) -> bool:

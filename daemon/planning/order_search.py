@@ -9,13 +9,13 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from headway.daemon.planning.device_order import Kinds, Seat, long_orders, natural, orders
+from headway.daemon.costs.device_order import Kinds, Seat, long_orders, natural, orders
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.pace_search import PaceSearch
 from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
 from headway.daemon.planning.plan_assembly import depths_within_memory, place
 from headway.daemon.planning.predicted_time import PredictedTime
-from headway.daemon.planning.stage_costs import StageCosts
-from headway.daemon.records import StagePlan
+from headway.daemon.records.records import StagePlan
 
 WORTH_A_STAGE: Final = 1.01
 """One more worker must make a batch at least this many times faster."""

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.daemon.planning.device_order import Seat
+from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.replica_shares import Counts, Floats
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.pipeline_cut import Cut
-from headway.daemon.planning.replica_shares import Counts, Floats
-from headway.daemon.planning.stage_costs import StageCosts
 
 MORE_REPLICAS: Final = 6
 """Maximum number of replicas of a stage, beyond twice the number of devices per layer."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from headway.daemon.planning.device_order import Seat
-from headway.daemon.planning.replica_shares import Floats
-from headway.daemon.planning.stage_costs import StageCosts
+from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.replica_shares import Floats
+from headway.daemon.costs.stage_costs import StageCosts
 
 TOLERANCE: Final = 1e-9
 """Relative difference below which two times count as equal."""

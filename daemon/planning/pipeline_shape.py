@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from headway.daemon.records import StagePlan, replicas_of
+from headway.daemon.records.records import StagePlan, replicas_of
 
 MOST_RUNS: Final = 4
 """Maximum number of runs of consecutive groups that are listed."""

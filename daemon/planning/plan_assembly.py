@@ -4,14 +4,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
+from headway.daemon.costs.device_order import Seat, natural
+from headway.daemon.costs.replica_shares import interleaved
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
-from headway.daemon.planning.device_order import Seat, natural
 from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
-from headway.daemon.planning.replica_shares import interleaved
-from headway.daemon.planning.stage_costs import StageCosts
-from headway.daemon.records import StagePlan
-from headway.stages.codec import Codec, is_rounding
+from headway.daemon.records.records import StagePlan
+from headway.stages.links.codec import Codec, is_rounding
 from headway.stages.spec import TrainSpec
 
 

@@ -1,7 +1,7 @@
 """Compares plans by devices: which devices a plan uses, and what moves between two plans. Pure."""
 
 from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.records import DeviceKey, PlanRecord, StagePlan
+from headway.daemon.records.records import DeviceKey, PlanRecord, StagePlan
 
 
 def devices(plan: PlanRecord | ClusterPlan | None) -> frozenset[DeviceKey]:

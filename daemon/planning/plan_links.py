@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from headway.daemon.planning.blocked_ways import Pair, pair_of
-from headway.daemon.records import StagePlan, replicas_of
+from headway.daemon.costs.blocked_ways import Pair, pair_of
+from headway.daemon.records.records import StagePlan, replicas_of
 
 
 def linked(stages: Sequence[StagePlan], position: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict, Unpack
 
+from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
+from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.device_order import Seat, natural
+from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.connections import LinkAssumptions
-from headway.daemon.planning.device_order import Seat, natural
 from headway.daemon.planning.order_search import Holdings
 from headway.daemon.planning.plan_links import linked_pairs
-from headway.daemon.planning.profiles import Profiles
-from headway.daemon.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
 
 MAX_TROUBLE: Final = 200
 """Maximum number of characters of a worker's error in a reason."""

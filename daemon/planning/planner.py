@@ -10,17 +10,17 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Unpack
 
+from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, REMEDY, Pair, pair_of
+from headway.daemon.costs.connections import Links
+from headway.daemon.costs.device_order import Kinds, Seat, natural
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.blocked_ways import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
-from headway.daemon.planning.connections import Links
-from headway.daemon.planning.device_order import Kinds, Seat, natural
 from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, OrderSearch
 from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import Conditions, PlanQuestion, ask
-from headway.daemon.planning.profiles import Profiles
-from headway.daemon.planning.stage_costs import StageCosts
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.records import NodeRecord
 
 FEW_WITH_BLOCKED: Final = 5
 """With more devices than this, if some cannot talk, sets that can all talk are tried too: not every order is tried."""

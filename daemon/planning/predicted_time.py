@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from headway.daemon.costs.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
+from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.distance import Distance, lateness_s, microbatches_on_the_way
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
-from headway.daemon.planning.device_order import Seat
-from headway.daemon.planning.distance import Distance, lateness_s, microbatches_on_the_way
 from headway.daemon.planning.pipeline_cut import fill_factor
-from headway.daemon.planning.profiles import Profiles
-from headway.daemon.planning.stage_costs import StageCosts
-from headway.daemon.records import NodeRecord, StagePlan, replicas_of
-from headway.stages.schedule import depths_with_slack
+from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
+from headway.stages.schedule.schedule import depths_with_slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

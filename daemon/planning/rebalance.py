@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.planning.layer_costs import LayerCost
-from headway.daemon.records import StagePlan
+from headway.daemon.costs.layer_costs import LayerCost
+from headway.daemon.records.records import StagePlan
 
 WORTH_A_CHANGE: Final = 1.05
 """Minimum predicted speed-up of a plan with another worker."""

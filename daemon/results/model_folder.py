@@ -24,8 +24,8 @@ from headway.daemon.results.model_place import (
     share_mode,
     told_of,
 )
-from headway.stages.hugging_face import checkpoint_name, llama_config, model_spec
-from headway.stages.model import parameter_shapes
+from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.hugging_face import checkpoint_name, llama_config, model_spec
 from headway.stages.spec import ModelSpec, layer_names
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.pipeline_trace import kind_of
-from headway.stages.schedule import Update
-from headway.stages.simulator import TimedOp
+from headway.stages.schedule.schedule import Update
+from headway.stages.schedule.simulator import TimedOp
 
 COLOURS = {"forward": "#4c78a8", "backward": "#f2a541", "update": "#59a14f"}
 _WIDTH_IN, _MOST_WIDTH_IN, _DPI = 14.0, 60.0, 120

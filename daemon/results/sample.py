@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.model_folder import LoadedModel, read_model
-from headway.stages.model import build_layer
+from headway.stages.model.decoder import build_layer
 from headway.stages.spec import layer_names
 
 NUM_BYTES = 256

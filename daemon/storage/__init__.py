@@ -1,1 +1,1 @@
-"""Layer files: in the node's store, between nodes, and in checkpoints."""
+"""Layer files: in the node's store and in checkpoints."""

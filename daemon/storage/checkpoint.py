@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
-from headway.daemon.record_format import decode
-from headway.daemon.records import CheckpointFile, CheckpointRecord
+from headway.daemon.records.format import decode
+from headway.daemon.records.records import CheckpointFile, CheckpointRecord
 from headway.daemon.storage.checkpoint_names import place_of_folder
 from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
@@ -138,7 +138,7 @@ def fetch_from_checkpoint(
 
     beat: is called with each chunk.
     """
-    from headway.stages.state_file import content_checksum
+    from headway.stages.state.state_file import content_checksum
 
     source = f"{url}/{file_name(layer)}"
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

@@ -27,7 +27,7 @@ class StoredFile:
     path: Path
     size_bytes: int
     checksum: str
-    """Checksum of its content, see stages/state_file.py."""
+    """Checksum of its content, see stages/state/state_file.py."""
     generation: int = 0
     """Generation of the plan under which it was written or fetched."""
     uid: str = ""

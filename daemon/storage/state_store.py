@@ -11,7 +11,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.state_key import StateKey, StoredFile
 
 if TYPE_CHECKING:
-    from headway.stages.state_file import ContentCheck
+    from headway.stages.state.state_file import ContentCheck
 
 CHUNK_BYTES = 1 << 20
 NUM_MKDIR_ATTEMPTS: Final = 10
@@ -249,7 +249,7 @@ class IncomingFile:
     def verify(self, checksum: str) -> None:
         """Check the bytes; may run in a thread. Raises RecoveryError, and drops the file, when they are wrong."""
         from headway.stages.errors import DamagedFileError
-        from headway.stages.state_file import content_checksum
+        from headway.stages.state.state_file import content_checksum
 
         try:
             if self._content is not None and self._content.num_bytes == self._partial.stat().st_size:
@@ -265,7 +265,7 @@ class IncomingFile:
 
     def _check(self, data: bytes, offset: int) -> None:
         from headway.stages.errors import DamagedFileError
-        from headway.stages.state_file import ContentCheck
+        from headway.stages.state.state_file import ContentCheck
 
         if offset == 0:
             self._content = ContentCheck(self._partial, self._size_bytes)

@@ -57,24 +57,24 @@ def work(options: argparse.Namespace) -> None:
 
     from headway.daemon.addresses import bracketed, read_ports
     from headway.daemon.fault_points import arm, register_action
-    from headway.daemon.node.logs import configure_logs
-    from headway.daemon.records import PROTOCOL_VERSION
-    from headway.daemon.supervision.worker_status import SPARE_INDEX
+    from headway.daemon.records.records import PROTOCOL_VERSION
+    from headway.daemon.runtime.logging import configure_logs
     from headway.daemon.worker.control import WorkerControl
     from headway.daemon.worker.device import WorkerDevice
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.daemon.worker.warm_up import warm_up
+    from headway.daemon.workers.status import SPARE_INDEX
     from headway.proto.control_pb2 import WorkerHello
-    from headway.stages.allocator import keep_freed_memory
-    from headway.stages.collective_endpoint import CollectiveEndpoint
-    from headway.stages.link_endpoint import ANY_PORT, LinkEndpoint
-    from headway.stages.loop_thread import LoopThread
-    from headway.stages.open_files import raise_open_file_limit
-    from headway.stages.reach_answer import METHOD as REACH_METHOD
-    from headway.stages.reach_answer import reach_answer
-    from headway.stages.tls_identity import TlsIdentity
+    from headway.stages.links.collective.endpoint import CollectiveEndpoint
+    from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
+    from headway.stages.links.grpc.reach_answer import METHOD as REACH_METHOD
+    from headway.stages.links.grpc.reach_answer import reach_answer
+    from headway.stages.links.loop_thread import LoopThread
+    from headway.stages.sockets.open_files import raise_open_file_limit
+    from headway.stages.sockets.tls_identity import TlsIdentity
+    from headway.stages.stage.allocator import keep_freed_memory
 
     configure_logs("info", "auto", node=options.node)
     arm()

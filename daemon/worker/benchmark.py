@@ -1,6 +1,6 @@
 """Measures the speed of a device, in well under a second: matrix products and memory, against a documented reference.
 
-Speed 1 is the device of planning/layer_costs.py's estimates: on a CPU 60 GFLOP/s of float32 on one thread and 8 GB/s,
+Speed 1 is the device of costs/layer_costs.py's estimates: on a CPU 60 GFLOP/s of float32 on one thread and 8 GB/s,
 on CUDA 30 TFLOP/s and 2 TB/s. Nine tenths of a layer's time count as products, the rest as memory.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from headway.daemon.planning.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_BYTES_PER_S, CUDA_FLOPS
+from headway.daemon.costs.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_BYTES_PER_S, CUDA_FLOPS
 
 PRODUCTS: Final = 0.9
 """Products' share of the reference's time."""

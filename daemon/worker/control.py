@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from headway.daemon.supervision.worker_service import MAX_MESSAGE_BYTES
+from headway.daemon.workers.service import MAX_MESSAGE_BYTES
 from headway.proto.control_pb2 import (
     Heartbeat,
     JournalEntry,
@@ -25,7 +25,7 @@ from headway.proto.control_pb2 import (
     WorkerHello,
 )
 from headway.proto.control_pb2_grpc import WorkerStub
-from headway.stages.loop_thread import LoopThread
+from headway.stages.links.loop_thread import LoopThread
 
 CONNECT_TIMEOUT = timedelta(seconds=10)
 FLUSH_TIMEOUT = timedelta(seconds=3)

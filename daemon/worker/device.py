@@ -5,7 +5,7 @@ import torch
 
 from headway.daemon.worker.benchmark import measure_speed
 from headway.daemon.worker.session import OrderRefusedError
-from headway.stages.allocator import release_freed_memory
+from headway.stages.stage.allocator import release_freed_memory
 
 log = structlog.get_logger()
 

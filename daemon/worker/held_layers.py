@@ -10,11 +10,11 @@ from headway.daemon.worker.replica_groups import leads
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
+from headway.stages.data.tokens import TokenShards
 from headway.stages.ids import Boundary, LayerName, Timeline
-from headway.stages.journal import JOURNAL, Journal
-from headway.stages.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
-from headway.stages.layer_state import LayerState
-from headway.stages.tokens import TokenShards
+from headway.stages.state.journal import JOURNAL, Journal
+from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
+from headway.stages.state.layer_state import LayerState
 
 HeldSession = WorkerSession[LayerState, Journal, TokenShards]
 """A session that holds real tensors."""

@@ -8,15 +8,15 @@ from functools import partial
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.replica_groups import by_group, groups_of, name_of
 from headway.proto.control_pb2 import Peer, Start
-from headway.stages.coded_link import CodedLink
-from headway.stages.collective_endpoint import CollectiveEndpoint, CollectiveTerms
-from headway.stages.frame_contract import FrameContract
-from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Generation, StageIndex
-from headway.stages.link import Frame, Link, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint, kinds_between
-from headway.stages.stage_context import StageContext
-from headway.stages.stage_links import StageLinks
+from headway.stages.links.coded_link import CodedLink
+from headway.stages.links.collective.endpoint import CollectiveEndpoint, CollectiveTerms
+from headway.stages.links.frame_contract import FrameContract
+from headway.stages.links.grpc.endpoint import LinkEndpoint, kinds_between
+from headway.stages.links.grpc.link import GrpcLink
+from headway.stages.links.link import Frame, Link, LinkLost
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.links import StageLinks
 
 FIRST_ANSWER = timedelta(seconds=20)
 """Maximum silence of a dialled neighbour before the link first opens. A neighbour that loads its layers answers that it

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headway.daemon.fault_points import PACE, register_action
-from headway.stages.stage_graph import StageGraph
+from headway.stages.stage.graph import StageGraph
 
 
 class PacedGraph(StageGraph):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, JournalEntry, Refused, Report, SnapshotMissed, Wrote
 from headway.stages.errors import NonFiniteLossError, UnreachedError
-from headway.stages.journal import JournalRow
-from headway.stages.layer_times import LayerSeconds
-from headway.stages.snapshot_writer import SnapshotEnded
+from headway.stages.state.journal import JournalRow
+from headway.stages.state.snapshot_writer import SnapshotEnded
+from headway.stages.telemetry.layer_times import LayerSeconds
 
 
 def journal_entry(row: JournalRow) -> JournalEntry:

@@ -8,11 +8,11 @@ import structlog
 
 from headway.daemon.fault_points import LAYER_PLACE, fault_point
 from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
-from headway.stages.history import HistoryFile, Recorder
 from headway.stages.ids import LayerName
-from headway.stages.recent_ops import RecentOps
-from headway.stages.schedule import Op, Update
-from headway.stages.snapshot_writer import Snapshot, SnapshotEnded
+from headway.stages.schedule.schedule import Op, Update
+from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded
+from headway.stages.telemetry.history import HistoryFile, Recorder
+from headway.stages.telemetry.recent_ops import RecentOps
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ import structlog
 
 from headway.daemon.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.record_format import decode
+from headway.daemon.records.format import decode
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
 from headway.daemon.worker.fault_line import damaged_path, fault_line
@@ -36,10 +36,7 @@ from headway.daemon.worker.stage_records import StageRecords
 from headway.optim.step_count import STEPS
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
-from headway.stages.codec import Codec
-from headway.stages.collective_endpoint import CollectiveEndpoint
-from headway.stages.compilation import compile_ahead
-from headway.stages.determinism import configure
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import (
     AbortedError,
     CompilationError,
@@ -48,19 +45,22 @@ from headway.stages.errors import (
     NonFiniteLossError,
     PeerError,
 )
-from headway.stages.executor import PATIENCE_S, Executor
-from headway.stages.goodput import IDLE, REPLAN, Goodput
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
-from headway.stages.journal import JournalRow
-from headway.stages.link import Frame, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.model import build_layer
-from headway.stages.snapshot_interval import SnapshotInterval
-from headway.stages.snapshot_writer import SnapshotEnded, SnapshotWriter
-from headway.stages.snapshots import LETTING_GO_S, Snapshots
-from headway.stages.stage_context import StageContext
-from headway.stages.stage_graph import StageGraph
-from headway.stages.tokens import TokenShards
+from headway.stages.links.codec import Codec
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.link import Frame, LinkLost
+from headway.stages.model.compilation import compile_ahead
+from headway.stages.model.decoder import build_layer
+from headway.stages.model.determinism import configure
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.executor import PATIENCE_S, Executor
+from headway.stages.stage.graph import StageGraph
+from headway.stages.stage.snapshot_interval import SnapshotInterval
+from headway.stages.stage.snapshots import LETTING_GO_S, Snapshots
+from headway.stages.state.journal import JournalRow
+from headway.stages.state.snapshot_writer import SnapshotEnded, SnapshotWriter
+from headway.stages.telemetry.goodput import IDLE, REPLAN, Goodput
 
 log = structlog.get_logger()
 

@@ -9,11 +9,11 @@ import torch
 
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
-from headway.stages.determinism import configure
 from headway.stages.ids import LayerName
-from headway.stages.layer_state import LayerState
+from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage_graph import StageGraph
+from headway.stages.stage.graph import StageGraph
+from headway.stages.state.layer_state import LayerState
 
 _MODEL = ModelSpec(
     num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1, vocab_size=8

@@ -11,22 +11,22 @@ from pathlib import Path
 from statistics import median
 
 from headway.daemon.chaos.campaign import ETCD_REST_S, Campaign
+from headway.daemon.chaos.checker import FaultSeen, Sample, check
 from headway.daemon.chaos.connections import can_destroy
 from headway.daemon.chaos.fault_schedule import CUTTING, FaultKind, Strike, fault_schedule
 from headway.daemon.chaos.injector import Injector
+from headway.daemon.chaos.read_history import read_history
 from headway.daemon.chaos.targets import LocalTargets
 from headway.daemon.chaos.verdict import Blow, Watcher, judge
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import StoreError
 from headway.daemon.fault_points import paced_layers
-from headway.daemon.history.checker import FaultSeen, Sample, check
-from headway.daemon.history.read import read_history
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
+from headway.daemon.view.cluster_view import ClusterView
 from tests.chaos.residue import Residue, sample_for_ever
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, come_to, finished, small_job
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.chaos.connections import can_destroy
-from headway.daemon.cli import run
+from headway.daemon.cli.main import run
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
 
 
@@ -43,7 +43,7 @@ def test_without_a_cluster_there_is_nothing_to_strike_at(tmp_path: Path, capsys:
 
 async def chaos_program(state_dir: Path, *options: str) -> asyncio.subprocess.Process:
     """`headway chaos` on a cluster of this process."""
-    command = ["-m", "headway.daemon.cli", "chaos", "--cluster", str(state_dir), *options]
+    command = ["-m", "headway.daemon.cli.main", "chaos", "--cluster", str(state_dir), *options]
     return await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

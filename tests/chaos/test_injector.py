@@ -15,9 +15,9 @@ from headway.daemon.chaos.fault_schedule import FaultKind, Strike
 from headway.daemon.chaos.injector import Injector
 from headway.daemon.chaos.targets import LocalTargets
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.errors import ConfigError
-from headway.daemon.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from tests.chaos.processes import stand_ins
 
 NO_SESSION = cast(ClusterSession, None)

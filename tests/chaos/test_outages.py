@@ -21,9 +21,9 @@ from headway.daemon.chaos.poison import poison
 from headway.daemon.chaos.storage_away import StorageAway
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.record_format import decode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import SpecRecord
+from headway.daemon.records.format import decode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import SpecRecord
 from tests.integration.exactness.training import small_job
 
 _WRITER = """

@@ -1,6 +1,6 @@
 """Links between stages of one process: what is sent lies in the neighbour's inbox at once."""
 
-from headway.stages.link import Frame, Inbox
+from headway.stages.links.link import Frame, Inbox
 
 
 class LocalLink:

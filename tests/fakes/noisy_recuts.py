@@ -12,7 +12,7 @@ from statistics import median
 
 from headway.daemon.planning.promises import Promises
 from headway.daemon.planning.rebalance import MoveCost, Outlook, judge
-from headway.stages.layer_times import WINDOW, spread_of
+from headway.stages.telemetry.layer_times import WINDOW, spread_of
 
 NUM_LAYERS = 24
 BATCH_S = 0.1

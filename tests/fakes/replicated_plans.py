@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
-from headway.daemon.records import StagePlan
+from headway.daemon.records.records import StagePlan
 
 
 def answer_with_replicas(question: PlanQuestion) -> ClusterPlan | PlanRefused:

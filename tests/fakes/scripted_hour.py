@@ -8,8 +8,8 @@ same planner with free and instant moves at every event, which knows the true sp
 import random
 from dataclasses import dataclass, field
 
+from headway.daemon.costs.layer_costs import LayerCost, layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.layer_costs import LayerCost, layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.planning.rebalance import (
     WINDOW_S,
@@ -20,7 +20,7 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records import Device, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan
 
 STEP_S = 1.0
 SETTLE_S = 2.0

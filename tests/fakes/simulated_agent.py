@@ -4,17 +4,15 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from headway.daemon.ailments import checkpoint_ailment, data_ailment
-from headway.daemon.coordination.boundaries import kept, lineage_of, newest_complete
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
-from headway.daemon.lineage import Lineage
-from headway.daemon.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.planning.plan_devices import is_moving, place
 from headway.daemon.planning.plan_links import neighbours
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import (
+from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
+from headway.daemon.records.records import (
     PlanRecord,
     Save,
     StagePlan,
@@ -25,7 +23,9 @@ from headway.daemon.records import (
     WorkerState,
     seen_key,
 )
+from headway.daemon.situation.boundaries import kept, lineage_of, newest_complete
 from headway.daemon.storage.state_key import JOURNAL
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_node import HeldKey, Node, Worker
 

@@ -9,17 +9,16 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.left_folders import BoundaryFolder, left_folders
-from headway.daemon.coordination.transaction_parts import parts
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.lineage import Lineage
-from headway.daemon.measurements import ProgressRecord
-from headway.daemon.record_format import decode, encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import (
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, left_folders
+from headway.daemon.leader.transaction_parts import parts
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.measurements import ProgressRecord
+from headway.daemon.records.records import (
     CheckpointRecord,
     Desired,
     DesiredRecord,
@@ -30,6 +29,7 @@ from headway.daemon.records import (
     SpecRecord,
 )
 from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_invariants import SimulatedInvariants

@@ -1,14 +1,14 @@
 """What must hold in the simulated cluster after every transaction of a leader."""
 
-from headway.daemon.coordination.boundaries import parts_of
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.plan_links import linked_pairs
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import Phase, PlanRecord
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Phase, PlanRecord
+from headway.daemon.situation.boundaries import parts_of
+from headway.daemon.view.cluster_view import JobView
 from tests.fakes.simulated_agent import SimulatedAgents
 
 MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)

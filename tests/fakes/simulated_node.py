@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.lineage import Lineage
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.view.cluster_view import ClusterView
 
 
 def steady_view() -> ClusterView:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Self
 
-from headway.stages.loop_thread import LoopThread
+from headway.stages.links.loop_thread import LoopThread
 
 DEADLINE = timedelta(seconds=10)
 READ_BYTES = 1 << 16

@@ -22,16 +22,16 @@ import grpc.aio
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import StoreError
 from headway.daemon.jobs.job import PlacementSpec, QueueSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import PREFIX, Keys
-from headway.daemon.records import TERMINAL_PHASES, SharesRecord, SpecRecord, UsageRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import PREFIX, Keys
+from headway.daemon.records.records import TERMINAL_PHASES, SharesRecord, SpecRecord, UsageRecord
+from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
-from headway.stages.link_endpoint import METHOD, SERVICE
-from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.links.grpc.endpoint import METHOD, SERVICE
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.fuzz.run import TOKENS, mutated
 from tests.fuzz.targets import TARGETS
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job

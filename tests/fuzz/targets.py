@@ -14,14 +14,13 @@ from pathlib import Path
 import torch
 
 from headway.daemon.client.cluster_access import CLUSTER_FILE, find_cluster
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.errors import ConfigError, RecoveryError, StoreUnreachableError
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.node.memory import GENERATIONS_FILE, NodeMemory
-from headway.daemon.planning.nodes_file import parse_nodes
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import (
+from headway.daemon.preview.nodes_file import parse_nodes
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import (
     CheckpointFile,
     CheckpointRecord,
     EventRecord,
@@ -37,18 +36,19 @@ from headway.daemon.records import (
 from headway.daemon.results.model_folder import read_model
 from headway.daemon.results.model_place import CONFIG_NAME
 from headway.daemon.storage.checkpoint import MANIFEST, read_manifest
+from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.data_pb2 import Hello
+from headway.stages.data.tokens import INDEX_NAME, read_index
 from headway.stages.errors import DamagedFileError, DataError, ProtocolError
-from headway.stages.frame_bundle import bundle, unbundle
-from headway.stages.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
-from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract
 from headway.stages.ids import Batch, Boundary, Generation, Microbatch
-from headway.stages.journal import Journal
-from headway.stages.layer_file import read_journal
-from headway.stages.link import Frame, FrameKind
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract
+from headway.stages.links.grpc.frame_bundle import bundle, unbundle
+from headway.stages.links.grpc.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
+from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.state_file import ContentCheck, StateHeader, content_checksum, read_state, write_state
-from headway.stages.tokens import INDEX_NAME, read_index
+from headway.stages.state.journal import Journal
+from headway.stages.state.layer_file import read_journal
+from headway.stages.state.state_file import ContentCheck, StateHeader, content_checksum, read_state, write_state
 from tests.integration.exactness.training import small_job
 
 IN_MEMORY = Path("/dev/shm")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.stages.determinism import configure
 from headway.stages.ids import LayerName
-from headway.stages.layer_state import LayerState
-from headway.stages.layer_times import NUM_EARLY, LayerTimes
+from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage_graph import StageGraph
-from tests.unit.stages.pipeline import factory_of, make_job
+from headway.stages.stage.graph import StageGraph
+from headway.stages.state.layer_state import LayerState
+from headway.stages.telemetry.layer_times import NUM_EARLY, LayerTimes
+from tests.unit.stages.stage.pipeline import factory_of, make_job
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, find_etcd_binary
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle
-    from tests.integration.faults.ground import Ground
+    from tests.integration.faults.fault_harness import Ground
 
 NUM_NODES = 5
 """Of the cluster for faults: as many as 2-1-2 replicas need."""
@@ -102,7 +102,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> "Oracle":
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_ground(tmp_path_factory: pytest.TempPathFactory) -> "AsyncIterator[Ground]":
     """One cluster with spares and a history, up for the whole run, for all faults that it survives."""
-    from tests.integration.faults.ground import ground
+    from tests.integration.faults.fault_harness import ground
 
     async with ground(tmp_path_factory.mktemp("ground"), num_nodes=NUM_NODES) as shared:
         yield shared

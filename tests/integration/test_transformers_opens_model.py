@@ -11,8 +11,8 @@ from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.results.model_folder import read_model, write_model
 from headway.daemon.results.sample import sample
-from headway.stages.initial_weights import initial_parameters
-from headway.stages.model import build_layer
+from headway.stages.model.decoder import build_layer
+from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, layer_names
 
 SPEC = ModelSpec(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
-from headway.daemon.client.link_waits import link_waits
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.record_format import to_builtins
+from headway.daemon.records.format import to_builtins
+from headway.daemon.reports.link_waits import link_waits
+from headway.daemon.view.cluster_view import ClusterView
 
 
 def told(view: ClusterView) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.local.etcd_server import find_etcd_binary
+from headway.daemon.rpc.certificates import CertificateAuthority
 from tests.machines.network import Network
 
 TIMEOUT_S = 120.0
@@ -100,7 +100,7 @@ class Cluster:
             "num-devices": 1,
         } | {key.replace("_", "-"): value for key, value in flags.items()}
         arguments = [f"--{key}={value}" for key, value in told.items()]
-        command = self._inside(name, sys.executable, "-m", "headway.daemon.cli", "daemon", *arguments)
+        command = self._inside(name, sys.executable, "-m", "headway.daemon.cli.main", "daemon", *arguments)
         return self._spawn(name, command)
 
     def stop_daemon(self, name: str) -> None:

@@ -21,7 +21,7 @@ def five_machines() -> Iterator[Cluster]:
         pytest.skip("needs root and iproute2")
     import numpy as np
 
-    from headway.stages.shard_writer import writing_shards
+    from headway.stages.data.shard_writer import writing_shards
 
     folder = Path(tempfile.mkdtemp(prefix="hwm-", dir="/tmp"))
     with writing_shards(folder / "shards", vocab_size=256) as writer:

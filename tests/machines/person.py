@@ -13,17 +13,17 @@ import sys
 import tempfile
 import traceback
 
+import headway.daemon.cli
 import headway.daemon.client
-import headway.daemon.command_line
-import headway.daemon.reference  # and with it torch
-from headway.daemon.cli import run
+import headway.daemon.reference.loop  # and with it torch
+from headway.daemon.cli.main import run
 
 LIMIT_S = 240
 
 
 def main() -> None:
     """Until the standard input ends."""
-    for package in (headway.daemon.client, headway.daemon.command_line):
+    for package in (headway.daemon.client, headway.daemon.cli):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     for line in sys.stdin:

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import PREFIX, Keys
-from headway.daemon.records import Desired, DesiredRecord, Phase, SpecRecord
-from headway.stages.shard_writer import writing_shards
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import PREFIX, Keys
+from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRecord
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.tokens import read_index
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.tokens import read_index
 from tests.integration.daemon.node_network import Network, node_network
 
 DEADLINE_S = 90.0
@@ -62,7 +62,7 @@ class Playground:
             "stop_timeout_s": 60,
         }
         options = [f"--{key.replace('_', '-')}={value}" for key, value in (known | flags).items() if value is not None]
-        return [sys.executable, "-m", "headway.daemon.cli", "daemon", *options]
+        return [sys.executable, "-m", "headway.daemon.cli.main", "daemon", *options]
 
     def start(self, name: str, *, environment: dict[str, str] | None = None, **flags: object) -> None:
         """Start a daemon; its log goes to `<name>.log`."""

@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.records import CheckpointFile, NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.records.records import CheckpointFile, NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.stages.state_file import StateHeader, write_state
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.state.state_file import StateHeader, write_state
 
 KEY = StateKey("j", 1, 5, "head")
 

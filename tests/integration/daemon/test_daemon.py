@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.record_format import decode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import NodeRecord, Phase, WorkerState
+from headway.daemon.records.format import decode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import NodeRecord, Phase, WorkerState
+from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.coordination.cluster_view import ClusterView
+from headway.daemon.cleanup.left_downloads import KEPT_S, sweeping
 from headway.daemon.data import download, shared_work, verified_shards
 from headway.daemon.data.incoming_shard import IncomingShard
-from headway.daemon.data.left_downloads import KEPT_S, sweeping
 from headway.daemon.data.library import DataLibrary, Reading
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.node import service
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.serving import service
+from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_store import StateStore
-from headway.stages.shard_writer import writing_shards
-from headway.stages.tls_identity import TlsIdentity
-from headway.stages.tokens import INDEX_NAME, TokenShards, read_index
+from headway.daemon.view.cluster_view import ClusterView
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.tokens import INDEX_NAME, TokenShards, read_index
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 SHARD = 300_000
 """Tokens, and bytes, of each of two shards: three chunks."""

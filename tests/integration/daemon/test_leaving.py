@@ -11,7 +11,7 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Desired, Phase
+from headway.daemon.records.records import Desired, Phase
 
 STOP_TIMEOUT_S = 10
 BOUND_S = STOP_TIMEOUT_S + 30

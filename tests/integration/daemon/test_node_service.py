@@ -17,16 +17,16 @@ from headway.daemon.client.ways import examine_ways
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs import checkpoint_place
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.node.dial_back import DialBack
-from headway.daemon.node.probing import measure
-from headway.daemon.node.reach_dial import dial
-from headway.daemon.node.reach_target import Target
-from headway.daemon.records import CheckpointRecord, WorkerPort
+from headway.daemon.reach.dial_back import DialBack
+from headway.daemon.reach.reach_dial import dial
+from headway.daemon.reach.reach_target import Target
+from headway.daemon.records.records import CheckpointRecord, WorkerPort
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
+from headway.daemon.telemetry.probing import measure
 from headway.proto import control_pb2
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import ProtocolError, UnavailableError
-from headway.stages.shard_writer import writing_shards
-from headway.stages.tokens import TokenShards
 from tests.fakes.moody_file_system import moody
 from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, Network
 
@@ -68,7 +68,7 @@ async def test_a_daemon_at_another_nodes_address_answers_for_nobody(network: Net
 
 async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """a and b dial each other; then b's worker has registered a port where nobody listens: the way to it says so."""
-    monkeypatch.setattr("headway.daemon.node.reach_dial.PAUSE_S", 0.01)
+    monkeypatch.setattr("headway.daemon.reach.reach_dial.PAUSE_S", 0.01)
     for name, desk in network.desks.items():
         prove = partial(dial, identity=network.identity, source=name)
         desk.dial_peers = DialBack(network.view, node=name, prove=prove).dial

@@ -15,18 +15,18 @@ import grpc.aio
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.coordination.cluster_view import ClusterView
 from headway.daemon.data.library import DataLibrary
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.node.stream_limits import CallLimit, StreamLimits
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.serving.stream_limits import CallLimit, StreamLimits
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
-from headway.stages.server_limits import server_limits
-from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.server_limits import server_limits
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 
 NUM_CONNECTIONS = 50
 HANDSHAKE_S = 1.0

@@ -11,12 +11,12 @@ import grpc.aio
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.certificates import CertificateAuthority
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.node.service import bind_node_service
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.serving.service import bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 KEEPALIVE_S = 1.0
 """gRPC pings no more often than this."""

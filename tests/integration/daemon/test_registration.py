@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.node.companions import is_refused
+from headway.daemon.node.peer_liveness import is_refused
 from headway.daemon.node.registration import Registration
-from headway.daemon.record_format import decode, encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import Device, LeaderRecord, NodeRecord
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Device, LeaderRecord, NodeRecord
+from headway.daemon.view.cluster_watch import ClusterWatch
 
 RECORD = NodeRecord(
     name="a",

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.node.service import NodeDesk
-from headway.daemon.node.trace_source import measure_clock
-from headway.daemon.records import PlanRecord, StagePlan
+from headway.daemon.records.records import PlanRecord, StagePlan
+from headway.daemon.serving.service import NodeDesk
+from headway.daemon.serving.trace_source import measure_clock
 from headway.proto import control_pb2
 from tests.integration.daemon.node_network import Network
 

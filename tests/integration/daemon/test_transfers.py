@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.coordination.cluster_view import JobView
 from headway.daemon.errors import RecoveryError
-from headway.daemon.node.outgoing import OutgoingTransfers, TransferKind
-from headway.daemon.node.peer_client import NodeClient
-from headway.daemon.records import CheckpointFile, CheckpointRecord
-from headway.daemon.storage import transfer
+from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+from headway.daemon.rpc import transfer
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
+from headway.daemon.rpc.transfer import fetch_checkpointed, fetch_from_nodes
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.transfer import fetch_checkpointed, fetch_from_nodes
+from headway.daemon.view.cluster_view import JobView
 from headway.stages.errors import UnavailableError
 from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, KEY, Network
 

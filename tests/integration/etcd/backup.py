@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from headway.daemon.local.etcd_server import MEMBER_NAME, EtcdServer
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 TOOL_TIMEOUT_S = 30
 

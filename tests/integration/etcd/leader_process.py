@@ -4,15 +4,15 @@ import asyncio
 import sys
 from pathlib import Path
 
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Decision
-from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.records import LeaderRecord
+from headway.daemon.leader.leadership import Leadership
+from headway.daemon.records.records import LeaderRecord
 from headway.daemon.storage.file_threads import Beat
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 
 def nothing_to_do(view: ClusterView, *, now: float) -> Decision:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 
 def free_ports(count: int) -> list[int]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import Desired, DesiredRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Desired, DesiredRecord
+from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 from tests.integration.etcd.test_server import free_port
 

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Decision, Transaction
-from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Change, Compare
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import DesiredRecord, LeaderRecord
+from headway.daemon.leader.leadership import Leadership
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import DesiredRecord, LeaderRecord
 from headway.daemon.storage.file_threads import Beat
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0

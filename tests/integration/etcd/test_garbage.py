@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.cluster_watch import ClusterWatch
-from headway.daemon.coordination.leadership import Leadership
 from headway.daemon.errors import ConflictError, InvariantLostError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put, to_text
+from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.registration import Registration
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import LeaderRecord, NodeRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 from tests.integration.etcd.test_cluster_watch import watching
 from tests.integration.etcd.test_leadership import candidate

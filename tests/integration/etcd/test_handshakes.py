@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from headway.daemon import cli
-from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.cli import main as cli
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.identity import read_identity
-from headway.stages.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 from tests.integration.conftest import Etcd
 
 BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.coordination.cluster_view import ClusterView
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
-from headway.daemon.coordination.leadership import Decide, Leadership
 from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.record_format import decode, encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
+from headway.daemon.leader.leadership import Decide, Leadership
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
 from headway.daemon.storage.file_threads import Beat
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0

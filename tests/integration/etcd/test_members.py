@@ -12,9 +12,9 @@ import structlog
 from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import Desired, DesiredRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Desired, DesiredRecord
 from tests.integration.etcd.members import access_to, leader_of, started_members
 from tests.integration.etcd.test_cluster_watch import until_desired, watching
 

@@ -10,12 +10,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from headway.daemon.coordination.cluster_watch import ClusterWatch
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.daemon.record_format import encode
-from headway.daemon.record_keys import Keys
-from headway.daemon.records import Desired, DesiredRecord, NodeRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Desired, DesiredRecord, NodeRecord
+from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.etcd.backup import empty, restore_backup, save_backup
 from tests.integration.etcd.test_cluster_watch import until_desired, watching
 

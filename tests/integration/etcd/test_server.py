@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.errors import ConfigError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.etcd.watch import KeyEvent, WatchBatch
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0
@@ -107,7 +107,7 @@ async def test_a_certificate_of_an_earlier_release_serves_etcd(
     own_server_config: EtcdServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It bears `headway` and not the host that is dialled: accepted. With another name alone it is refused."""
-    monkeypatch.setattr("headway.daemon.certificates.LOCAL_HOSTS", ())
+    monkeypatch.setattr("headway.daemon.rpc.certificates.LOCAL_HOSTS", ())
     authority = CertificateAuthority.create(tmp_path / "earlier")
     config = replace(own_server_config, certificates=authority.issue("headway"))
     async with await EtcdServer.start(config) as server, EtcdClient(server.access()) as client:

@@ -11,7 +11,7 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import (
     TIMEOUT_S,
     WITHOUT_SPARES,

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.chaos.checker import PlanSeen
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.node_drain import drain, release
-from headway.daemon.history.checker import PlanSeen
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished, small_job
-from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation
+from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, Ground, at_operation
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -10,10 +10,10 @@ import pytest
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import PlacementSpec
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
 from headway.stages.spec import weight_version
 from tests.integration.exactness.training import TIMEOUT_S, finished, small_job
-from tests.integration.faults.ground import Ground
+from tests.integration.faults.fault_harness import Ground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

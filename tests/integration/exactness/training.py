@@ -15,17 +15,17 @@ from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.journal_copy import JournalCopy
-from headway.daemon.coordination.cluster_view import ClusterView, JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec, QueueSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records import Phase
-from headway.daemon.reference import BatchResult, reference
+from headway.daemon.records.records import Phase
+from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.tokens import TokenShards
 
 MAX_NODES = 5
 TIMEOUT_S = 90.0

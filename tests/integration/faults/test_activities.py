@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.records import NodeRecord
+from headway.daemon.records.records import NodeRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import TIMEOUT_S, Fault, Ground, faulty_job, ground
+from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, Ground, faulty_job, ground
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(500)]
 

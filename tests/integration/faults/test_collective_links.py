@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.jobs.job import JobSpec
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, at_operation, faulty_job
+from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -10,9 +10,9 @@ import pytest
 
 from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records import PlanRecord
+from headway.daemon.records.records import PlanRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import SNAPSHOT_EVERY, Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, Ground, at_operation, faulty_job, ground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import TIMEOUT_S, Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import TIMEOUT_S, Ground, at_operation, faulty_job, ground
 from tests.integration.faults.members_cluster import MembersCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job, ground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -11,9 +11,9 @@ import pytest
 
 from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.job_requests import submit
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job, ground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

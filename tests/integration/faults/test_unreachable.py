@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.client.job_requests import submit
-from headway.daemon.node.peer_client import NodeClient
+from headway.daemon.rpc.peer_client import NodeClient
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import TIMEOUT_S, Fault, Ground, faulty_job, ground
+from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, Ground, faulty_job, ground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

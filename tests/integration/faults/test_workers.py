@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from headway.daemon.client.job_requests import resume
-from headway.daemon.records import Phase
+from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.ground import Ground, at_operation, faulty_job
+from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

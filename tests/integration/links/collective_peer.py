@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
-from headway.stages import collective_link
-from headway.stages.collective_endpoint import CollectiveEndpoint
-from headway.stages.collective_group import GroupOfTwo
-from headway.stages.frame_contract import FrameContract, TensorForm
 from headway.stages.ids import Batch, Generation, Microbatch
-from headway.stages.link import Frame, FrameKind, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.links.collective import link as collective_link
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.collective.group import GroupOfTwo
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.links.collective_terms import GENERATION, lower_terms, upper_terms
 
 JOB = "processes"

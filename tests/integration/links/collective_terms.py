@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from headway.stages.collective_endpoint import CollectiveTerms
-from headway.stages.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.ids import Generation, StageIndex
-from headway.stages.link import Inbox
+from headway.stages.links.collective.endpoint import CollectiveTerms
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.links.link import Inbox
 
 GENERATION = Generation(7)
 SOON = timedelta(seconds=20)

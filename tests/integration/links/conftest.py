@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headway.daemon.certificates import CertificateAuthority
-from headway.stages.collective_endpoint import CollectiveEndpoint
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 Endpoints = tuple[LoopThread, LinkEndpoint, LinkEndpoint]
 CollectiveEnds = tuple[CollectiveEndpoint, CollectiveEndpoint]

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import torch
 
-from headway.stages.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
-from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Generation
-from headway.stages.link import Frame, FrameKind, LinkLost
-from headway.stages.loop_thread import LoopThread
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
+from headway.stages.links.grpc.link import GrpcLink
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.loop_thread import LoopThread
 from tests.integration.links.conftest import Endpoints
 
 

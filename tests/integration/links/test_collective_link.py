@@ -19,20 +19,20 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from headway.daemon.certificates import CertificateAuthority
-from headway.stages.collective_endpoint import CollectiveEndpoint
-from headway.stages.collective_group import ACCEPTOR, DIALLER, GroupOfTwo
-from headway.stages.collective_header import INLINE_BYTES, Route, Signal, announce
-from headway.stages.collective_header import signal as make_signal
-from headway.stages.collective_link import MAX_UNDER_WAY
+from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.errors import LinkOverflowError
-from headway.stages.frame_contract import ALIGNMENT_BYTES, SIBLING_KINDS, FrameContract, TensorForm
-from headway.stages.group_guard import Rendezvous
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
-from headway.stages.link import Frame, FrameKind, LinkLost
-from headway.stages.loop_thread import LoopThread
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
+from headway.stages.links.collective.group_guard import Rendezvous
+from headway.stages.links.collective.header import INLINE_BYTES, Route, Signal, announce
+from headway.stages.links.collective.header import signal as make_signal
+from headway.stages.links.collective.link import MAX_UNDER_WAY
+from headway.stages.links.frame_contract import ALIGNMENT_BYTES, SIBLING_KINDS, FrameContract, TensorForm
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.tls_identity import TlsIdentity
 from tests.integration.links.collective_peer import CONTRACT, EXIT_STUCK, JOB, gradient, total
 from tests.integration.links.collective_terms import GENERATION, lower_terms, upper_terms
 from tests.integration.links.conftest import Workers

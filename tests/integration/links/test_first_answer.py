@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from headway.stages.link import Frame
+from headway.stages.links.link import Frame
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.test_grpc_link import Inbox, accept, dial, lost, total
 

@@ -16,16 +16,16 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.proto.data_pb2 import KeysReply, KeysRequest
-from headway.stages import group_guard, rendezvous
-from headway.stages.collective_group import ACCEPTOR, DIALLER, GroupOfTwo
-from headway.stages.frame_contract import FrameContract, TensorForm
-from headway.stages.group_guard import Rendezvous, admit
-from headway.stages.link import FrameKind
-from headway.stages.own_sockets import own_sockets
-from headway.stages.rendezvous import KEYS_METHOD, MOST_KEYS, MOST_VALUE_BYTES, LinkKeys
-from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.links.collective import group_guard, rendezvous
+from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
+from headway.stages.links.collective.group_guard import Rendezvous, admit
+from headway.stages.links.collective.rendezvous import KEYS_METHOD, MOST_KEYS, MOST_VALUE_BYTES, LinkKeys
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.link import FrameKind
+from headway.stages.sockets.own_sockets import own_sockets
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.collective_terms import lower_terms
 from tests.integration.links.conftest import Workers
 

@@ -14,18 +14,18 @@ import grpc
 import pytest
 import torch
 
-from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
 from headway.stages.errors import LinkOverflowError, NotListeningError, PortsTakenError
-from headway.stages.frame_bundle import bundle
-from headway.stages.frame_codec import HEADER_LENGTH, heartbeat
-from headway.stages.frame_contract import FrameContract, TensorForm
-from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
-from headway.stages.link import Frame, FrameKind, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.grpc.frame_bundle import bundle
+from headway.stages.links.grpc.frame_codec import HEADER_LENGTH, heartbeat
+from headway.stages.links.grpc.link import GrpcLink
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.conftest import Endpoints
 
 DEADLINE_S = 20.0
@@ -271,9 +271,9 @@ PEER = """
 import queue, sys, time
 from datetime import timedelta
 from pathlib import Path
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.loop_thread import LoopThread
-from headway.stages.tls_identity import TlsIdentity
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.links.test_grpc_link import accept
 loop = LoopThread(); loop.start()
 identity = TlsIdentity.read(Path(sys.argv[1]))

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.stages.frame_contract import FrameContract, TensorForm
-from headway.stages.grpc_link import MAX_VIOLATIONS
-from headway.stages.held_frames import SLACK
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
-from headway.stages.link import Frame, FrameKind, Link, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.loop_thread import LoopThread
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.grpc.link import MAX_VIOLATIONS
+from headway.stages.links.held_frames import SLACK
+from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
+from headway.stages.links.loop_thread import LoopThread
 from tests.fakes.local_link import LocalLink
 from tests.integration.links.collective_terms import lower_terms, upper_terms
 from tests.integration.links.conftest import Endpoints, Workers

@@ -7,11 +7,11 @@ import grpc
 import pytest
 import structlog
 
-from headway.daemon.certificates import CertificateAuthority
+from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.link import Frame
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.tls_identity import TlsIdentity, expecting
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.link import Frame
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.collective_terms import lower_terms
 from tests.integration.links.conftest import Workers
 from tests.integration.links.test_grpc_link import (

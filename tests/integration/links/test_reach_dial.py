@@ -7,15 +7,15 @@ from datetime import timedelta
 
 import pytest
 
-from headway.daemon.measurements import Port
-from headway.daemon.node import reach_dial
-from headway.daemon.node.reach_dial import dial
-from headway.daemon.node.reach_target import Target
-from headway.daemon.records import PROTOCOL_VERSION
-from headway.stages.link_endpoint import LinkEndpoint
-from headway.stages.loop_thread import LoopThread
-from headway.stages.reach_answer import METHOD, reach_answer
-from headway.stages.tls_identity import TlsIdentity
+from headway.daemon.reach import reach_dial
+from headway.daemon.reach.reach_dial import dial
+from headway.daemon.reach.reach_target import Target
+from headway.daemon.records.measurements import Port
+from headway.daemon.records.records import PROTOCOL_VERSION
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.grpc.reach_answer import METHOD, reach_answer
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.links.conftest import Workers
 
 

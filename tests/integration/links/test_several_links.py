@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from headway.stages.frame_contract import FrameContract, TensorForm
-from headway.stages.grpc_link import GrpcLink
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
-from headway.stages.link import Frame, FrameKind, LinkLost
-from headway.stages.link_endpoint import LinkEndpoint
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.grpc.link import GrpcLink
+from headway.stages.links.link import Frame, FrameKind, LinkLost
 from tests.integration.links.conftest import Endpoints
 
 DEADLINE_S = 20.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.node.tcp_counters import sent_segments
+from headway.daemon.telemetry.tcp_counters import sent_segments
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 TIMEOUT_S = 20.0
@@ -26,10 +26,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         pytest.skip("the benches are in a checkout only")
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCH))
-    files = {"wan": "wan", "line": "wan_line", "namespaces": "wan_namespaces", "proxy": "wan_proxy"}
+    files = {"wan": "wan", "line": "lines.wan_line", "namespaces": "lines.wan_namespaces", "proxy": "lines.wan_proxy"}
     yield SimpleNamespace(**{name: importlib.import_module(file) for name, file in files.items()})
     for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and Path(str(sys.modules[name].__file__)).parent == BENCH:
+        if getattr(sys.modules[name], "__file__", None) and BENCH in Path(str(sys.modules[name].__file__)).parents:
             del sys.modules[name]
 
 

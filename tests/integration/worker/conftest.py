@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.daemon.certificates import CertificateAuthority
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
-from headway.daemon.record_format import encode
-from headway.daemon.supervision.worker_service import WorkerStream, serve_workers
+from headway.daemon.records.format import encode
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.workers.service import WorkerStream, serve_workers
 from headway.optim.spec import OptimSpec
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Order, Report
-from headway.stages.loop_thread import LoopThread
-from headway.stages.schedule import depths_with_slack, schedule_depth
-from headway.stages.shard_writer import writing_shards
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.tokens import TokenShards
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.schedule.schedule import depths_with_slack, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.tokens import TokenShards
 
 DEADLINE_S = 60.0
 MODEL = ModelSpec(
@@ -115,7 +115,7 @@ class FakeDaemon:
         )
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    # What worker_service.py asks of its Attachments.
+    # What service.py asks of its Attachments.
 
     def attach(self, stream: WorkerStream) -> str:
         """Everybody is welcome."""

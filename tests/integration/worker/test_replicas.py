@@ -8,7 +8,7 @@ import pytest
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
 from headway.proto import control_pb2
-from headway.stages.state_file import content_checksum
+from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
 from tests.integration.worker.test_worker import ONE_STAGE, assert_equals_reference, refusal
 

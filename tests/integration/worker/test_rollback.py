@@ -12,9 +12,9 @@ import pytest
 
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.supervision.worker_status import SPARE_INDEX
+from headway.daemon.workers.status import SPARE_INDEX
 from headway.proto import control_pb2
-from headway.stages.state_file import content_checksum
+from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import Case, CaseMaker, FakeDaemon, Worker
 from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES, refusal
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from headway.daemon.jobs.job import DataSpec, FaultSpec
-from headway.daemon.record_format import encode
-from headway.daemon.reference import BatchResult, reference
+from headway.daemon.records.format import encode
+from headway.daemon.reference.loop import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.proto import control_pb2
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError
-from headway.stages.state_file import content_checksum, read_state
-from headway.stages.tokens import TokenShards
+from headway.stages.state.state_file import content_checksum, read_state
 from tests.integration.worker.conftest import MODEL, Case, CaseMaker, FakeDaemon, Worker, wait_for_death
 
 ONE_STAGE = (("embed", "block.0", "block.1", "block.2", "head"),)

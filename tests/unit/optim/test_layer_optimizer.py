@@ -13,7 +13,7 @@ from headway.optim.inner_optimizer import inner_optimizer
 from headway.optim.layer_optimizer import TorchLayerOptimizer, UpdateOrderError, optimizer_factory
 from headway.optim.routing import route_layer
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.optimizer import OptimizerFactory
+from headway.stages.state.optimizer import OptimizerFactory
 
 NUM_BATCHES = 8
 SHAPES = {"up.weight": (12, 8), "down.weight": (8, 12), "norm.weight": (8,), "up.bias": (12,)}

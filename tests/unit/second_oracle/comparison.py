@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.reference import Weights, reference
-from headway.stages.journal import Journal
-from headway.stages.tokens import TokenShards
+from headway.daemon.reference.loop import Weights, reference
+from headway.stages.data.tokens import TokenShards
+from headway.stages.state.journal import Journal
 from tests.second_oracle.job import read_job
 from tests.second_oracle.loop import train
 from tests.second_oracle.token_windows import read_stream
-from tests.unit.stages.pipeline import Pipeline, initial_layers
+from tests.unit.stages.stage.pipeline import Pipeline, initial_layers
 
 Bits = tuple[tuple[float, ...], tuple[tuple[str, bytes], ...]]
 """The losses of all batches, and each parameter of W_B by name."""

@@ -11,9 +11,9 @@ from headway.optim import layer_optimizer, newton_schulz
 from headway.optim.error_feedback import ErrorFeedback
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Muon
-from headway.stages import model
+from headway.stages.data.tokens import TokenShards
+from headway.stages.model import decoder as model
 from headway.stages.spec import TrainSpec
-from headway.stages.tokens import TokenShards
 from tests.unit.second_oracle.comparison import Bits, by_pipeline, by_reference, by_second_oracle
 from tests.unit.second_oracle.jobs import job_file
 

@@ -1,0 +1,1 @@
+"""Emulated lines between two sites, and what benches run over them."""

@@ -1,0 +1,76 @@
+"""What the planner advises for two stages with a line between them: m and depth, as `headway plan` would say."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rigs.emulated_stage import SleepTimes
+
+from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.profiles import LayerSeconds, LinkSpeed, Profiles
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.planner import make_plan
+from headway.daemon.records.records import Device, NodeRecord
+from headway.stages.spec import ModelSpec, TrainSpec
+from lines.wan_line import Line
+
+SITE = LinkAssumptions()
+"""What a link is inside a site."""
+FREE_S = 1e-9
+OF_JITTER = 0.5
+"""A probe's round trip is the least of five: of jitter, each way up to so much, about half is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """For a job over a line."""
+
+    least_microbatches: int
+    """m that hides the line under 2bw."""
+    depths: tuple[int, int]
+    """Of both stages."""
+
+
+@lru_cache
+def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | None) -> Advice:
+    """For two equal stages that take these times; line: None for one site. Raises ValueError without a plan."""
+    num_blocks = model.num_hidden_layers // 2
+    block = LayerSeconds(
+        forward_s=times.forward_s / num_blocks,
+        backward_s=times.backward_s / num_blocks,
+        update_s=max(FREE_S, times.update_s / num_blocks),
+    )
+    free = LayerSeconds(forward_s=FREE_S, backward_s=FREE_S, update_s=FREE_S)
+    nodes = tuple(_node(name, site=name if line is not None else "here") for name in ("a", "b"))
+    plan = make_plan(
+        JobSpec(job=JobSection(name="two-sites"), model=model, train=train, placement=PlacementSpec(min_nodes=2)),
+        nodes,
+        profiles=Profiles.of(
+            {(node.name, 0): {"embed": free, "block": block, "head": free} for node in nodes},
+            {("a", "b"): _as_probed(line)} if line is not None else None,
+        ),
+    )
+    if not isinstance(plan, ClusterPlan) or plan.distance is None:
+        raise ValueError(f"no plan for {train} over {line}: {plan}")
+    first, second = (stage.depth for stage in plan.stages)
+    return Advice(plan.distance.least_microbatches, (first, second))
+
+
+def _as_probed(line: Line) -> LinkSpeed:
+    round_trip_ms = line.round_trip_ms + OF_JITTER * line.jitter_ms
+    return LinkSpeed(
+        round_trip_s=max(SITE.site_round_trip_s, round_trip_ms / 1e3), bytes_per_s=line.bytes_per_s, loss=line.loss
+    )
+
+
+def _node(name: str, *, site: str) -> NodeRecord:
+    return NodeRecord(
+        name=name,
+        incarnation=name,
+        address="",
+        host="",
+        site=site,
+        devices=(Device(kind="cpu"),),
+        memory_bytes=0,
+        arithmetic_class="one",
+    )

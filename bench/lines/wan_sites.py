@@ -1,0 +1,97 @@
+"""Two stages on one site and on two: real executors, links and processes, and an emulated line where there are two."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rigs import pipeline_processes
+from rigs.pipeline_processes import Host, Processes, StageReport, StageRun
+
+from headway.stages.stage.context import StageContext
+from lines.wan_ceiling import Wan
+from lines.wan_namespaces import ADDRESSES, LARGE_MTU, PLAIN_MTU, NamespacesWan, enter, is_possible
+from lines.wan_proxy import ProxyWan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A stage's report, and how often its process took up a broken link."""
+
+    stage: StageReport
+    num_resumed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WanRun(StageRun):
+    """One stage of two, the first of which may dial the second over a line."""
+
+    address: str = ""
+    """Where the first stage dials; empty: the second one's own."""
+    depths: tuple[int, int] = (2, 1)
+
+    def run(self, host: Host) -> Resumed:  # type: ignore[override]
+        """The stage of the host's rank."""
+        direct = host.addresses
+        before = host._grpc.num_resumed
+        host.addresses = [direct[0], self.address or direct[1]]
+        try:
+            return Resumed(stage=StageRun.run(self, host), num_resumed=host._grpc.num_resumed - before)
+        finally:
+            host.addresses = direct
+
+    def _context(self, stage: int) -> StageContext:
+        return replace(StageRun._context(self, stage), depth=self.depths[stage])
+
+
+class Ports:
+    """A task: on which port a process listens."""
+
+    def run(self, host: Host) -> int:
+        """Of the host."""
+        return int(host.address.rpartition(":")[2])
+
+
+class Apart(Processes):
+    """Two processes, each in a network namespace of its own."""
+
+    def __init__(self, namespaces: Sequence[str]) -> None:
+        super().__init__(2)
+        self._namespaces = namespaces
+
+    def target(self, rank: int) -> Callable[[Connection, int, Path], None]:
+        return partial(_serve_in, self._namespaces[rank], ADDRESSES[rank])
+
+
+def _serve_in(namespace: str, address: str, connection: Connection, rank: int, certificates: Path) -> None:
+    enter(namespace)
+    pipeline_processes.HOST = address
+    pipeline_processes.serve(connection, rank, certificates)
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Two sites, and the line between them."""
+
+    processes: Processes
+    wan: Wan
+    address: str
+    """Where the first stage dials; empty: the second one's own."""
+
+
+def best_kind() -> str:
+    """Of emulators, what this machine allows: `namespaces` or `proxy`."""
+    return "namespaces" if is_possible() else "proxy"
+
+
+@contextmanager
+def sites(kind: str, near: Processes, *, has_loss: bool = False) -> Iterator[Sites]:
+    """Two sites by a kind of emulator; near: two processes on one site, which the proxy puts a line between."""
+    if kind == "proxy":
+        with ProxyWan(near.run(Ports(), number=2)[1]) as wan:
+            yield Sites(near, wan, f"{pipeline_processes.HOST}:{wan.port}")
+        return
+    with NamespacesWan(mtu=PLAIN_MTU if has_loss else LARGE_MTU) as line, Apart(line.namespaces) as processes:
+        yield Sites(processes, line, "")

@@ -1,0 +1,1 @@
+"""What benches share: processes, emulated stages, measures."""

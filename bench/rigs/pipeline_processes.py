@@ -1,0 +1,424 @@
+"""Worker processes for benches: each computes one stage over real links, without daemons or etcd around it.
+
+The processes are forked once, from a process in which everything is imported and nothing runs, and keep their link
+endpoints; every run of a pipeline is a task for each of them. Not for CUDA: that does not survive a fork.
+"""
+
+import multiprocessing
+import os
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import count, pairwise
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.optim.spec import OptimSpec
+from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.links.codec import codec_between
+from headway.stages.links.coded_link import CodedLink
+from headway.stages.links.collective.endpoint import CollectiveEndpoint, CollectiveTerms
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.link import Link
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.model.determinism import configure
+from headway.stages.schedule.schedule import Backward, Op, depths_with_slack, next_op, schedule_depth
+from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.stage.allocator import keep_freed_memory
+from headway.stages.stage.context import MicrobatchSource, StageContext
+from headway.stages.stage.executor import Executor
+from headway.stages.stage.graph import StageGraph
+from headway.stages.stage.links import StageLinks
+from headway.stages.state.journal import Journal
+from headway.stages.state.layer_state import LayerState
+from rigs.emulated_stage import FixedOrder, SleepTimes, sleeping_graph
+
+HOST = "127.0.0.1"
+TIMEOUT = timedelta(seconds=60)
+"""For a neighbour to be there, and to come back."""
+RUN_TIMEOUT_S = 300.0
+TROUBLES_S = 2.0
+"""For the others to say what is wrong, after the first one has."""
+GENERATION = Generation(1)
+PRELOADED = [
+    "headway.daemon.rpc.certificates",
+    "headway.optim.layer_optimizer",
+    "headway.stages.links.collective.endpoint",
+    "headway.stages.stage.executor",
+    "headway.stages.links.grpc.endpoint",
+    "torch.distributed.pipelining",
+]
+"""Imported before the fork."""
+ROUND_TRIP_S = 1e-3
+"""What a planner takes the round trip of a link inside a site to be; from it and the microbatch's time comes depth."""
+REAL_MICROBATCH_S = 0.1
+"""What a stage takes that computes, about: one round trip is much less."""
+
+
+class RandomTokens:
+    """Tokens that are a function of (seed, batch, microbatch)."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """As a `MicrobatchSource`."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
+        window = torch.randint(self._vocab_size, (size, length + 1), generator=generator)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What one stage of a run did."""
+
+    operations: list[tuple[Op, float, float]]
+    """With begin and end, seconds of the machine's monotonic clock."""
+    losses: list[float]
+    """Per batch, on the last stage."""
+
+    def batch_ends(self) -> list[float]:
+        """When each batch's last backward was done."""
+        ends: dict[int, float] = {}
+        for op, _, ended in self.operations:
+            if isinstance(op, Backward):
+                ends[op.batch] = ended
+        return [ends[batch] for batch in sorted(ends)]
+
+
+class Host:
+    """One process: its links' endpoints."""
+
+    def __init__(self, rank: int, certificates: Path) -> None:
+        self.rank = rank
+        self.addresses: Sequence[str] = ()
+        self._links: list[Link] = []
+        self._loop = LoopThread()
+        self._loop.start()
+        endpoint: dict[str, Any] = {
+            "loop": self._loop,
+            "identity": TlsIdentity.read(certificates),
+            "host": HOST,
+            "incarnation": str(rank),
+            "protocol": 1,
+        }
+        self._grpc = LinkEndpoint(**endpoint)
+        self._collective = CollectiveEndpoint(**endpoint, on_stuck=print)
+        for name, answer in self._collective.methods.items():
+            self._grpc.add_method(name, answer)
+        self._grpc.start()
+
+    @property
+    def address(self) -> str:
+        """Where the stage before dials."""
+        return f"{HOST}:{self._grpc.port}"
+
+    def close_links(self) -> None:
+        """Those of the run before: a neighbour may not have ended it when this process had."""
+        for link in self._links:
+            link.close()
+        self._links.clear()
+
+    def open_link(
+        self, job: str, stage: int, peer: int, inbox: "queue.SimpleQueue[object]", contract: FrameContract, kind: str
+    ) -> Link:
+        """To a neighbouring stage, whose process has the rank of its stage."""
+        is_dialled = peer > stage
+        if kind == "collective":
+            terms = CollectiveTerms(
+                job=job,
+                generation=GENERATION,
+                stage=StageIndex(stage),
+                worker=stage,
+                peer_stage=StageIndex(peer),
+                peer_worker=peer,
+                peer_incarnation=str(peer),
+                peer_node="node",
+                peer_name=f"stage {peer}",
+                peer_address=self.addresses[peer],
+                inbox=inbox,
+                contract=contract,
+                receives=UPSTREAM_KINDS if is_dialled else DOWNSTREAM_KINDS,
+                device=torch.device("cpu"),
+                first_contact=TIMEOUT,
+                silence=TIMEOUT,
+            )
+            self._links.append(self._collective.dial(terms) if is_dialled else self._collective.accept(terms))
+            return self._links[-1]
+        terms_of_grpc: dict[str, Any] = {
+            "stage": StageIndex(stage),
+            "peer_incarnation": str(peer),
+            "peer_node": "node",
+            "inbox": inbox,
+            "contract": contract,
+            "first_contact": TIMEOUT,
+            "resume_timeout": TIMEOUT,
+        }
+        if is_dialled:
+            link = self._grpc.dial(self.addresses[peer], job, GENERATION, worker=stage, **terms_of_grpc)
+        else:
+            link = self._grpc.accept(job, GENERATION, peer_worker=peer, **terms_of_grpc)
+        self._links.append(link)
+        return link
+
+
+class Task(Protocol):
+    """What a process can be told to do; it is sent as a pickle."""
+
+    def run(self, host: Host) -> object:
+        """In the process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRun:
+    """One stage of a run of ours: layers from the seed, through all batches."""
+
+    job: str
+    model: ModelSpec
+    train: TrainSpec
+    optim: OptimSpec
+    cuts: Sequence[Sequence[str]]
+    """The layers of each stage."""
+    link: str = "grpc"
+    sleeps: SleepTimes | None = None
+    """In place of computing."""
+    is_alone: bool = False
+    """Every process computes the only stage of a pipeline of its own."""
+    orders: Sequence[Sequence[Op]] = ()
+    """Of each stage: its operations in a fixed order; none: what is ready."""
+    has_slack: bool = True
+    """More in flight than equal times need, as a planner gives it."""
+    seed: int = 1
+
+    def run(self, host: Host) -> StageReport:
+        """The stage of the host's rank."""
+        host.close_links()
+        configure(self.train, torch.device("cpu"))
+        stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
+        context = self._context(stage)
+        inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        open_link = partial(self._open_link, host, context, inbox)
+        links = StageLinks(
+            upstream={0: open_link(stage - 1)} if stage else {},
+            downstream={0: open_link(stage + 1)} if stage + 1 < num_stages else {},
+        )
+        make = optimizer_factory(self.optim, num_batches=self.train.batches, delay=self.train.delay)
+        layers = [
+            LayerState.initial(name, self.model, self.train, seed=self.seed, device="cpu", optimizer_factory=make)
+            for name in context.layers
+        ]
+        journal = Journal() if stage == num_stages - 1 else None
+        operations = _Operations()
+        executor = Executor(
+            context,
+            layers,
+            tokens=self.tokens() if stage == 0 else None,
+            journal=journal,
+            links=links,
+            inbox=inbox,
+            handle=_no_orders,
+            recorder=operations,
+            stops_at_non_finite=False,
+            patience_s=TIMEOUT.total_seconds(),
+            make_graph=self.graph_maker(stage),
+            choose=FixedOrder(self.orders[stage]) if self.orders else next_op,
+        )
+        executor.run()
+        return StageReport(operations.all, [] if journal is None else [row.loss for row in journal.rows])
+
+    def tokens(self) -> MicrobatchSource:
+        """What the first stage reads."""
+        return RandomTokens(self.model.vocab_size)
+
+    def graph_maker(self, stage: int) -> Callable[..., StageGraph]:
+        """What a stage computes with."""
+        return StageGraph if self.sleeps is None else partial(sleeping_graph, self.sleeps, stage)
+
+    def depth(self, stage: int) -> int:
+        """What a planner would give a stage."""
+        train, num_stages, sleeps = self.train, len(self.cuts), self.sleeps
+        microbatch_s = REAL_MICROBATCH_S if sleeps is None else sleeps.forward_s + sleeps.backward_s
+        needed = [
+            schedule_depth(
+                train.schedule, train.microbatches, num_stages, s, (num_stages - 1 - s) * ROUND_TRIP_S / microbatch_s
+            )
+            for s in range(num_stages)
+        ]
+        depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
+        return depths[stage]
+
+    def _open_link(self, host: Host, context: StageContext, inbox: "queue.SimpleQueue[object]", peer: int) -> Link:
+        codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
+        contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
+        link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link)
+        return CodedLink(link, codec, self.train) if codec else link
+
+    def _context(self, stage: int) -> StageContext:
+        codec = codec_between(self.train, is_between_sites=False)
+        return StageContext(
+            model=self.model,
+            train=self.train,
+            seed=self.seed,
+            job=self.job,
+            generation=GENERATION,
+            timeline=Timeline(1),
+            stage_index=StageIndex(stage),
+            num_stages=len(self.cuts),
+            layers=tuple(LayerName(name) for name in self.cuts[stage]),
+            depth=self.depth(stage),
+            boundary=Boundary(0),
+            device=torch.device("cpu"),
+            upstream_codec=codec,
+            downstream_codec=codec,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFreedMemory:
+    """What a worker does at its start, in a process that is to be like one."""
+
+    def run(self, host: Host) -> None:
+        """For good."""
+        del host
+        keep_freed_memory()
+
+
+class _Operations:
+    """A recorder."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Op, float, float]] = []
+
+    def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:  # noqa: ARG002
+        self.all.append((op, started, ended))
+
+
+def _no_orders(item: object) -> None:
+    raise RuntimeError(f"not expected: {item}")
+
+
+class Processes:
+    """The processes of a bench. A context manager; what it started is gone afterwards."""
+
+    def __init__(self, number: int, *, environment: Mapping[str, str] | None = None) -> None:
+        """environment: what theirs has beside this one's; they are then started afresh, and not forked."""
+        self._number = number
+        self._environment = environment
+        self._folder = tempfile.TemporaryDirectory(prefix="headway-bench-")
+        self._connections: list[Connection] = []
+        self._processes: list[Any] = []
+        self._names = count()
+
+    @property
+    def folder(self) -> Path:
+        """For what the processes share."""
+        return Path(self._folder.name)
+
+    def __enter__(self) -> Self:
+        certificates = self.certificates = CertificateAuthority.create(self.folder / "authority").issue("node")
+        context: Any = multiprocessing.get_context("forkserver" if self._environment is None else "spawn")
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        with mock.patch.dict(os.environ, self._environment or {}):
+            for rank in range(self._number):
+                own, other = context.Pipe()
+                process = context.Process(target=self.target(rank), args=(other, rank, certificates), daemon=True)
+                process.start()
+                self._processes.append(process)
+                self._connections.append(own)
+        addresses = [connection.recv() for connection in self._connections]
+        for connection in self._connections:
+            connection.send(addresses)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._folder.cleanup()
+
+    def target(self, rank: int) -> Callable[[Connection, int, Path], None]:
+        """What a process does from its start."""
+        del rank
+        return serve
+
+    def new_name(self) -> str:
+        """For a job."""
+        return f"job-{next(self._names)}"
+
+    def run(self, task: Task, *, number: int) -> list[Any]:
+        """The same task in the first `number` processes; what each returns. Raises RuntimeError when one fails."""
+        until = time.monotonic() + RUN_TIMEOUT_S
+        waiting = {connection: rank for rank, connection in enumerate(self._connections[:number])}
+        for connection in waiting:
+            connection.send(task)
+        results: list[Any] = [None] * number
+        troubles: list[str] = []
+        while waiting:
+            ready = wait(list(waiting), timeout=max(0.0, until - time.monotonic()))
+            if not ready and troubles:
+                break
+            if not ready:
+                raise RuntimeError(f"processes {sorted(waiting.values())}: not done within {RUN_TIMEOUT_S:g} s")
+            for answered in ready:
+                assert isinstance(answered, Connection)
+                rank = waiting.pop(answered)
+                results[rank], trouble = answered.recv()
+                if trouble:
+                    troubles.append(f"process {rank}:\n{trouble}")
+                    until = time.monotonic() + TROUBLES_S
+        if troubles:
+            raise RuntimeError("\n".join(troubles))
+        return results
+
+
+def serve(connection: Connection, rank: int, certificates: Path) -> None:
+    """A process's life: whatever it is told to do."""
+    torch.set_num_threads(1)
+    host = Host(rank, certificates)
+    connection.send(host.address)
+    host.addresses = connection.recv()
+    while True:
+        try:
+            task: Task = connection.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            answer: tuple[object, str] = task.run(host), ""
+        except Exception:
+            answer = None, traceback.format_exc()
+        connection.send(answer)
+
+
+def cut(names: Sequence[str], num_stages: int) -> list[tuple[str, ...]]:
+    """Equal shares of the blocks; embed and head go with the first and the last."""
+    blocks = names[1:-1]
+    edges = [len(blocks) * stage // num_stages for stage in range(num_stages + 1)]
+    shares = [tuple(blocks[first:end]) for first, end in pairwise(edges)]
+    shares[0] = (names[0], *shares[0])
+    shares[-1] = (*shares[-1], names[-1])
+    return shares
+
+
+def seconds_per_batch(ends: Sequence[float], *, num_settling: int) -> float:
+    """Mean over the batches after the first few, the last one left out."""
+    steady = ends[num_settling - 1 : -1]
+    return (steady[-1] - steady[0]) / (len(steady) - 1)

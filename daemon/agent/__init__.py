@@ -1,0 +1,1 @@
+"""What a node does about the plans: which steps are due, and doing them."""

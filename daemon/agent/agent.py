@@ -1,0 +1,492 @@
+"""Carries out the steps that steps_due.py finds due, again at every change of the cluster or of a worker.
+
+Orders go out at once. A step that waits (for etcd, transfers, files) is a task of its own, one per step at a time. A
+failed step rests a little and is due again. A step that keeps failing becomes the failure of its worker's generation.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.daemon.agent.files import StateKeeper
+from headway.daemon.agent.layer_sources import HEARD_AFTER_S
+from headway.daemon.agent.link_proofs import LinkProofs
+from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.step_claims import (
+    claims,
+    etcd_key,
+    fetched_by,
+    is_still_wanted,
+    job_of_step,
+    name_of,
+    stands_back,
+)
+from headway.daemon.agent.step_failures import StepFailures
+from headway.daemon.agent.steps import (
+    AnswerStop,
+    CopyToCheckpoint,
+    DeleteState,
+    FetchCopies,
+    FetchState,
+    GiveUp,
+    OpenData,
+    OrderChooseStop,
+    OrderPrepare,
+    OrderSpaceSnapshots,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+    ProveLink,
+    RegisterState,
+    RegisterWorker,
+    Step,
+    UnregisterState,
+)
+from headway.daemon.agent.steps_due import is_over, next_steps
+from headway.daemon.agent.surroundings import Surroundings
+from headway.daemon.errors import (
+    ConfigError,
+    ConflictError,
+    DamagedCopyError,
+    LeaseLostError,
+    RecoveryError,
+    StorageAwayError,
+    StoreError,
+    in_one_line,
+)
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.fault_points import fault_point
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import seen_key
+from headway.daemon.runtime.activities import Run
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.telemetry.goodput import GoodputReports
+from headway.daemon.telemetry.profiling import ProfileReports
+from headway.daemon.telemetry.progress_reports import ProgressReports
+from headway.daemon.telemetry.reading_reports import ReadingReports
+from headway.daemon.workers.order_messages import OrderStep, order_message
+from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.supervisor import Supervisor
+from headway.proto import control_pb2
+from headway.stages.errors import PeerError
+
+log = structlog.get_logger()
+
+WorkersStep = (
+    OpenData | FetchState | OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots
+)
+"""Steps without which a worker cannot do its part of a generation."""
+EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
+"""Errors that explain themselves; for any other the traceback is logged."""
+MAX_ATTEMPTS: Final = 5
+"""Failures before the worker's generation is given up. An outage of storage does not count."""
+REST_S: Final = 0.2
+"""Pause after a first failure; it doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
+TRANSACTION_REST_S: Final = 0.02
+"""Pause after a comparison that did not hold: the view is about to catch up."""
+NUM_MISSED_REMEMBERED: Final = 8
+"""Number of boundaries of a generation whose missing snapshots are remembered."""
+WATCH_S: Final = 5.0
+"""A write of ours that the watch has not shown by then was undone: its lease ended, or etcd was replaced."""
+
+
+class Agent:
+    """One node's part in every plan, during one incarnation."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._due = asyncio.Event()
+        self._tasks: dict[object, tuple[Step, asyncio.Task[None]]] = {}
+        """Steps under way, by `name_of`."""
+        self._failures = StepFailures()
+        self._resting: set[object] = set()
+        self._broken: dict[str, str] = {}
+        """Jobs whose records raised an error at the last look, with the error."""
+        self._storage_troubles: set[str] = set()
+        """Ailments of storage that could not be read at the last attempt."""
+        self._data_paths: dict[str, str] = {}
+        self._in_force: dict[str, int] = {}
+        self._spacings: dict[JobGeneration, Spacing] = {}
+        self._missed: dict[JobGeneration, tuple[int, ...]] = {}
+        self._links = LinkProofs(around.view, around.reach)
+        self._written: dict[str, int] = {}
+        """Key to the revision of our own last write, which the view may not show yet."""
+        self._epoch = around.view.epoch
+        self._steady_since: float | None = None
+        self._keeper = StateKeeper(
+            node=around.node,
+            view=around.view,
+            store=around.store,
+            client=around.client,
+            checkpoint_root=around.checkpoint_root,
+            outgoing=around.outgoing,
+            wrote_late=around.wrote_late,
+        )
+        around.store.on_change = self._due.set
+        self.progress = ProgressReports(around.view, around.etcd)
+        self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+        self._readings = ReadingReports(
+            around.library, around.view, around.etcd, node=around.node, lease_id=around.lease_id
+        )
+        self._keeper.access.on_change = self._access_changed
+        self.goodput.on_silence = self._links.is_silent
+        self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+
+    # --- Triggers ---------------------------------------------------------------------------------------------------
+
+    def cluster_changed(self) -> None:
+        """Note that the view has changed."""
+        self._due.set()
+
+    def worker_changed(self) -> None:
+        """Note that a worker's status has changed."""
+        self.progress.hurry()
+        self._due.set()
+
+    def worker_progressed(self, progress: control_pb2.Progress) -> None:
+        """Note batches that the last stage's worker finished."""
+        self.progress.add(progress)
+
+    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
+        """Take layer files that a worker wrote into the store. Returns why they cannot be kept, or an empty text."""
+        return self._keeper.wrote(wrote)
+
+    def worker_refused_file(self, path: str) -> None:
+        """Drop a damaged file; another is fetched before Start is ordered again."""
+        self._keeper.refused_file(Path(path))
+        self._due.set()
+
+    def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+        """Note a periodic snapshot that was not written, or late."""
+        self.goodput.book.missed_snapshot(missed)
+        of = JobGeneration(missed.job, missed.generation)
+        if missed.factor > self._spacings.get(of, Spacing()).factor:
+            self._spacings[of] = Spacing(missed.factor, missed.boundary)
+        if missed.written:
+            log.warning("snapshot_late", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+        else:
+            log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
+            self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
+        self._due.set()
+
+    def _access_changed(self) -> None:
+        self.goodput.book.lacking = dict(self._keeper.access.lacking)
+        self._due.set()
+
+    # --- The loop ---------------------------------------------------------------------------------------------------
+
+    def activities(self, supervisor: Supervisor) -> dict[str, Run]:
+        """Return an agent's permanent activities, by name."""
+        return {
+            "agent": lambda: self._carry_out_steps(supervisor),
+            "progress reports": self.progress.run,
+            "goodput reports": lambda: self.goodput.run(lambda: supervisor.heartbeats),
+            "profile reports": lambda: self._profiles.run(lambda: supervisor.heartbeats),
+            "state sweep": self._keeper.sweep,
+            "access to checkpoint folders": self._keeper.access.run,
+            "data ahead": self._readings.run_ahead,
+        }
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Run all activities until cancelled."""
+        await self._around.activities.run(self.activities(supervisor))
+
+    async def _carry_out_steps(self, supervisor: Supervisor) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                while self._take_steps(supervisor, group):
+                    pass
+                await self._due.wait()
+                self._due.clear()
+
+    def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
+        """Start everything that is due. Returns whether that changed a worker's status, so that more may be due."""
+        view = self._around.view
+        # etcd's history went back: revisions of our earlier writes mean nothing now.
+        if view.epoch != self._epoch:
+            self._epoch = view.epoch
+            self._written.clear()
+        # After an outage some steps wait until every node has registered again: look again then.
+        if view.steady_since is not None and view.steady_since != self._steady_since:
+            wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
+            asyncio.get_running_loop().call_later(max(wait_s, 0.0) + REST_S, self._due.set)
+        self._steady_since = view.steady_since
+        supervisor.forget(lambda of: is_over(view, of))
+        has_changed = False
+        broken: dict[str, Exception] = {}
+        node = self._node_state(supervisor)
+        steps = next_steps(view, node, broken=broken)
+        # A step that is no longer due starts with a clean record when it is due again.
+        self._failures.keep_only({*map(name_of, steps), *self._resting, *self._tasks} if self._failures else ())
+        self._give_up_broken(broken, node, supervisor)
+        # An unwanted fetch keeps its claim until it ends; then this loop runs again.
+        self._end_unwanted_fetches(steps)
+        self._forget_storage_that_answers(steps)
+        for step in steps:
+            if name_of(step) in self._resting:
+                continue
+            try:
+                has_changed |= self._begin(step, steps, supervisor, group)
+            except Exception as error:  # an error of one step concerns one job
+                self._failed(step, error, supervisor)
+        return has_changed
+
+    def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
+        """Give an order, or start a task. Returns whether a worker's status changed. Raises the step's errors."""
+        if isinstance(step, OrderStep):
+            log_path, state_of = supervisor.log_path, self._around.library.state_of
+            order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
+            if isinstance(step, OrderPrepare) and step.data_path:
+                # the next Prepare verifies the data again
+                self._data_paths.pop(self._spec(step.of.job).data.sha256, None)
+            fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
+            has_changed = supervisor.order(
+                step.device_index,
+                order.kind,
+                order.of,
+                order.message,
+                within_s=order.within_s,
+                batch_s=order.batch_s,
+            )
+            if isinstance(step, OrderSpaceSnapshots):
+                self._spacings[step.of] = Spacing(step.factor, step.boundary)
+            self._failures.succeeded(name_of(step))
+            return has_changed
+        if isinstance(step, GiveUp):
+            supervisor.fail(step.device_index, step.of, step.reason)
+            return True
+        if self._may_begin(step) and not stands_back(step, steps):
+            working = self._carry_out(step, supervisor, self._conditions(step))
+            task = group.create_task(working, name=type(step).__name__)
+            self._tasks[name_of(step)] = (step, task)
+            task.add_done_callback(lambda _: self._ended(step))
+        return False
+
+    def _ended(self, step: Step) -> None:
+        """Forget the task; runs even if the task was cancelled before it began."""
+        self._tasks.pop(name_of(step), None)
+        self._due.set()
+
+    def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
+        """Fail the workers of jobs whose records raise an error; other jobs are untouched."""
+        told, self._broken = self._broken, {name: in_one_line(error) for name, error in broken.items()}
+        for name, reason in self._broken.items():
+            if told.get(name) != reason:
+                log.error("job_not_served", job=name, exc_info=broken[name])
+            job = self._around.view.jobs.get(name)
+            for plan in filter(None, (job.plan, job.next) if job is not None else ()):
+                of = JobGeneration(name, plan.generation)
+                for worker in filter(None, map(node.worker_of, plan.stages)):
+                    if of in worker.failures:
+                        continue
+                    text = f"node {self._around.node} cannot serve this job: {reason}"
+                    supervisor.fail(worker.device_index, of, text)
+
+    def _may_begin(self, step: Step) -> bool:
+        """Return whether no running step claims an object of this one, and its last failure was long enough ago."""
+        claimed = claims(step, self._around.node)
+        is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
+        return is_free and name_of(step) not in self._resting and not self._is_under_way(step)
+
+    def _end_unwanted_fetches(self, steps: list[Step]) -> None:
+        """End fetches that are no longer due, whose file goes, or whose holder is gone.
+
+        A slow copy ends too, when a worker now waits for its file. Bytes from such a holder, or of such a copy, stay:
+        the next step continues from them.
+        """
+        wanted: dict[StateKey, frozenset[str]] = {}
+        for step in steps:
+            for key, holders in fetched_by(step).items():
+                wanted[key] = wanted.get(key, frozenset()) | holders
+        due = {step for step in steps if isinstance(step, OpenData)}
+        for step, task in self._tasks.values():
+            fetched = fetched_by(step)
+            if isinstance(step, OpenData) and step not in due and not task.cancelling():
+                task.cancel()
+            if fetched and (not is_still_wanted(fetched, wanted) or stands_back(step, steps)):
+                task.cancel()
+        fetching = {key for step, _ in self._tasks.values() for key in fetched_by(step)}
+        self._keeper.abandon(self._around.store.awaited - wanted.keys() - fetching)
+
+    def _node_state(self, supervisor: Supervisor) -> NodeState:
+        self._keeper.forget_what_is_gone()
+        self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
+        self._links.look_again(supervisor.statuses)
+        self._missed = {of: places for of, places in self._missed.items() if not is_over(self._around.view, of)}
+        self._look_at_jobs()
+        return NodeState(
+            name=self._around.node,
+            incarnation=self._around.incarnation,
+            workers=supervisor.statuses,
+            held=self._around.store.contents,
+            durable=self._keeper.durable,
+            troubles=self._keeper.troubles,
+            no_access=self._keeper.access.lacking.keys(),
+            data_paths=self._data_paths,
+            in_force=self._in_force,
+            spacings=self._spacings,
+            missed=self._missed,
+            remembered=self._around.remembered(),
+            proven=self._links.proven,
+            now=time.monotonic(),
+        )
+
+    def _look_at_jobs(self) -> None:
+        """Note the plans in force of jobs that etcd has or this node remembers, and the data that they may open."""
+        jobs = self._around.view.jobs.values()
+        kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
+        self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
+        for job in jobs:
+            if job.plan is not None:
+                key = seen_key(job.name, job.uid)
+                self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
+        wanted = {job.spec.data.sha256 for job in jobs if job.spec is not None}
+        self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
+
+    def _spec(self, job: str) -> JobSpec:
+        """Return a job's spec. Raises RecoveryError when the job was removed since the step was due."""
+        view = self._around.view.jobs.get(job)
+        if view is None or view.spec is None:
+            raise RecoveryError(job, "was removed")
+        return view.spec
+
+    # --- Steps that wait --------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, step: Step, supervisor: Supervisor, conditions: list[Compare]) -> None:
+        try:
+            fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
+            await self._do(step, conditions)
+            self._failures.succeeded(name_of(step))
+        except (ConflictError, LeaseLostError):
+            self._rest(step, TRANSACTION_REST_S)
+        except Exception as error:
+            self._failed(step, error, supervisor)
+
+    def _failed(self, step: Step, error: Exception, supervisor: Supervisor) -> None:
+        name = name_of(step)
+        is_expected = isinstance(error, EXPECTED)
+        reason = str(error) if is_expected else in_one_line(error)
+        ailment = _storage_ailment(step)
+        is_outage = bool(ailment) and isinstance(error, StorageAwayError)
+        attempts, is_news = self._failures.failed(name, reason, is_outage=is_outage)
+        if is_news:
+            told = {} if is_expected else {"exc_info": error}
+            log.warning("step_failed", step=type(step).__name__, attempts=attempts, error=reason, **told)
+        if is_outage:
+            self._storage_troubles.add(ailment)
+            self._around.activities.trouble(ailment, str(error))
+        is_hopeless = isinstance(error, ConfigError | DamagedCopyError) or self._failures.charged(name) >= MAX_ATTEMPTS
+        if is_hopeless and isinstance(step, WorkersStep):
+            self._failures.start_over(name)
+            supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
+        else:
+            self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
+
+    def _forget_storage_that_answers(self, steps: list[Step]) -> None:
+        """Forget storage that answers again. While storage is away no worker runs to report it, so the node's record
+        does.
+        """
+        for ailment in self._storage_troubles - {_storage_ailment(step) for step in steps}:
+            self._around.activities.trouble(ailment, "")
+            self._storage_troubles.discard(ailment)
+
+    def _rest(self, step: Step, seconds: float) -> None:
+        def wake() -> None:
+            self._resting.discard(name_of(step))
+            self._due.set()
+
+        self._resting.add(name_of(step))
+        asyncio.get_running_loop().call_later(seconds, wake)
+
+    async def _do(self, step: Step, conditions: list[Compare]) -> None:
+        around = self._around
+        match step:
+            case OpenData():
+                data = self._spec(step.of.job).data
+                async with self._readings.telling(step.of.job, data.sha256):
+                    path = str(await around.library.open(data))
+                self._data_paths[data.sha256] = path
+            case ProveLink():
+                await self._links.prove(step)
+            case FetchState():
+                await self._keeper.fetch(step)
+            case FetchCopies():
+                await self._keeper.fetch_copies(step)
+            case CopyToCheckpoint():
+                await self._keeper.copy_to_checkpoint(step)
+            case RegisterWorker() | RegisterState() | UnregisterState() | AnswerStop():
+                await self._register(step, conditions)
+            case DeleteState():
+                await self._keeper.delete(step)
+
+    def _conditions(self, step: Step) -> list[Compare]:
+        """Require that the inputs of a record have not changed since it was decided about."""
+        if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop):
+            return []
+        view = self._around.view
+        job = view.jobs[job_of_step(step)]
+        match step:
+            case RegisterWorker():
+                leaves = ["plan" if job.plan is not None and job.plan.generation == step.of.generation else "next"]
+            case RegisterState():
+                leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
+            case UnregisterState():
+                leaves = ["plan", "next", "phase"]
+            case AnswerStop():
+                leaves = ["plan", "stop"]
+        keys = (Keys.of(job.name, leaf) for leaf in leaves)
+        return [Compare.unchanged(key, view.revision_of(key)) for key in keys]
+
+    async def _register(
+        self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop, conditions: list[Compare]
+    ) -> None:
+        """Write a record, if the plan by which it was decided is still the job's plan."""
+        around = self._around
+        key = etcd_key(step, around.node)
+        job = around.view.jobs.get(job_of_step(step))
+        if job is None or (isinstance(step, AnswerStop) and job.stop is None):
+            raise ConflictError(key, "was removed")
+        change: Put | Delete
+        match step:
+            case RegisterWorker() | RegisterState():
+                change = Put(key, encode(step.record), around.lease_id())
+            case UnregisterState():
+                change = Delete(key)
+            case AnswerStop():
+                assert job.stop is not None, "checked above"
+                change = Put(key, encode(replace(job.stop, boundary=step.boundary)))
+        self._remember(key, await around.etcd.transaction(conditions, [change]))
+        log.info("record_written", key=key)
+
+    def _remember(self, key: str, revision: int) -> None:
+        """Remember a write, so that no step follows a view that does not show it yet."""
+
+        def forget() -> None:
+            if self._written.get(key) == revision:
+                self._written.pop(key)
+                self._due.set()
+
+        self._written[key] = revision
+        asyncio.get_running_loop().call_later(WATCH_S, forget)
+
+    def _is_under_way(self, step: Step) -> bool:
+        """Return whether the watch has not yet shown our last write to the step's key."""
+        if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState):
+            return False
+        key = etcd_key(step, self._around.node)
+        return self._around.view.last_revision_of(key) < self._written.get(key, 0)
+
+
+def _storage_ailment(step: Step) -> str:
+    """Return the name of the ailment of a start's step that waits for storage; empty: it is no such step."""
+    if isinstance(step, OpenData):
+        return data_ailment(step.of.job)
+    return checkpoint_ailment(step.of.job) if isinstance(step, FetchState) and step.checkpoint_url else ""

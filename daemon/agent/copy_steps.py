@@ -1,0 +1,118 @@
+"""Finds the copies that a node fetches for other stages, and spaces out snapshots when copies lag. Pure."""
+
+from collections.abc import Iterator, Set
+from typing import Final
+
+from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
+from headway.daemon.planning.copy_places import copy_places
+from headway.daemon.records.records import CheckpointFile, Phase, PlanRecord, StagePlan
+from headway.daemon.situation.boundaries import age, holders, own_places, restorable
+from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.workers.status import JobGeneration
+
+MAX_LAG: Final = 3
+"""Number of boundaries newer than the newest restorable one, without enough copies, that spaces snapshots out."""
+
+
+def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
+    """Return, for every stage of which this node keeps copies, the oldest boundary that is neither here nor safe.
+
+    While a job recovers, the places are those of the plan that is being prepared.
+    """
+    for job in view.jobs.values():
+        yield from copy_steps_of(view, job, node)
+
+
+def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """Return the copy steps of one job."""
+    plan, spec = job.plan, job.spec
+    if plan is None or spec is None or node.is_behind(job) or view.why_set_aside(job.name):
+        return
+    newer = _not_restorable(job, view)
+    if not newer:
+        return
+    is_recovering = job.phase.phase is Phase.RECOVERING
+    coming = job.next if is_recovering and job.next is not None else plan
+    for stage_index, names in enumerate(copy_places(spec, coming, view.nodes, blocked=view.blocked)):
+        step = _oldest_missing(view, job, coming, stage_index, newer, node, is_named=node.name in names)
+        if step is not None:
+            yield step
+    yield from _spacing(job, plan, newer, node)
+
+
+def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:
+    """Return a worker's parts of a boundary: its stage's layers and, if it leads the last stage, the journal."""
+    layers = plan.stages[position].layers
+    return (*layers, JOURNAL) if plan.has_journal(position) else layers
+
+
+def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
+    """Return the boundaries newer than the newest restorable one, oldest first."""
+    safe = restorable(job, view.nodes)
+    newest = age(safe[0]) if safe else (-1, -1)
+    return [place for place in reversed(own_places(job)) if age(place) > newest]
+
+
+def _oldest_missing(
+    view: ClusterView,
+    job: JobView,
+    plan: PlanRecord,
+    stage_index: int,
+    newer: list[Place],
+    node: NodeState,
+    *,
+    is_named: bool,
+) -> FetchCopies | None:
+    """Return the oldest missing boundary. is_named: whether this node is a place for copies of the stage."""
+    lead = plan.replicas[stage_index][0]
+    missed = node.missed.get(JobGeneration(job.name, plan.generation), ())
+    for place in newer:
+        living = holders(job, place, view.nodes)
+        files = []
+        for part in _parts_to_fetch(plan, stage_index, place, node, is_named=is_named, has_missed=place[1] in missed):
+            others = living[part] - {node.name}
+            if others and StateKey(job.name, *place, part) not in node.held:
+                files.append(_copy_file(job, place, part, others, plan.stages[lead]))
+        if files:
+            return FetchCopies(job.name, plan.generation, *place, stage_index, tuple(files))
+    return None
+
+
+def _parts_to_fetch(
+    plan: PlanRecord, stage_index: int, place: Place, node: NodeState, *, is_named: bool, has_missed: bool
+) -> tuple[str, ...]:
+    """Return the parts that a place for copies does not write itself: a replica writes all of its own except the
+    journal.
+
+    A replica that could not write its snapshot, named or not, gets it from a sibling.
+    """
+    workers = plan.replicas[stage_index]
+    lead = workers[0]
+    is_replica = any(node.worker_of(plan.stages[position]) is not None for position in workers)
+    writes_it = is_replica and place[0] == plan.timeline and place[1] >= plan.boundary
+    if not is_named and not (writes_it and has_missed):
+        return ()
+    layers = plan.stages[lead].layers if has_missed or not writes_it else ()
+    return (*layers, JOURNAL) if is_named and plan.has_journal(lead) else layers
+
+
+def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:
+    found = job.holders(*place, part)
+    first = owner.node if owner.node in others else min(others)
+    same = sorted(name for name in others if found[name].checksum == found[first].checksum and name != first)
+    expected = CheckpointFile(size_bytes=found[first].size_bytes, checksum=found[first].checksum)
+    return CopyFile(part, (first, *same), expected)
+
+
+def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState) -> Iterator[Step]:
+    of = JobGeneration(job.name, plan.generation)
+    spacing = node.spacings.get(of, Spacing())
+    lagging = [place for place in newer if place[1] > spacing.boundary]
+    if len(lagging) <= MAX_LAG:
+        return
+    for stage in plan.stages:
+        worker = node.worker_of(stage)
+        if worker is not None and worker.is_up and worker.started == of and of not in worker.failures:
+            yield OrderSpaceSnapshots(worker.device_index, of, 2 * spacing.factor, newer[-1][1])

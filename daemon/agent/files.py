@@ -1,0 +1,317 @@
+"""Moves the files of a node's store: taken in from workers, fetched, copied to durable storage, deleted."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+import structlog
+
+from headway.daemon.agent.checkpoint_access import CheckpointAccess
+from headway.daemon.agent.state_steps import is_welcome
+from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
+from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError
+from headway.daemon.records.records import CheckpointFile, Save
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers
+from headway.daemon.rpc.transfer import fetch_checkpointed, fetch_from_nodes
+from headway.daemon.storage.checkpoint import copy_to_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.storage.file_threads import Beat, FileThreads
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.proto import control_pb2
+from headway.stages.errors import PeerError
+
+log = structlog.get_logger()
+
+SWEEP_PERIOD_S: Final = 60.0
+STRAY_AFTER_S: Final = 600.0
+"""An unknown file may be one that a worker is writing; after this time it is not."""
+LEFT_AFTER_S: Final = 120.0
+"""The time on timelines where no worker writes: a worker died in the middle of a file."""
+NUM_COPIES: Final = 2
+"""Number of files copied to one file system at once."""
+NUM_READS: Final = 4
+"""Number of files read from one file system at once."""
+NUM_FETCHES: Final = 4
+"""Number of awaited files requested from other nodes at once: the others follow in order."""
+NUM_AT_ONCE: Final = 2
+"""Number of files of one boundary requested at once."""
+
+
+class StateKeeper:
+    """An agent's work on files, and its knowledge of them besides the store."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        view: ClusterView,
+        store: StateStore,
+        client: NodeClient,
+        checkpoint_root: Path | None,
+        outgoing: OutgoingTransfers,
+        wrote_late: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """wrote_late(job): is called when a copy to its checkpoint folder ends after it was given up."""
+        self._node = node
+        self._view = view
+        self._store = store
+        self._client = client
+        self._checkpoint_root = checkpoint_root
+        self._outgoing = outgoing
+        self._wrote_late = wrote_late
+        self.access = CheckpointAccess(node=node, view=view, checkpoint_root=checkpoint_root)
+        self._copies = FileThreads("copies", num_at_once=NUM_COPIES)
+        self._fetches = asyncio.Semaphore(NUM_FETCHES)
+        self._reads = FileThreads("reads", num_at_once=NUM_READS)
+        self.durable: set[StateKey] = set()
+        """Held files that are in the checkpoint folder too."""
+        self.troubles: dict[StateKey, str] = {}
+        """Held files that could not be copied there, with the reason."""
+
+    # --- From workers -----------------------------------------------------------------------------------------------
+
+    def wrote(self, wrote: control_pb2.Wrote) -> str:
+        """Take in files that a worker wrote. Returns why they cannot be kept, or an empty text.
+
+        Files outside the job's own past are deleted. So is all of a snapshot for which there is no room. A stop's files
+        are kept beyond the quota: without them, the work since the last boundary is lost.
+        """
+        job = self._view.jobs.get(wrote.job)
+        timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
+        paths = [Path(file.path) for file in wrote.files]
+        if job is None or timeline is None or not is_welcome(job, timeline, wrote.boundary):
+            log.warning("state_not_wanted", job=wrote.job, generation=wrote.generation, boundary=wrote.boundary)
+            self._discard(paths)
+            return ""
+        for file in wrote.files:
+            key = StateKey(wrote.job, timeline, wrote.boundary, file.layer)
+            try:
+                self._store.adopt(
+                    key,
+                    Path(file.path),
+                    size_bytes=file.size_bytes,
+                    checksum=file.checksum,
+                    generation=wrote.generation,
+                    uid=_uid(job),
+                    has_quota=wrote.is_snapshot,
+                )
+            except RecoveryError as error:
+                if wrote.is_snapshot:
+                    keys = [StateKey(wrote.job, timeline, wrote.boundary, other.layer) for other in wrote.files]
+                    self._store.remove(self._store.forget(keys))
+                    self._discard(paths)
+                return str(error)
+        return ""
+
+    def refused_file(self, path: Path) -> None:
+        """Stop holding a file that a worker found damaged."""
+        for key, file in list(self._store.contents.items()):
+            if file.path == path:
+                log.error("damaged_file_dropped", key=str(key))
+                self._store.delete(key)
+
+    def _discard(self, paths: Iterable[Path]) -> None:
+        """Delete files that a worker wrote and nobody takes, except those that the store has."""
+        known = {file.path for file in self._store.contents.values()}
+        with contextlib.suppress(OSError):
+            self._store.remove(path for path in paths if path not in known)
+
+    # --- Steps ------------------------------------------------------------------------------------------------------
+
+    async def fetch(self, step: FetchState) -> None:
+        """Fetch one file that a worker is to load. Raises RecoveryError or ConfigError."""
+        if step.checkpoint_url:
+            await self._fetch_checkpointed(step)
+        else:
+            async with self._fetches:
+                holders = _spread(step.holders, f"{self._node}/{step.key.layer}")
+                await self._fetch_from(holders, step.key, step.expected, generation=step.of.generation)
+
+    async def _fetch_checkpointed(self, step: FetchState) -> None:
+        """Fetch from the checkpoint folder or, if this node cannot reach it, through another node."""
+        job = self._job(step.of.job)
+        try:
+            await fetch_checkpointed(
+                self._store,
+                self._reads,
+                step.key,
+                url=resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root),
+                expected=step.expected,
+                generation=step.of.generation,
+                uid=_uid(job),
+            )
+        except DamagedCopyError:
+            raise
+        except RecoveryError as error:
+            if isinstance(error, NoAccessError):
+                self.access.lacks(job.name, error)
+            others = tuple(sorted(self._view.nodes.keys() - {self._node}))
+            try:
+                await self._fetch_from(
+                    others, step.key, step.expected, generation=step.of.generation, is_forwarded=True
+                )
+            except RecoveryError as second:
+                log.warning("not_forwarded", key=str(step.key), reason=second.reason)
+                raise error from second
+
+    async def fetch_copies(self, step: FetchCopies) -> None:
+        """Fetch files of one boundary, a few at once. If one fails, its error is raised after the others are done."""
+        at_once = asyncio.Semaphore(NUM_AT_ONCE)
+        errors: list[Exception] = []
+
+        async def one(key: StateKey, holders: tuple[str, ...], expected: CheckpointFile) -> None:
+            async with at_once:
+                try:
+                    await self._fetch_from(holders, key, expected, generation=step.generation, unhurried=True)
+                except (RecoveryError, ConfigError, PeerError, OSError) as error:
+                    errors.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for key, file in zip(step.keys, step.files, strict=True):
+                if key not in self._store.contents:
+                    group.create_task(one(key, file.holders, file.expected), name=f"copy of {key}")
+        if errors:
+            raise errors[0]
+
+    async def _fetch_from(
+        self,
+        holders: tuple[str, ...],
+        key: StateKey,
+        expected: CheckpointFile,
+        *,
+        generation: int,
+        unhurried: bool = False,
+        is_forwarded: bool = False,
+    ) -> None:
+        job = self._job(key.job)
+        names = [name for name in holders if name in self._view.nodes]
+        blocked = self._view.blocked
+        reached = [name for name in names if not blocked.cannot_ask(self._node, name)]
+        if names and not reached and (relays := blocked.relays(self._node, names, self._view.nodes)):
+            # a node that reaches both this node and a holder passes the file on
+            names, is_forwarded = list(relays), True
+        elif reached:
+            names = reached
+        endpoints = [self._view.nodes[name].endpoint for name in names]
+        await fetch_from_nodes(
+            self._store,
+            self._client,
+            key,
+            endpoints=endpoints,
+            expected=expected,
+            generation=generation,
+            uid=_uid(job),
+            unhurried=unhurried,
+            is_forwarded=is_forwarded,
+        )
+
+    async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
+        """Copy one file to durable storage; an error is kept as its trouble. Raises RecoveryError, ConfigError.
+
+        Two run at once on a file system: a network is used better, and training keeps its processor.
+        """
+        key = step.key
+        job = self._job(key.job)
+        assert job.spec is not None, "a job that is known has its spec"
+        file = self._store.get(key)
+        if file is None:
+            raise RecoveryError(str(key), "is not held any more")
+        try:
+            folder = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
+            url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
+            await self._copy(file.path, url, key)
+        except Exception as error:
+            if isinstance(error, NoAccessError):
+                self.access.lacks(key.job, error)
+            self.troubles[key] = str(error)
+            raise
+        self.troubles.pop(key, None)
+        self.durable.add(key)
+
+    async def _copy(self, path: Path, url: str, key: StateKey) -> None:
+        with self._outgoing.checkpointing(lambda: self._is_stopping(key.job)) as before:
+
+            def copy(beat: Beat) -> None:
+                def step(num_bytes: int) -> None:
+                    beat()
+                    before(num_bytes)
+                    beat()
+
+                copy_to_checkpoint(path, url, key.layer, before=step, beat=beat)
+
+            await self._copies.run(url, copy, on_late=lambda: self._wrote_late(key.job))
+
+    async def delete(self, step: DeleteState) -> None:
+        """Forget files at once, and delete them in a thread: a large one takes its time."""
+        await asyncio.to_thread(self._store.remove, self._store.forget(step.keys))
+
+    def abandon(self, keys: Iterable[StateKey]) -> None:
+        """Drop the fetched bytes of these files, because they are not wanted."""
+        for key in keys:
+            self._store.abandon(key)
+
+    def forget_what_is_gone(self) -> None:
+        """Forget everything about files that are not held."""
+        held = self._store.contents.keys()
+        self.durable &= held
+        self.troubles = {key: why for key, why in self.troubles.items() if key in held}
+
+    async def sweep(self) -> None:
+        """Delete unknown files in the store's folder from time to time, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            try:
+                await self._sweep_once()
+            except OSError as error:
+                log.warning("sweep_failed", reason=str(error))
+
+    async def _sweep_once(self) -> None:
+        known, written, now = self._store.known_paths(), self._written(), time.time()
+        sweep = self._store.sweep
+        num_bytes = await asyncio.to_thread(sweep, known, older_than=now - LEFT_AFTER_S, spared=written)
+        num_bytes += await asyncio.to_thread(sweep, known, older_than=now - STRAY_AFTER_S)
+        if num_bytes:
+            log.warning("stray_files_deleted", size_bytes=num_bytes)
+
+    def _is_stopping(self, name: str) -> bool:
+        """Return whether a stop waits for a job's checkpoint, or no worker of it runs any more."""
+        job = self._view.jobs.get(name)
+        return job is None or job.plan is None or (job.stop is not None and job.stop.save is Save.CHECKPOINT)
+
+    def _written(self) -> frozenset[Path]:
+        """Return the folders of the timelines on which workers may write."""
+        return frozenset(
+            self._store.timeline_directory_of(job.name, plan.timeline)
+            for job in self._view.jobs.values()
+            for plan in (job.plan, job.next)
+            if plan is not None
+        )
+
+    def _job(self, name: str) -> JobView:
+        """Return a job. Raises RecoveryError when it was removed since the step was due."""
+        job = self._view.jobs.get(name)
+        if job is None or job.spec is None:
+            raise RecoveryError(name, "was removed")
+        return job
+
+
+def _timeline_of(job: JobView | None, generation: int) -> int | None:
+    plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
+    return next((plan.timeline for plan in plans if plan.generation == generation), None)
+
+
+def _uid(job: JobView) -> str:
+    return job.submission.uid if job.submission is not None else ""
+
+
+def _spread(holders: tuple[str, ...], reader: str) -> tuple[str, ...]:
+    """Return the holders, rotated for each reader: replicas of a stage do not all ask one holder."""
+    first = crc32(reader.encode()) % len(holders) if holders else 0
+    return holders[first:] + holders[:first]

@@ -1,0 +1,101 @@
+"""A daemon's knowledge besides the cluster's records: its workers, its files, its earlier work. A value."""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from headway.daemon.records.records import PlanRecord, StagePlan, seen_key
+from headway.daemon.storage.state_key import StateKey, StoredFile
+from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """The interval of a worker's snapshots: every factor-th, since the boundary at which that was decided."""
+
+    factor: int = 1
+    boundary: int = -1
+
+
+ProvenLink = tuple[JobGeneration, int, int, str]
+"""(plan, position of our worker, position of its neighbour, the neighbour's process)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One node, as its agent sees it."""
+
+    name: str
+    incarnation: str
+    workers: tuple[WorkerStatus, ...]
+    """Worker statuses by device index."""
+    held: Mapping[StateKey, StoredFile] = field(default_factory=dict)
+    durable: Set[StateKey] = frozenset()
+    """Held files that this daemon has copied to the checkpoint folder."""
+    troubles: Mapping[StateKey, str] = field(default_factory=dict)
+    """Reasons why a held file could not be copied there."""
+    no_access: Set[str] = frozenset()
+    """Jobs for whose checkpoint folder this node has no credentials or no package."""
+    data_paths: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of a job's data to the folder of its verified token shards."""
+    in_force: Mapping[str, int] = field(default_factory=dict)
+    """`seen_key` of a job to the highest generation seen in force: a lower one comes from a backup of etcd."""
+    spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
+    """Intervals ordered by OrderSpaceSnapshots."""
+    missed: Mapping[JobGeneration, tuple[int, ...]] = field(default_factory=dict)
+    """Newest boundaries whose snapshots this node's workers could not write."""
+    remembered: Mapping[str, int] | None = None
+    """`seen_key` of a job to the highest generation that this node has written down. Later plans are ignored: after a
+    restart, nobody would know that their number is used. None: every generation is written down.
+    """
+    proven: Set[ProvenLink] = frozenset()
+    """Links of our workers whose other ends this node has dialled."""
+    now: float = 0.0
+    """Seconds of the clock that the view was fed with."""
+
+    def worker_of(self, stage: StagePlan) -> WorkerStatus | None:
+        """Return this node's worker for a stage of a plan; None: another node's, or one of an earlier daemon."""
+        is_ours = (stage.node, stage.node_incarnation) == (self.name, self.incarnation)
+        return self.workers[stage.device_index] if is_ours and stage.device_index < len(self.workers) else None
+
+    def may_obey(self, job: JobView, plan: PlanRecord) -> bool:
+        """Return whether a plan is not older than one that was in force, and this node will remember that it saw it."""
+        known = self.remembered
+        is_remembered = known is None or plan.generation <= known.get(seen_key(job.name, job.uid), 0)
+        return is_remembered and not self.is_outdated(job, plan)
+
+    def is_outdated(self, job: JobView, plan: PlanRecord | None) -> bool:
+        """Return whether a plan is older than one that this node saw in force."""
+        return plan is not None and plan.generation < self._in_force(job)
+
+    def is_behind(self, job: JobView) -> bool:
+        """Return whether etcd's whole record of a job is older than this node's knowledge: nothing is deleted then."""
+        return _newest_generation(job) < self._in_force(job) or self.is_outdated(job, job.plan)
+
+    def held_of(self, job: str) -> dict[Place, dict[str, StoredFile]]:
+        """Return a job's files that this node holds: place to layer to file."""
+        found: dict[Place, dict[str, StoredFile]] = {}
+        for key, file in self.held.items():
+            if key.job == job:
+                found.setdefault((key.timeline, key.boundary), {})[key.layer] = file
+        return found
+
+    def _in_force(self, job: JobView) -> int:
+        return self.in_force.get(seen_key(job.name, job.uid), 0)
+
+
+def generations_seen(view: ClusterView) -> dict[str, int]:
+    """Return the highest generation that a view shows of each job.
+
+    It is kept by name, so that no number is used twice, and by submission, so that its owner is known.
+    """
+    seen = {}
+    for job in view.jobs.values():
+        known = seen[job.name] = _newest_generation(job)
+        if job.submission is not None:
+            seen[seen_key(job.name, job.uid)] = known
+    return seen
+
+
+def _newest_generation(job: JobView) -> int:
+    return max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)

@@ -1,0 +1,183 @@
+"""Decides about the files that a node holds: which it registers, which it copies, which it deletes. Pure.
+
+A file is registered before any process may rely on it, and unregistered before it is deleted.
+situation/boundaries.py decides which boundaries stay, for coordinator and nodes alike.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.steps import (
+    CopyFile,
+    CopyToCheckpoint,
+    DeleteState,
+    FetchCopies,
+    RegisterState,
+    Step,
+    UnregisterState,
+)
+from headway.daemon.records.records import CheckpointFile, PlanRecord, Save, StateFile, StateRecord
+from headway.daemon.situation.boundaries import (
+    copier,
+    due_checkpoint,
+    fewest_holders,
+    holders,
+    kept,
+    lineage_of,
+    parts_of,
+    those_without_access,
+)
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.workers.status import JobGeneration
+
+KEPT_AFTER_RESTORE_S: Final = 3600.0
+"""Time for which files of a job that etcd does not know are kept after etcd's history went back."""
+
+
+def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
+    """Return registrations, deletions and durable copies that are due."""
+    for name in sorted({key.job for key in node.held} | set(view.jobs)):
+        yield from state_steps_of(view, name, node)
+
+
+def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[Step]:
+    """Return the due steps of one job, or of files of a job that is gone."""
+    job = view.jobs.get(name)
+    if view.why_set_aside(name):
+        return  # an unreadable record: none of the job's files is deleted
+    if job is None or job.submission is None:
+        if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
+            return  # etcd may be older than the job: its administrator has time to bring the job back
+        for (timeline, boundary), files in node.held_of(name).items():
+            yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
+    elif not node.is_behind(job):
+        yield from _registrations(view, job, node)
+        yield from _durable_copies(view, job, node)
+        yield from _copies_for_others(view, job, node)
+
+
+def is_welcome(job: JobView, timeline: int, boundary: int) -> bool:
+    """Return whether a file that a worker wrote belongs to the job's own past."""
+    lineage = lineage_of(job)
+    return lineage is not None and lineage.has(timeline, boundary)
+
+
+def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    assert job.submission is not None
+    held = node.held_of(job.name)
+    of_this_job = {
+        place: {layer: file for layer, file in files.items() if file.uid == job.submission.uid}
+        for place, files in held.items()
+    }
+    told = {place: records[node.name] for place, records in job.state.items() if node.name in records}
+    shown = kept(_as_registered(job, of_this_job, node), view.nodes) - _of_its_parent(job)
+    loaded = set(_loaded(job, node))
+    journal = _last_journal(job, of_this_job)
+    for place in sorted(held.keys() | told.keys()):
+        files = of_this_job.get(place, {})
+        if place not in shown:
+            files = {JOURNAL: files[JOURNAL]} if place == journal else {}
+        staying = of_this_job.get(place, {}) if place in loaded else files
+        registered = told.get(place)
+        record = _record(job.name, place, files, node)
+        if record.files and record != registered:
+            yield RegisterState(job.name, *place, record)
+        elif not record.files and registered is not None:
+            yield UnregisterState(job.name, *place)
+        counted_on = registered.files if registered is not None else {}
+        going = tuple(sorted(held.get(place, {}).keys() - staying.keys() - counted_on.keys()))
+        if going:
+            yield DeleteState(job.name, *place, going)
+
+
+def _of_its_parent(job: JobView) -> set[Place]:
+    """Return the boundary from which a job starts when another job wrote it: loaded, but never its own past."""
+    checkpoint = job.checkpoint
+    return {(checkpoint.timeline, checkpoint.boundary)} if checkpoint is not None and checkpoint.origin_job else set()
+
+
+def _as_registered(job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState) -> JobView:
+    """Return the job as if every boundary held here were registered, with files on which nobody relies yet."""
+    empty = StateRecord(incarnation=node.incarnation, generation=0)
+    new: dict[Place, dict[str, StateRecord]] = {place: {node.name: empty} for place in held if place not in job.state}
+    return replace(job, state={**job.state, **new})
+
+
+def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeState) -> StateRecord:
+    keys = {layer: StateKey(job, *place, layer) for layer in sorted(files)}
+    return StateRecord(
+        incarnation=node.incarnation,
+        generation=max((file.generation for file in files.values()), default=0),
+        files={
+            layer: StateFile(
+                size_bytes=files[layer].size_bytes, checksum=files[layer].checksum, is_durable=key in node.durable
+            )
+            for layer, key in keys.items()
+        },
+        trouble=next((node.troubles[key] for key in keys.values() if key in node.troubles), ""),
+        lacks_access=job in node.no_access,
+    )
+
+
+def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
+    """Return the boundaries that this node's own workers still have to load, from any source."""
+    for plan in (job.plan, job.next):
+        if plan is not None and plan.source != "initial" and not _has_begun(job, plan, node):
+            yield plan.source_timeline, plan.boundary
+
+
+def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
+    of = JobGeneration(job.name, plan.generation)
+    mine = [worker for stage in plan.stages if (worker := node.worker_of(stage)) is not None]
+    return all(worker.started == of for worker in mine)
+
+
+def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Place | None:
+    """Return the newest journal of a job that has no past of its own any more, because users may request it."""
+    if lineage_of(job) is not None:
+        return None
+    return max((place for place, files in held.items() if JOURNAL in files), default=None)
+
+
+def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """Return the files that this node copies to the checkpoint folder during training. agent_orders copies a stop's
+    files.
+    """
+    place = due_checkpoint(job)
+    if place is None or not fewest_holders(job, place, view.nodes):
+        return
+    for part in parts_of(job):
+        key = StateKey(job.name, *place, part)
+        if key in node.held and key not in node.durable and copier(job, place, part, view.nodes) == node.name:
+            yield CopyToCheckpoint(key)
+
+
+def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
+    """At a stop, return the copies that this node makes for nodes without access to the checkpoint folder.
+
+    The nodes that may do it divide the parts by their order, so that each is fetched once.
+    """
+    plan, stop = job.plan, job.stop
+    if plan is None or stop is None or stop.boundary is None or stop.save is not Save.CHECKPOINT:
+        return
+    place = (plan.timeline, stop.boundary)
+    without = those_without_access(job)
+    able = sorted(view.nodes.keys() - without)
+    if not without or node.name not in able:
+        return
+    living = holders(job, place, view.nodes)
+    for number, part in enumerate(parts_of(job)):
+        told, key = job.holders(*place, part), StateKey(job.name, *place, part)
+        is_ours = bool(living[part]) and living[part] <= without | {node.name}
+        if not is_ours or able[number % len(able)] != node.name or any(file.is_durable for file in told.values()):
+            continue
+        if key in node.held:
+            yield CopyToCheckpoint(key)
+        else:
+            source = told[min(living[part])]
+            expected = CheckpointFile(size_bytes=source.size_bytes, checksum=source.checksum)
+            file = CopyFile(part, tuple(sorted(living[part])), expected)
+            yield FetchCopies(job.name, plan.generation, *place, number, (file,))

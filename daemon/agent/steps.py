@@ -1,0 +1,275 @@
+"""The steps that a daemon can take about plans: one dataclass per step. Pure; agent.py carries them out."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headway.daemon.reach.reach_target import Target
+from headway.daemon.records.records import CheckpointFile, PlanRecord, StateRecord, WorkerRecord
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.workers.status import JobGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class OpenData:
+    """Open the job's token shards on this node."""
+
+    device_index: int
+    of: JobGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPrepare:
+    """Prepare a worker for its part of a plan."""
+
+    device_index: int
+    of: JobGeneration
+    position: int
+    """Position of the worker in the plan."""
+    plan: PlanRecord
+    data_path: str
+    """Folder of the token shards; empty except on the first stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProveLink:
+    """Dial a worker with which one of ours will have a link, before the plan comes into force."""
+
+    of: JobGeneration
+    position: int
+    """Position of this node's worker in the plan."""
+    other: int
+    """Position of its neighbour."""
+    target: Target
+    """Address where the neighbour listens."""
+
+
+class SourceKind(StrEnum):
+    """Kinds of sources from which a worker loads a layer."""
+
+    LIVE = "live"
+    INITIAL = "initial"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One layer's source; `path` is empty unless it is a file."""
+
+    layer: str
+    kind: SourceKind
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another worker of the plan with a link: of the stage before or after, or of the worker's own stage."""
+
+    position: int
+    address: str
+    incarnation: str
+    is_collective: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """All workers with which a worker has a link."""
+
+    upstream: tuple[Neighbour, ...] = ()
+    """Workers of the earlier stage that share a reduction group with it."""
+    downstream: tuple[Neighbour, ...] = ()
+    siblings: tuple[Neighbour, ...] = ()
+    """Other replicas of its stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStart:
+    """Start a worker's computation at the plan's boundary."""
+
+    device_index: int
+    of: JobGeneration
+    position: int
+    plan: PlanRecord
+    sources: tuple[Source, ...]
+    neighbours: Neighbours
+    takes_snapshots: bool = True
+    """False if another replica of the stage on this node takes the snapshots."""
+    source_job: str = ""
+    """Job that wrote the sources' files; empty: the job itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderChooseStop:
+    """Ask the worker that leads the first stage to choose the stop boundary."""
+
+    device_index: int
+    of: JobGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStop:
+    """Fill in the boundary that the worker of position 0 chose."""
+
+    of: JobGeneration
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStopAt:
+    """Tell a worker its stop boundary."""
+
+    device_index: int
+    of: JobGeneration
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderWrite:
+    """Let a worker that stands at a boundary write layers into the store."""
+
+    device_index: int
+    of: JobGeneration
+    timeline: int
+    boundary: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSpaceSnapshots:
+    """Let a worker take only every factor-th periodic snapshot, because copies do not keep up."""
+
+    device_index: int
+    of: JobGeneration
+    factor: int
+    boundary: int
+    """Newest boundary at the time of the decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToCheckpoint:
+    """Copy a held file to the job's checkpoint folder."""
+
+    key: StateKey
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Bring a file into the store that a worker is to load, from another node or from a checkpoint."""
+
+    device_index: int
+    of: JobGeneration
+    key: StateKey
+    holders: tuple[str, ...]
+    """Nodes that have the file."""
+    checkpoint_url: str
+    """Folder of the boundary in durable storage, or empty."""
+    expected: CheckpointFile
+    """Size and hash of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """One file that another node has and this one should have too."""
+
+    layer: str
+    holders: tuple[str, ...]
+    """Nodes that have the file, the one to ask first in front."""
+    expected: CheckpointFile
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCopies:
+    """Bring copies of a stage's files of one boundary into the store, so that they survive their owner."""
+
+    job: str
+    generation: int
+    timeline: int
+    boundary: int
+    stage_index: int
+    files: tuple[CopyFile, ...]
+
+    @property
+    def keys(self) -> tuple[StateKey, ...]:
+        """Keys of the files to fetch."""
+        return tuple(StateKey(self.job, self.timeline, self.boundary, file.layer) for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRelease:
+    """Let a worker forget a job."""
+
+    device_index: int
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorker:
+    """Record a worker's progress in etcd."""
+
+    of: JobGeneration
+    position: int
+    record: WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterState:
+    """Record in etcd which files of a boundary this node holds."""
+
+    job: str
+    timeline: int
+    boundary: int
+    record: StateRecord
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterState:
+    """Record in etcd that this node no longer holds files of a boundary, before they are deleted."""
+
+    job: str
+    timeline: int
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteState:
+    """Delete files of a boundary that nobody needs."""
+
+    job: str
+    timeline: int
+    boundary: int
+    layers: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[StateKey, ...]:
+        """Keys of the files to delete."""
+        return tuple(StateKey(self.job, self.timeline, self.boundary, layer) for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Give up a worker's part of a generation, because something that should exist is missing."""
+
+    device_index: int
+    of: JobGeneration
+    reason: str
+
+
+Step = (
+    OpenData
+    | OrderPrepare
+    | ProveLink
+    | OrderStart
+    | OrderChooseStop
+    | AnswerStop
+    | OrderStopAt
+    | OrderWrite
+    | OrderSpaceSnapshots
+    | CopyToCheckpoint
+    | FetchState
+    | FetchCopies
+    | OrderRelease
+    | RegisterWorker
+    | RegisterState
+    | UnregisterState
+    | DeleteState
+    | GiveUp
+)

@@ -1,0 +1,1 @@
+"""What a node deletes once a day because nobody uses it any more."""

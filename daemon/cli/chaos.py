@@ -1,0 +1,164 @@
+"""`headway chaos`: break a cluster on purpose, and see whether it holds."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.daemon.chaos.fault_schedule import (
+    DEFAULT_KINDS,
+    fault_schedule,
+    parse_duration,
+    parse_kinds,
+    parse_rate,
+)
+from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from headway.daemon.chaos.injector import Injector
+    from headway.daemon.chaos.targets import LocalTargets
+    from headway.daemon.chaos.verdict import Blow
+    from headway.daemon.client.cluster_access import ClusterAddress
+    from headway.daemon.view.cluster_view import ClusterView
+
+EXIT_NOT_HELD = 4
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(chaos)
+
+
+def chaos(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; not needed when one is active.")] = None,
+    faults: Annotated[
+        str, typer.Option(help="Kinds, separated by commas; docs/robustness.md has the catalogue.")
+    ] = ",".join(DEFAULT_KINDS),
+    rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min",
+    for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m",
+    seed: Annotated[int, typer.Option(help="Seed of the schedule: equal seed and options give equal strikes.")] = 0,
+    nodes: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    longest: Annotated[str, typer.Option(help="Maximum duration of a pause or a slow phase.")] = "8s",
+    yes: Annotated[bool, typer.Option("--yes", help="Strike at a cluster on other machines without asking.")] = False,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> int:
+    """Strike at a running job, reproducibly, and say whether it recovers: exit code 0, or 4.
+
+    Every fault works on a cluster of `headway up`. On any other cluster, only faults that need nothing but etcd work:
+    lease-loss, leader-loss, drain. Ctrl-C resumes every process that was stopped.
+
+    \b
+    headway chaos --faults kill,pause,corrupt --rate 6/min --for 2m --seed 1
+    """
+    from headway.daemon.client.cluster_access import find_cluster
+    from headway.daemon.local.interrupts import run_interruptible
+
+    kinds = parse_kinds(faults)
+    duration_s = parse_duration(for_)
+    strikes = fault_schedule(
+        seed=seed,
+        kinds=kinds,
+        rate_per_minute=parse_rate(rate),
+        duration_s=duration_s,
+        longest_s=parse_duration(longest),
+    )
+    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    if address.state_dir is None and not yes:
+        typer.confirm(f"strike {len(strikes)} times at the cluster of etcd {', '.join(address.etcd)}?", abort=True)
+    only = tuple(filter(None, (name.strip() for name in nodes.split(","))))
+
+    async def main(_force: "asyncio.Event") -> int:
+        import asyncio
+
+        from headway.daemon.chaos.campaign import Campaign, choose_job
+        from headway.daemon.chaos.injector import Injector
+        from headway.daemon.chaos.verdict import judge, table
+        from headway.daemon.client.cluster_access import ClusterSession
+        from headway.daemon.client.job_requests import node_of
+
+        targets = _targets(address)
+        async with ClusterSession(address) as session:
+            view = await session.view()
+            name = choose_job(view, job)
+            for node in only:
+                node_of(view, node)
+            async with Injector(session, targets=targets, job=name, nodes=only) as injector:
+                injector.refuse(kinds)
+                if not as_json:
+                    say(f"seed {seed}: {len(strikes)} faults within {duration_s:g} s, on job {name}")
+                tell = _silent if as_json else _tell
+                campaign = Campaign(session, injector, job=name, strikes=strikes, tell=tell)
+                drawing = asyncio.create_task(_draw(injector, duration_s, is_shown=not as_json))
+                try:
+                    watcher = await campaign.run()
+                finally:
+                    drawing.cancel()
+                    await asyncio.wait({drawing})
+            breaches = _breaches(targets, name, campaign.view) if targets is not None else None
+        verdict = judge(watcher, breaches=breaches)
+        if as_json:
+            said = {"seed": seed, "job": name, "passed": verdict.is_passed, "reasons": verdict.reasons}
+            say_json(said | {"faults": watcher.blows})
+        else:
+            say("\n".join(["", *table(watcher.blows), "", "held" if verdict.is_passed else "NOT HELD"]))
+            say("\n".join(f"  {reason}" for reason in verdict.reasons))
+        return 0 if verdict.is_passed else EXIT_NOT_HELD
+
+    return run_interruptible(main, on_first=lambda: _note("resuming what was stopped\n"))
+
+
+def _targets(address: "ClusterAddress") -> "LocalTargets | None":
+    """Return the processes of a local cluster; None for a cluster on other machines."""
+    from headway.daemon.chaos.targets import LocalTargets
+
+    return LocalTargets.of(address.state_dir) if address.state_dir is not None else None
+
+
+def _breaches(targets: "LocalTargets", job: str, view: "ClusterView") -> tuple[str, ...] | None:
+    """Return the rules that the job's history breaks; None if no history was recorded."""
+    from headway.daemon.chaos.checker import check
+    from headway.daemon.chaos.read_history import read_history
+
+    folders, found = targets.history_folders(), view.jobs.get(job)
+    if not folders or found is None or found.spec is None:
+        return None
+    return check(read_history(folders, job), found.spec)
+
+
+def _tell(what: str, blow: "Blow") -> None:
+    at = f"{blow.at_s:7.1f} s  {blow.number:3d} {blow.kind}"
+    if what == "struck":
+        say(f"{at}: {blow.target}")
+        return
+    how = "the generation continued" if blow.new_generation is None else f"generation {blow.new_generation}"
+    say(f"{at}: progress again after {blow.recovery_s:.2f} s, {how}, {blow.recomputed} batches recomputed")
+
+
+def _silent(_what: str, _blow: "Blow") -> None:
+    return
+
+
+async def _draw(injector: "Injector", duration_s: float, *, is_shown: bool) -> None:
+    """Draw a progress bar on stderr until cancelled, if stderr is a terminal."""
+    import asyncio
+
+    if not is_shown or not sys.stderr.isatty():
+        return
+    from rich.progress import Progress
+
+    from headway.daemon.terminal import console
+
+    with Progress(console=console(sys.stderr), transient=True) as progress:
+        bar = progress.add_task("striking", total=duration_s)
+        while True:
+            progress.update(bar, completed=min(duration_s, injector.now_s))
+            await asyncio.sleep(0.5)
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(text)

@@ -1,0 +1,76 @@
+"""Commands about data."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.daemon.cli.options import AsJson, OutDir, say, say_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    data_app = typer.Typer(help="Make token shards.", no_args_is_help=True)
+    data_app.callback()(_data)
+    data_app.command()(prepare)
+    app.add_typer(data_app, name="data")
+
+
+def _data() -> None:
+    """Make token shards."""
+
+
+def prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…", help="Text, .jsonl, .parquet or .arrow files, folders, or hf:NAME.", show_default=False
+        ),
+    ],
+    out: OutDir,
+    tokenizer: Annotated[str, typer.Option(help="`bytes`, or a `tokenizers` JSON file.")] = "bytes",
+    field: Annotated[str, typer.Option(help="The text's column in .jsonl, .parquet and data sets.")] = "text",
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None,
+    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    end_of_text: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKEN", help="Token after each document, instead of the tokenizer's own.", show_default=False
+        ),
+    ] = "",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens; 0: all.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a folder of token shards, for [data] source.
+
+    \b
+    headway data prepare books/ --out data/books
+    headway data prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer tokenizer.json --out data/fineweb
+    """
+    from headway.daemon.data.prepare import prepare as prepare_data
+    from headway.daemon.data.text_check import doubts
+    from headway.daemon.terminal import console
+
+    def warn(text: str) -> None:
+        sys.stderr.write(f"headway: {text}\n")
+
+    for doubt in doubts(sources):
+        warn(doubt)
+    screen = console(sys.stderr)
+    index = prepare_data(
+        sources,
+        Path(out),
+        tokenizer=tokenizer,
+        field=field,
+        config=config,
+        split=split,
+        max_tokens=max_tokens,
+        end_of_text=end_of_text,
+        warn=warn,
+        console=screen if screen.is_terminal else None,
+    )
+    if as_json:
+        say_json({"out": str(out), "tokens": index.num_tokens, "vocab_size": index.vocab_size, "sha256": index.sha256})
+    else:
+        say(f"{out}: {index.num_tokens:,} tokens of a vocabulary of {index.vocab_size}, SHA-256 {index.sha256}")

@@ -1,0 +1,170 @@
+"""Commands that bring their own cluster, or none: demo, run, up, reference."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from headway.daemon.cli.options import AsJson, EtcdBinary, JobFile, LinkKind, OutDir, say
+
+if TYPE_CHECKING:
+    import asyncio
+
+NumNodes = Annotated[int, typer.Option("--nodes", min=1, help="Number of daemons to start.")]
+StateDir = Annotated[
+    Path | None, typer.Option(help="Folder of etcd's data and the checkpoints (DIR/state).", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(demo)
+    app.command()(run)
+    app.command()(up)
+    app.command()(reference)
+
+
+def demo(
+    out: OutDir = Path("demo-run"),
+    job: Annotated[
+        Path | None, typer.Option(help="Job file to use instead of the demo's own.", show_default=False)
+    ] = None,
+    etcd_binary: EtcdBinary = None,
+) -> int:
+    """Watch three nodes train a small model while a fourth joins half way; takes two to three minutes.
+
+    \b
+    headway demo --out demo-run
+    """
+    from headway.daemon.local.demo import run_demo
+    from headway.daemon.local.interrupts import run_interruptible
+
+    return run_interruptible(
+        lambda force: run_demo(out, job_file=job, force=force, etcd_binary=etcd_binary), on_first=_say_stopping
+    )
+
+
+def run(
+    job: JobFile,
+    out: OutDir,
+    nodes: NumNodes = 1,
+    link: LinkKind = None,
+    state_dir: StateDir = None,
+    etcd_binary: EtcdBinary = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train one job in a cluster of its own: DIR/metrics.jsonl and DIR/model.
+
+    After Ctrl-C, the command continues where it stopped if it is given its old folder.
+
+    \b
+    headway run docs/jobs/demo.toml --nodes 2 --out runs/first
+    """
+    from headway.daemon.local.interrupts import run_interruptible
+    from headway.daemon.local.run import run_job
+    from headway.daemon.reports.watch_view import open_display
+
+    async def main(force: "asyncio.Event") -> int:
+        _say_starting(nodes)
+        await run_job(
+            job,
+            num_nodes=nodes,
+            link=link,
+            out=out,
+            state_dir=state_dir,
+            display=open_display(as_json=as_json),
+            force=force,
+            etcd_binary=etcd_binary,
+        )
+        if not as_json:
+            say(f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model")
+        return 0
+
+    return run_interruptible(main, on_first=_say_stopping)
+
+
+def up(
+    nodes: NumNodes = 3,
+    state_dir: Annotated[Path, typer.Option(help="Folder of etcd's data and the checkpoints.")] = Path(".headway"),
+    etcd_binary: EtcdBinary = None,
+    etcd_port: Annotated[int, typer.Option(help="etcd's port for clients; 0 takes a free port.", min=0, max=65535)] = 0,
+) -> int:
+    """Start etcd and daemons on this machine, until Ctrl-C.
+
+    Ctrl-C first saves every job in a checkpoint; the next `up` on this state folder continues the jobs. A second
+    Ctrl-C does not wait for the checkpoints. The exit code is 0 if every job was saved, otherwise 130.
+
+    With HEADWAY_METRICS_LISTEN=HOST:PORT each daemon serves metrics at its own port, from PORT upwards.
+
+    \b
+    headway up --nodes 3
+    """
+    from headway.daemon.local.cluster import LocalCluster
+    from headway.daemon.local.interrupts import run_interruptible
+
+    clusters: list[LocalCluster] = []
+
+    async def main(force: "asyncio.Event") -> int:
+        _say_starting(nodes)
+        cluster = LocalCluster(
+            state_dir,
+            num_nodes=nodes,
+            etcd_binary=etcd_binary,
+            etcd_port=etcd_port,
+            force=force,
+            on_trouble=lambda text: typer.echo(f"warning: {text}", err=True),
+        )
+        clusters.append(cluster)
+        async with cluster:
+            up = sum(node.process.poll() is None for node in cluster.nodes)
+            count = f"{up} nodes are" if up > 1 else "1 node is"
+            say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
+            option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
+            say(f"in another terminal, in this folder: headway submit JOB.toml{option}")
+            if cluster.etcd_remark:
+                say(cluster.etcd_remark)
+            for name, listen in cluster.metrics.items():
+                say(f"metrics of {name}: http://{listen}/metrics")
+            say("Ctrl-C here saves every job and stops")
+            await cluster.guard()
+        return 0
+
+    def has_ended_well() -> bool:
+        return all(cluster.has_ended_well for cluster in clusters)
+
+    return run_interruptible(main, on_first=_say_stopping, has_ended_well=has_ended_well)
+
+
+def reference(
+    job: JobFile,
+    out: OutDir,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if the machine has it.")] = "auto",
+    coded_cuts: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYERS", help="With wire compression: the layers at which coded links end, as in status --json."
+        ),
+    ] = "",
+) -> None:
+    """Train a job in one plain loop: no pipeline, no etcd. The oracle that every run equals bit for bit.
+
+    \b
+    headway reference docs/jobs/demo.toml --out runs/plain
+    headway reference far.toml --out runs/plain --coded-cuts block.3,block.6
+    """
+    from headway.daemon.reference.run import run_reference
+    from headway.daemon.terminal import behind
+
+    cuts = [layer.strip() for layer in coded_cuts.split(",") if layer.strip()]
+    progress = behind(sys.stderr) if sys.stderr.isatty() else None
+    say(run_reference(job, out, device=device, coded_cuts=cuts, progress=progress))
+
+
+def _say_starting(nodes: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"starting etcd and {nodes} node{'s' * (nodes != 1)}\n")
+
+
+def _say_stopping() -> None:
+    sys.stderr.write("stopping; saving jobs first (Ctrl-C again stops at once)\n")

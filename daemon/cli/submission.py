@@ -1,0 +1,148 @@
+"""Commands that start a job, and that list the checkpoints from which it could start."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, JobName, LinkKind, say, say_json, with_cluster
+
+if TYPE_CHECKING:
+    from headway.daemon.client.checkpoint_folder import FoundCheckpoint
+    from headway.daemon.client.cluster_access import ClusterSession
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(submit)
+    app.command()(checkpoints)
+
+
+def submit(
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB.toml]", help="A job file; docs/jobs/reference.toml has every key."),
+    ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Start from this checkpoint, or from the newest of a job's folder. Without JOB.toml: its own job.",
+            show_default=False,
+        ),
+    ] = None,
+    link: LinkKind = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=-10, max=10, help="Priority in the queue; overrides the job file.", show_default=False),
+    ] = None,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a job in the queue: a new job, a job that continues from a checkpoint, or both.
+
+    \b
+    headway submit my-job.toml
+    headway submit --from /mnt/checkpoints/my-job          that job, in a cluster that has lost everything else
+    headway submit next.toml --from /mnt/checkpoints/my-job
+    """
+    from headway.daemon.client import checkpoint_folder
+    from headway.daemon.client.folder_access import folder_access
+    from headway.daemon.client.job_requests import submit as submit_job
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.jobs.job_file import read_job
+    from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
+    from headway.daemon.reports.safety_report import why_unprotected
+
+    if job is None and origin is None:
+        raise ConfigError("name a job file, or a checkpoint with --from", "submit")
+    manifest = checkpoint_folder.read_checkpoint(origin) if origin is not None else None
+    if job is not None:
+        spec, source = read_job(job), job
+    else:
+        assert manifest is not None
+        spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{checkpoint_folder.MANIFEST}")
+    spec = spec.with_link(link).with_priority(priority)
+    if manifest is not None:
+        checkpoint_folder.check_fits(spec, manifest, str(source))
+
+    async def work(session: "ClusterSession") -> None:
+        view = await session.view()
+        kinds = {device.kind for node in view.nodes.values() for device in node.devices}
+        resolved = resolve_job(spec, job_file=source, device_kinds=kinds, cache_dir=default_cache_dir())
+        are_nodes_asked = session.identity is not None
+        root = session.address.state_dir
+        check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)
+        access = await folder_access(session, view, resolved.fault.checkpoint_dir)
+        access.check(f"{source}:fault.checkpoint_dir")
+        name = spec.job.name
+        if manifest is None:
+            await submit_job(session, resolved)
+        else:
+            first = checkpoint_folder.begin_with(manifest)
+            await submit_job(session, resolved, checkpoint=first, generation=manifest.generation)
+        warning = why_unprotected(resolved, view.nodes)
+        if as_json:
+            boundary = manifest.checkpoint.boundary if manifest is not None else 0
+            parent = manifest.job if manifest is not None else ""
+            told = {"job": name, "boundary": boundary, "from": parent, "unprotected": warning}
+            say_json({**told, "warnings": access.warnings})
+            return
+        begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
+        say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
+        if warning:
+            sys.stderr.write(f"headway: {name} is unprotected: {warning}\n")
+        for line in access.warnings:
+            sys.stderr.write(f"headway: {line}\n")
+
+    with_cluster(etcd, certs, cluster, work)
+
+
+def checkpoints(
+    job: JobName,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--in", metavar="CHECKPOINT_DIR", help="Look in this folder, and ask no cluster.", show_default=False
+        ),
+    ] = None,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """List a job's checkpoints, oldest first. A checkpoint without its manifest is incomplete and cannot be used.
+
+    \b
+    headway checkpoints my-job
+    headway checkpoints my-job --in s3://bucket/checkpoints
+    """
+    from headway.daemon.client.checkpoint_folder import list_checkpoints
+    from headway.daemon.client.job_requests import find_job
+    from headway.daemon.storage.checkpoint import resolve_checkpoint_dir
+
+    async def work(session: "ClusterSession") -> str:
+        found = await find_job(session, job)
+        assert found.spec is not None
+        return resolve_checkpoint_dir(found.spec.fault.checkpoint_dir, session.address.state_dir)
+
+    base = folder.rstrip("/") if folder else with_cluster(etcd, certs, cluster, work)
+    found = list_checkpoints(f"{base}/{job}")
+    if as_json:
+        say_json(found)
+        return
+    for line in [_line(entry) for entry in found] or [f"{job}: no checkpoint yet"]:
+        say(line)
+
+
+def _line(entry: "FoundCheckpoint") -> str:
+    from headway.daemon.reports.moments import date_and_time
+
+    moment = date_and_time(entry.written_at) if entry.written_at else "?"
+    size = f"{entry.size_bytes / 1e6:,.1f} MB"
+    state = "complete" if entry.is_complete else "incomplete"
+    return f"boundary {entry.boundary}  timeline {entry.timeline}  {moment}  {size}  {state}  {entry.url}"

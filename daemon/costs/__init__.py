@@ -1,0 +1,1 @@
+"""What computing and sending cost on this cluster: layers, stages, connections, distance."""

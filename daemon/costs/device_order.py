@@ -1,0 +1,297 @@
+"""Lists the orders in which devices could form a pipeline: all if they are few, else good ones with sites together.
+Pure.
+
+Devices that are alike in all that matters to a plan are interchangeable. So only orders of kinds are tried, and each
+kind's places go to the devices that already hold the layers.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Final
+
+from headway.daemon.records.records import Device, NodeRecord, StagePlan
+
+MAX_ORDERS: Final = 120
+"""Maximum number of orders that are all tried."""
+MAX_REARRANGING: Final = 2000
+"""Maximum number of steps in the search for an order whose neighbours can talk."""
+
+
+def natural(name: str) -> tuple[str | int, ...]:
+    """Sort key that puts node-10 after node-2."""
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One device of one node, with room for one worker."""
+
+    node: str
+    incarnation: str
+    site: str
+    device: Device
+    host_memory_bytes: int
+    """The device's part of the node's memory, which all devices of the node share."""
+    arithmetic_class: str
+    is_only_one: bool
+    """True if the node has no other device."""
+
+    @classmethod
+    def of(cls, node: NodeRecord, position: int) -> "Seat":
+        """Return the node's device at a position of its list."""
+        return cls(
+            node=node.name,
+            incarnation=node.incarnation,
+            site=node.site,
+            device=node.devices[position],
+            host_memory_bytes=node.memory_bytes // len(node.devices),
+            arithmetic_class=node.arithmetic_class,
+            is_only_one=len(node.devices) == 1,
+        )
+
+
+Kind = tuple[str, str, str, float, int, int, str, tuple[float, ...]]
+"""(site, node if it is one of its kind, device kind, speed, device bytes, host bytes, arithmetic class, measured)"""
+
+
+class Kinds:
+    """Groups seats that can change places without any effect on a plan."""
+
+    def __init__(
+        self,
+        pace_of: Callable[[Seat], tuple[float, ...]] | None = None,
+        *,
+        distinct_nodes: frozenset[str] = frozenset(),
+        blocked: frozenset[tuple[str, str]] = frozenset(),
+    ) -> None:
+        """pace_of: measured times of a device, beyond its speed. distinct_nodes: nodes whose links are measured.
+
+        blocked: pairs of nodes that cannot talk.
+        """
+        self._pace_of = pace_of
+        self._distinct_nodes = distinct_nodes
+        self._blocked: dict[str, str] = {}
+        for name in sorted({node for pair in blocked for node in pair}):
+            others = {other for pair in blocked if name in pair for other in pair if other != name or len({*pair}) == 1}
+            self._blocked[name] = "!" + ",".join(sorted(others))
+
+    def of(self, seat: Seat) -> Kind:
+        """Return the kind of a seat: seats of one kind are alike in all that matters."""
+        device = seat.device
+        is_alike = seat.is_only_one and seat.node not in self._distinct_nodes
+        return (
+            seat.site,
+            self._blocked.get(seat.node, "") if is_alike else seat.node,
+            device.kind,
+            self.speed(seat),
+            device.memory_bytes,
+            seat.host_memory_bytes,
+            seat.arithmetic_class,
+            self._pace_of(seat) if self._pace_of else (),
+        )
+
+    def speed(self, seat: Seat) -> float:
+        """Return the relative speed, from measured times if they exist."""
+        return 1.0 / sum(self._pace_of(seat)[::2]) if self._pace_of else seat.device.speed
+
+
+CanTalk = Callable[[Seat, Seat], bool]
+
+
+def orders(
+    seats: tuple[Seat, ...],
+    *,
+    lengths: Iterable[int],
+    kinds: Kinds | None = None,
+    previous: tuple[StagePlan, ...] = (),
+    can_talk: CanTalk | None = None,
+) -> Iterator[tuple[Seat, ...]]:
+    """Return orders of `length` seats, in a deterministic sequence.
+
+    If there are few, these are all orders. Those in which each site's seats are together come first, because the first
+    of equals is taken. Otherwise these are all orders with sites together, or good ones of them. can_talk: good orders
+    are rearranged so that neighbours can talk.
+    """
+    kinds = kinds or Kinds()
+    counts = Counter(map(kinds.of, seats))
+    for length in lengths:
+        found = list(islice(_kind_orders(counts, length), MAX_ORDERS + 1))
+        is_choice = len(found) > MAX_ORDERS
+        if is_choice:
+            found = _good_orders(seats, length, kinds)
+        else:
+            mixed = list(islice(_kind_orders(counts, length, sites_together=False), MAX_ORDERS + 1))
+            if len(mixed) <= MAX_ORDERS:
+                found = list(dict.fromkeys([*found, *mixed]))
+        for order in found:
+            seated = _seated(order, seats, previous, kinds)
+            yield seated if can_talk is None or not is_choice else rearranged(seated, can_talk)
+
+
+def rearranged(order: tuple[Seat, ...], can_talk: CanTalk) -> tuple[Seat, ...]:
+    """Return the seats with neighbours that can talk, as near to their order as possible; unchanged if no such order is
+    found.
+
+    The search is depth first: at each place it takes the earliest seat that can talk to the one before.
+    """
+    steps = 0
+
+    def extend(placed: tuple[Seat, ...], left: tuple[Seat, ...]) -> tuple[Seat, ...] | None:
+        nonlocal steps
+        steps += 1
+        if not left:
+            return placed
+        for index, seat in enumerate(left):
+            if steps > MAX_REARRANGING:
+                return None
+            if not placed or can_talk(placed[-1], seat):
+                found = extend((*placed, seat), left[:index] + left[index + 1 :])
+                if found is not None:
+                    return found
+        return None
+
+    is_fine = all(can_talk(one, other) for one, other in pairwise(order))
+    return order if is_fine else extend((), order) or order
+
+
+def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = True) -> Iterator[tuple[Kind, ...]]:
+    """Yield all different sequences of kinds, in order of kinds."""
+
+    def extend(order: tuple[Kind, ...], closed: frozenset[str]) -> Iterator[tuple[Kind, ...]]:
+        if len(order) == length:
+            yield order
+            return
+        for kind in sorted(counts):
+            if counts[kind] == 0 or kind[0] in closed:
+                continue
+            leaves_site = sites_together and bool(order) and order[-1][0] != kind[0]
+            counts[kind] -= 1
+            yield from extend((*order, kind), closed | {order[-1][0]} if leaves_site else closed)
+            counts[kind] += 1
+
+    yield from extend((), frozenset())
+
+
+def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
+    """Yield good orders of many seats: sites by total speed, devices within by memory or speed, and every rotation.
+
+    The first stages hold most microbatches in flight, so one candidate puts the largest memory first.
+    """
+    totals: dict[str, float] = {}
+    for seat in seats:
+        totals[seat.site] = totals.get(seat.site, 0.0) + kinds.speed(seat)
+    by_speed = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -kinds.speed(seat), kinds.of(seat)))
+    chosen = by_speed[:length]
+    fastest = sorted(seats, key=lambda seat: (-kinds.speed(seat), -totals[seat.site], kinds.of(seat)))[:length]
+    found: dict[tuple[Kind, ...], None] = {}
+    for picked in (chosen, fastest):
+        for by_memory in (True, False):
+            grouped = sorted(
+                picked,
+                key=lambda seat, by_memory=by_memory: (  # type: ignore[misc]
+                    -totals[seat.site],
+                    seat.site,
+                    -(seat.device.memory_bytes if by_memory else kinds.speed(seat)),
+                    kinds.of(seat),
+                ),
+            )
+            found[tuple(map(kinds.of, grouped))] = None
+            found[tuple(map(kinds.of, reversed(grouped)))] = None
+            for swap in range(length - 1):
+                swapped = list(grouped)
+                swapped[swap], swapped[swap + 1] = swapped[swap + 1], swapped[swap]
+                if swapped[swap].site == swapped[swap + 1].site:
+                    found[tuple(map(kinds.of, swapped))] = None
+    return list(found)
+
+
+def long_orders(
+    seats: tuple[Seat, ...],
+    length: int,
+    kinds: Kinds,
+    previous: tuple[StagePlan, ...] = (),
+    *,
+    is_short: bool = False,
+    can_talk: CanTalk | None = None,
+) -> Iterator[tuple[Seat, ...]]:
+    """Return a few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
+
+    Inside a site, devices of one arithmetic class are together, because only they can be replicas of one stage. Equal
+    devices next to each other share groups evenly. Unequal ones next to each other fill what is left of a layer.
+    """
+    totals: dict[str, float] = {}
+    for seat in seats:
+        totals[seat.site] = totals.get(seat.site, 0.0) + kinds.speed(seat)
+    by_speed = sorted(seats, key=lambda seat: (-kinds.speed(seat), kinds.of(seat)))
+    by_site = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -kinds.speed(seat), kinds.of(seat)))
+    seen: set[tuple[Kind, ...]] = set()
+    for picked in (by_speed[:length], by_site[:length]):
+        sites = sorted({seat.site for seat in picked}, key=lambda site: (-totals[site], site))
+        groups = [
+            [seat for seat in picked if (seat.site, seat.arithmetic_class) == (site, name)]
+            for site in sites
+            for name in sorted({seat.arithmetic_class for seat in picked if seat.site == site})
+        ]
+        for arrange in _ARRANGEMENTS[: 2 if is_short else None]:
+            order = tuple(kinds.of(seat) for group in groups for seat in arrange(group))
+            for each in (order, order[::-1]):
+                if each not in seen:
+                    seen.add(each)
+                    seated = _seated(each, seats, previous, kinds)
+                    yield seated if can_talk is None else rearranged(seated, can_talk)
+
+
+def _fastest_first(group: list[Seat]) -> list[Seat]:
+    """Return the seats from fast to slow."""
+    return group
+
+
+def _fast_with_slow(group: list[Seat]) -> list[Seat]:
+    """Return the fastest, the slowest, the second, the second slowest, …"""
+    half = (len(group) + 1) // 2
+    mixed = [seat for pair in zip(group[:half], group[: half - 1 : -1], strict=False) for seat in pair]
+    return mixed + group[len(mixed) // 2 : half]
+
+
+def _most_memory_first(group: list[Seat]) -> list[Seat]:
+    """Return the seats by memory, because the first stages hold most microbatches in flight."""
+    return sorted(group, key=lambda seat: -seat.device.memory_bytes)
+
+
+def _every_third(group: list[Seat]) -> list[Seat]:
+    """Return three series from fast to slow."""
+    return [seat for first in range(3) for seat in group[first::3]]
+
+
+_ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _every_third)
+
+
+def _seated(
+    order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...], kinds: Kinds
+) -> tuple[Seat, ...]:
+    """Return seats for an order of kinds: those of the previous plan first and in its order, then by name.
+
+    If the order is as long as the previous plan, old seats keep their places, and new ones take the vacant places.
+    """
+    rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
+    by_rank = sorted(
+        seats,
+        key=lambda seat: (rank.get(_key(seat), len(previous)), natural(seat.node), seat.device.index),
+    )
+    staying: dict[int, Seat] = {}
+    if len(order) == len(previous):
+        staying = {rank[_key(seat)]: seat for seat in by_rank if _key(seat) in rank}
+        staying = {index: seat for index, seat in staying.items() if kinds.of(seat) == order[index]}
+    kept = set(map(_key, staying.values()))
+    free: dict[Kind, list[Seat]] = {}
+    for seat in by_rank:
+        if _key(seat) not in kept:
+            free.setdefault(kinds.of(seat), []).append(seat)
+    return tuple(staying.get(index) or free[kind].pop(0) for index, kind in enumerate(order))
+
+
+def _key(seat: Seat) -> tuple[str, str, int]:
+    return seat.node, seat.incarnation, seat.device.index

@@ -1,0 +1,212 @@
+"""Estimates a layer's floating-point operations, and its bytes on the device, from the job alone. Pure.
+
+Matrix products are counted exactly (2 operations per multiply-add, backward twice forward). Memory-bound work is
+counted in bytes moved. Until times are measured, a device's rates turn both into seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records.records import Device
+from headway.optim.spec import GroupSpec
+from headway.stages.spec import ModelSpec, TrainSpec
+
+FP32_BYTES: Final = 4
+OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
+"""fp32 buffers that have the shape of a parameter."""
+CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
+"""Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
+CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
+CPU_BYTES_PER_S: Final = 8e9
+CUDA_BYTES_PER_S: Final = 2e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """The cost of one layer. Operations and activation bytes are per microbatch, the update's per batch."""
+
+    name: str
+    num_parameters: int
+    forward_flops: float
+    backward_flops: float
+    update_flops: float
+    """Operations of Newton–Schulz."""
+    update_bytes: float
+    """Bytes moved by the elementwise part of the update."""
+    state_bytes: int
+    """Bytes of the layer's file at a boundary: live versions and optimizer state."""
+    resident_bytes: int
+    """Bytes on the device without microbatches: tensor sets, optimizer state, gradient sets except those of
+    the groups.
+    """
+    group_bytes: int
+    """Bytes on the device for each reduction group whose gradient is summed there."""
+    activation_bytes: int
+    """Bytes on the device for each microbatch in flight."""
+    recomputed_bytes: int = 0
+    """Additional bytes while a dropped graph is recomputed: of one microbatch, in one layer at a time."""
+
+
+def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
+    """Return the cost of every layer, in the model's order."""
+    model = spec.model
+    block = [_block_cost(spec, f"block.{index}") for index in range(model.num_hidden_layers)]
+    return (_embed_cost(spec), *block, _head_cost(spec))
+
+
+def kind_of_layer(name: str) -> str:
+    """Return `embed`, `block` or `head`: layers of one kind cost the same."""
+    return name.partition(".")[0]
+
+
+def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Return the seconds of forward and backward of one microbatch of one layer on a device."""
+    return (cost.forward_flops + cost.backward_flops) / _flops(device, train) / device.speed
+
+
+def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Return the seconds of one update of one layer on a device."""
+    bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
+    return (cost.update_flops / _flops(device, train) + cost.update_bytes / bandwidth) / device.speed
+
+
+def num_hidden(spec: JobSpec) -> int:
+    """Return the number of values that a link carries each way per microbatch: the hidden states, or their gradient."""
+    return _tokens(spec.train) * spec.model.hidden_size
+
+
+def hidden_bytes(spec: JobSpec) -> int:
+    """Return the bytes of hidden states on their device, and on links without a codec."""
+    return num_hidden(spec) * element_bytes(spec.train)
+
+
+def element_bytes(train: TrainSpec) -> int:
+    """Return the bytes of one weight or activation as the forward sees it."""
+    return 2 if train.dtype == "bfloat16" else FP32_BYTES
+
+
+def _flops(device: Device, train: TrainSpec) -> float:
+    if device.kind == "cuda":
+        return CUDA_FLOPS[train.dtype]
+    return CPU_FLOPS_PER_THREAD[train.dtype] * train.threads
+
+
+def _tokens(train: TrainSpec) -> int:
+    """Return the tokens of one microbatch."""
+    return train.microbatch_size * train.sequence_length
+
+
+def _block_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of q, k, v, o, gate, up, down: (rows, columns)."""
+    hidden, kv = model.hidden_size, model.num_key_value_heads * model.head_dim
+    wide = model.intermediate_size
+    return (
+        (hidden, hidden),
+        (kv, hidden),
+        (kv, hidden),
+        (hidden, hidden),
+        (wide, hidden),
+        (wide, hidden),
+        (hidden, wide),
+    )
+
+
+def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
+    """Return the operations of all steps: A = X Xᵀ, A², and B X, on the shorter side r, take 4 r² c + 2 r³ each."""
+    short, long = min(rows, columns), max(rows, columns)
+    return steps * (4.0 * short * short * long + 2.0 * short**3)
+
+
+def _block_cost(spec: JobSpec, name: str) -> LayerCost:
+    model, train, group = spec.model, spec.train, spec.optim.matrices
+    shapes = _block_shapes(model)
+    num_matrix = sum(rows * columns for rows, columns in shapes)
+    num_rest = 2 * model.hidden_size
+    tokens, size = _tokens(train), element_bytes(train)
+    attention = 4.0 * train.sequence_length * model.hidden_size
+    scores = model.num_attention_heads * train.sequence_length
+    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix, the residual; three of the MLP's width;
+    # the scores before and after the softmax.
+    width = 8 * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
+    whole = kept = tokens * size * (width + 2 * scores)
+    if train.recompute == "block":
+        kept = tokens * size * model.hidden_size
+    update_flops = 0.0
+    if group.name == "muon":
+        update_flops = sum(_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in shapes)
+    return _cost(
+        spec,
+        name,
+        parts=((num_matrix, group), (num_rest, spec.optim.rest)),
+        forward_flops=tokens * (2.0 * num_matrix + attention),
+        update_flops=update_flops,
+        activation_bytes=kept,
+        recomputed_bytes=whole - kept,
+    )
+
+
+def _embed_cost(spec: JobSpec) -> LayerCost:
+    """Return the cost of a look-up without product. Its activations are the hidden states and the tokens."""
+    model, train = spec.model, spec.train
+    return _cost(
+        spec,
+        "embed",
+        parts=((model.vocab_size * model.hidden_size, spec.optim.rest),),
+        forward_flops=2.0 * _tokens(train) * model.hidden_size,
+        update_flops=0.0,
+        activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
+    )
+
+
+def _head_cost(spec: JobSpec) -> LayerCost:
+    """Return the cost of norm, product with the vocabulary, and the loss on fp32 logits (kept, and their softmax)."""
+    model, train = spec.model, spec.train
+    num_matrix = model.vocab_size * model.hidden_size
+    logits = _tokens(train) * model.vocab_size
+    return _cost(
+        spec,
+        "head",
+        parts=((num_matrix + model.hidden_size, spec.optim.rest),),
+        forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
+        update_flops=0.0,
+        activation_bytes=2 * hidden_bytes(spec) + 2 * FP32_BYTES * logits,
+    )
+
+
+def _cost(
+    spec: JobSpec,
+    name: str,
+    *,
+    parts: tuple[tuple[int, GroupSpec], ...],
+    forward_flops: float,
+    update_flops: float,
+    activation_bytes: int,
+    recomputed_bytes: int = 0,
+) -> LayerCost:
+    train = spec.train
+    num_parameters = sum(number for number, _ in parts)
+    # A block that keeps only its input computes its forward again, as the first part of its backward.
+    is_recomputed = train.recompute == "block" and kind_of_layer(name) == "block"
+    backward_flops = (3.0 if is_recomputed else 2.0) * forward_flops
+    has_feedback = spec.optim.error_feedback * train.delay > 0
+    slots = sum(number * (OPTIMIZER_SLOTS[group.name] + has_feedback) for number, group in parts)
+    master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0
+    set_bytes = element_bytes(train) * num_parameters
+    live_bytes = master_bytes + (train.delay if master_bytes else 1 + train.delay) * set_bytes
+    # The set that waits for its update under delay 1, and what one backward returns.
+    gradient_sets = train.delay + 1
+    return LayerCost(
+        name=name,
+        num_parameters=num_parameters,
+        forward_flops=forward_flops,
+        backward_flops=backward_flops,
+        update_flops=update_flops,
+        # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
+        update_bytes=2.0 * FP32_BYTES * (3 * num_parameters + 2 * slots),
+        state_bytes=live_bytes + FP32_BYTES * slots,
+        resident_bytes=master_bytes + 2 * set_bytes + FP32_BYTES * (slots + gradient_sets * num_parameters),
+        group_bytes=FP32_BYTES * num_parameters,
+        activation_bytes=activation_bytes,
+        recomputed_bytes=recomputed_bytes,
+    )

@@ -1,0 +1,174 @@
+"""Chooses the kind of link between two workers of a plan, with the reason. Pure: both ends get one answer.
+
+A collective link (torch.distributed: gloo between CPUs, NCCL between CUDA devices) is not encrypted, and cannot resume
+after a break. A gRPC link does both.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Final, Literal
+
+from headway.daemon.costs.layer_costs import element_bytes, layer_costs, num_hidden
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records.records import NodeRecord, PlanRecord
+from headway.stages.links.codec import coded_bytes
+
+WORTH_A_GROUP_BYTES: Final = 1 << 20
+"""`auto` takes a collective link for frames from this size on: `bench/wire.py --both-ways` measures it twice
+as fast.
+"""
+
+MOST_NAMED: Final = 3
+"""Maximum number of links named for one kind and reason; more are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEnd:
+    """The properties of the worker at one end that matter."""
+
+    node: str
+    site: str
+    host: str
+    device_kind: str
+    site_is_private: bool = False
+    """True if the administrator says that nobody else is on the site's network."""
+    has_ports: bool = False
+    """True if its workers are restricted to some ports: a process group takes any."""
+
+    @classmethod
+    def of(cls, node: NodeRecord, device_index: int) -> "LinkEnd":
+        """Return the end for a node's device; of no kind if the node no longer has the device."""
+        kind = next((device.kind for device in node.devices if device.index == device_index), "")
+        has_ports = bool(node.worker_ports)
+        return cls(
+            node=node.name,
+            site=node.site,
+            host=node.host,
+            device_kind=kind,
+            site_is_private=node.site_is_private,
+            has_ports=has_ports,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChoice:
+    """The kind of a link, and the reason in a sentence."""
+
+    is_collective: bool
+    reason: str
+
+
+def choose_link(
+    wanted: Literal["auto", "grpc", "collective"], one: LinkEnd, other: LinkEnd, *, frame_bytes: int
+) -> LinkChoice:
+    """Choose the kind of link. wanted: the job's setting. frame_bytes: the largest frame that the two exchange."""
+    if wanted == "grpc":
+        return LinkChoice(False, "the job asks for gRPC links")
+    if one.site != other.site:
+        return LinkChoice(False, f"sites {one.site} and {other.site}: between sites everything is encrypted")
+    if one.device_kind != other.device_kind:
+        return LinkChoice(False, f"{one.device_kind} and {other.device_kind}: one group has one kind of device")
+    if one.host != other.host and (refusal := _not_between_hosts(one, other)):
+        return LinkChoice(False, refusal)
+    if wanted == "collective":
+        return LinkChoice(True, f"the job asks for collective links, and both are in site {one.site}")
+    if one.device_kind != "cpu":
+        return LinkChoice(False, 'links by NCCL are not measured yet: link = "collective" asks for them')
+    size = f"frames of {frame_bytes / 2**20:.3g} MiB"
+    if frame_bytes < WORTH_A_GROUP_BYTES:
+        return LinkChoice(False, f"{size}: gRPC carries them as fast, and resumes after a break")
+    return LinkChoice(True, f"{size} inside site {one.site}: process groups carry them faster")
+
+
+def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
+    """Return why two machines of a site have no process group; empty: they may."""
+    open_end = next((end for end in (one, other) if not end.site_is_private), None)
+    if open_end is not None:
+        return f"node {open_end.node} has no site_is_private: between machines only such a site has plain links"
+    keeper = next((end for end in (one, other) if end.has_ports), None)
+    return f"node {keeper.node} has worker_ports, and a process group takes any port" if keeper is not None else ""
+
+
+def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
+    """Return the largest frame that two workers of a plan exchange, by position; both ends get one answer.
+
+    These are hidden states, or, between replicas, the sums of their groups for a slice of the gradient.
+    """
+    stage, beside = plan.stage_index(one), plan.stage_index(other)
+    if stage != beside:
+        return _frame_bytes(spec, plan, max(stage, beside))
+    num_groups = max(len(plan.stages[position].groups) for position in (one, other))
+    return num_groups * _sums_bytes(spec, plan.stages[one].layers) // len(plan.replicas[stage])
+
+
+def _frame_bytes(spec: JobSpec, plan: PlanRecord, stage: int) -> int:
+    """Return the coded bytes of a microbatch's hidden states on their way to a stage."""
+    return coded_bytes(plan.codec(stage), num_hidden(spec), element_bytes(spec.train))
+
+
+def _sums_bytes(spec: JobSpec, layers: Iterable[str]) -> int:
+    """Return the bytes of one group's sums."""
+    held = frozenset(layers)
+    return sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLink:
+    """One link of a plan, for people: between workers of neighbouring stages, or between replicas."""
+
+    upper: str
+    """Node of the worker that comes first in the plan; `node:device` if a node has several."""
+    lower: str
+    kind: Literal["grpc", "collective"]
+    reason: str
+
+
+def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[PlannedLink, ...]:
+    """Return every link of a plan, with its kind and reason, except links of absent nodes."""
+    number = Counter(worker.node for worker in plan.stages)
+    names = [f"{each.node}:{each.device_index}" if number[each.node] > 1 else each.node for each in plan.stages]
+    ends = [
+        LinkEnd.of(nodes[worker.node], worker.device_index) if worker.node in nodes else None for worker in plan.stages
+    ]
+    found = []
+    for one, other, frame_bytes in _linked(spec, plan):
+        upper, lower = ends[one], ends[other]
+        if upper is not None and lower is not None:
+            choice = choose_link(spec.train.link, upper, lower, frame_bytes=frame_bytes)
+            kind: Literal["grpc", "collective"] = "collective" if choice.is_collective else "grpc"
+            found.append(PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=choice.reason))
+    return tuple(found)
+
+
+def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
+    """Return one sentence for each kind and reason: `Links by gRPC (a → b, b → c): frames of 0.5 MiB: …`."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for link in links:
+        pairs.setdefault((link.kind, link.reason), []).append(f"{link.upper} → {link.lower}")
+    sentences = []
+    for (kind, reason), found in pairs.items():
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        by = "process group" if kind == "collective" else "gRPC"
+        sentences.append(f"Link{'s' * (len(found) > 1)} by {by} ({', '.join(found[:MOST_NAMED])}{more}): {reason}.")
+    return tuple(sentences)
+
+
+def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
+    """Return the positions of workers that share microbatches, and of replicas, with each pair's
+    `largest_frame_bytes`.
+    """
+    stages, replicas = plan.stages, plan.replicas
+    for below_index, (above, below) in enumerate(pairwise(replicas), 1):
+        hidden = _frame_bytes(spec, plan, below_index)
+        for upper in above:
+            held = frozenset(stages[upper].groups)
+            for lower in below:
+                if not held or not stages[lower].groups or not held.isdisjoint(stages[lower].groups):
+                    yield upper, lower, hidden
+    for workers in replicas:
+        sums = _sums_bytes(spec, stages[workers[0]].layers) if len(workers) > 1 else 0
+        for one, other in combinations(workers, 2):
+            num_groups = max(len(stages[one].groups), len(stages[other].groups))
+            yield one, other, num_groups * sums // len(workers)

@@ -1,0 +1,157 @@
+"""Holds measurements of devices and links, and estimates what is not measured. Pure.
+
+A layer's seconds on a device are those measured there. Otherwise the estimate is scaled twice. The first factor is the
+median of measured over estimated times of this kind of layer on other devices. The second is the factor of this
+device's own other layers: a machine whose blocks take three times as long as elsewhere is as slow with the head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+from headway.daemon.costs.layer_costs import LayerCost, microbatch_seconds, update_seconds
+from headway.daemon.records.records import Device, DeviceKey
+from headway.stages.spec import TrainSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSeconds:
+    """Seconds measured on one device, for one kind of layer: `embed`, `block` or `head`."""
+
+    forward_s: float
+    """Forward of one microbatch."""
+    backward_s: float
+    """Backward of one microbatch, with its recomputation."""
+    update_s: float = 0.0
+    """One update; 0: not measured yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpeed:
+    """The measured speed between two nodes."""
+
+    round_trip_s: float
+    bytes_per_s: float
+    """Bytes a second each way."""
+    loss: float = 0.0
+    """Share of the packets that are lost."""
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """All measurements that a plan may use. Equal measurements are equal keys of a cache: see `of`."""
+
+    layers: tuple[tuple[DeviceKey, tuple[tuple[str, LayerSeconds], ...]], ...] = ()
+    """Times by device and kind of layer; sorted."""
+    links: tuple[tuple[tuple[str, str], LinkSpeed], ...] = ()
+    """Speeds by (node, peer); sorted."""
+
+    @classmethod
+    def of(
+        cls,
+        layers: Mapping[DeviceKey, Mapping[str, LayerSeconds]] | None = None,
+        links: Mapping[tuple[str, str], LinkSpeed] | None = None,
+    ) -> "Profiles":
+        """Make profiles from mappings in any order."""
+        return cls(
+            layers=tuple(sorted((device, tuple(sorted(kinds.items(), key=_key))) for device, kinds in layers.items()))
+            if layers
+            else (),
+            links=tuple(sorted(links.items(), key=_key)) if links else (),
+        )
+
+    @cached_property
+    def by_device(self) -> dict[DeviceKey, dict[str, LayerSeconds]]:
+        """Return device to kind of layer to its seconds."""
+        return {device: dict(kinds) for device, kinds in self.layers}
+
+    @cached_property
+    def by_link(self) -> dict[tuple[str, str], LinkSpeed]:
+        """Return (node, peer) to the link's speed."""
+        return dict(self.links)
+
+    def link(self, one: str, other: str) -> LinkSpeed | None:
+        """Return the worse of both ends' measurements between two nodes; None: not measured."""
+        found = [self.by_link[pair] for pair in ((one, other), (other, one)) if pair in self.by_link]
+        if not found:
+            return None
+        return LinkSpeed(
+            round_trip_s=max(speed.round_trip_s for speed in found),
+            bytes_per_s=min(speed.bytes_per_s for speed in found),
+            loss=max(speed.loss for speed in found),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindSeconds:
+    """The seconds of one layer of a kind on a device."""
+
+    microbatch_s: float
+    """Forward and backward."""
+    update_s: float
+
+
+class DeviceClock:
+    """The seconds of each kind of layer on each device of a job."""
+
+    def __init__(
+        self, costs: Mapping[str, LayerCost], train: TrainSpec, profiles: Profiles, devices: Mapping[DeviceKey, Device]
+    ) -> None:
+        """costs: by kind of layer. devices: those of the cluster; measurements of others do not count."""
+        self._costs = costs
+        self._train = train
+        self._profiles = profiles
+        computing = _Ratios(), _Ratios()
+        for device, kinds in profiles.layers:
+            if device not in devices:
+                continue
+            for kind, measured in kinds:
+                if kind not in costs:
+                    continue
+                computing[0].add(
+                    device,
+                    kind,
+                    (measured.forward_s + measured.backward_s)
+                    / microbatch_seconds(costs[kind], devices[device], train),
+                )
+                if measured.update_s > 0:
+                    estimate = update_seconds(costs[kind], devices[device], train)
+                    computing[1].add(device, kind, measured.update_s / estimate)
+        self._microbatch, self._update = computing
+
+    def seconds(self, node: str, device: Device, kind: str) -> KindSeconds:
+        """Return the measured seconds, else estimated and scaled ones."""
+        key = (node, device.index)
+        measured = self._profiles.by_device.get(key, {}).get(kind)
+        cost = self._costs[kind]
+        if measured is not None:
+            microbatch_s = measured.forward_s + measured.backward_s
+        else:
+            microbatch_s = microbatch_seconds(cost, device, self._train) * self._microbatch.expected(key, kind)
+        if measured is not None and measured.update_s > 0:
+            return KindSeconds(microbatch_s=microbatch_s, update_s=measured.update_s)
+        update_s = update_seconds(cost, device, self._train) * self._update.expected(key, kind)
+        return KindSeconds(microbatch_s=microbatch_s, update_s=update_s)
+
+
+class _Ratios:
+    """Measured over estimated seconds, by device and kind of layer."""
+
+    def __init__(self) -> None:
+        self._of_kind: dict[str, dict[DeviceKey, float]] = {}
+
+    def add(self, device: DeviceKey, kind: str, ratio: float) -> None:
+        self._of_kind.setdefault(kind, {})[device] = ratio
+
+    def expected(self, device: DeviceKey, kind: str) -> float:
+        """Return the expected ratio for a kind that was not measured on a device."""
+        medians = {name: median(ratios.values()) for name, ratios in self._of_kind.items()}
+        if not medians:
+            return 1.0
+        own = [ratios[device] / medians[name] for name, ratios in self._of_kind.items() if device in ratios]
+        return medians.get(kind, median(medians.values())) * (median(own) if own else 1.0)
+
+
+def _key(item: tuple[object, object]) -> str:
+    return str(item[0])

@@ -1,0 +1,276 @@
+"""Computes a slice of layers on one device or several replicas: seconds of a batch, bytes in memory. Pure.
+
+Layers of one kind cost the same, so a slice is known by its number of layers of each kind. One table of all different
+slices serves every place in the pipeline.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from headway.daemon.costs.connections import Links
+from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.layer_costs import FP32_BYTES, element_bytes, kind_of_layer, layer_costs, num_hidden
+from headway.daemon.costs.profiles import DeviceClock, Profiles
+from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
+from headway.daemon.jobs.job import JobSpec
+from headway.stages.links.codec import Codec, codec_between, coded_bytes, feedback_bytes
+from headway.stages.schedule.schedule import replica_depth, schedule_depth
+
+HOST_STATES: Final = 2
+"""Boundary states for which a node's memory must have room: one being written, one being sent."""
+HOST_STATES_WITH_SNAPSHOTS: Final = 6
+
+
+class StageCosts:
+    """The costs of a job on a set of seats. Slices are (first layer, end); tables over them are [num slices]."""
+
+    def __init__(self, spec: JobSpec, seats: Sequence[Seat], profiles: Profiles, links: Links) -> None:
+        self.spec = spec
+        self.links = links
+        self.layers = layer_costs(spec)
+        self.names = tuple(cost.name for cost in self.layers)
+        self.num_layers = len(self.layers)
+        self.num_microbatches = spec.train.microbatches
+        self.num_groups = spec.train.reduction_groups
+        self.ends = group_ends(self.num_microbatches, self.num_groups)
+        self._num_hidden = num_hidden(spec)
+        sites = {seat.site for seat in seats}
+        self._far_codec = codec_between(spec.train, is_between_sites=True)
+        self._near_codec = codec_between(spec.train, is_between_sites=False)
+        is_coded = bool(self._near_codec or (self._far_codec and len(sites) > 1))
+        self.feedback_bytes = feedback_bytes(spec.train, self._num_hidden) if is_coded else 0
+        """Bytes per reduction group, if the links upstream are coded; counted on every worker of such a job."""
+        self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
+        self._kinds = tuple(self._by_kind)
+        self._clock = DeviceClock(
+            self._by_kind, spec.train, profiles, {(seat.node, seat.device.index): seat.device for seat in seats}
+        )
+        self._count_slices()
+        self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
+        self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
+        self._run_seconds: dict[object, Floats] = {}
+        self._widest: dict[frozenset[str], float] = {}
+        self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
+        self.is_limited = any(seat.device.memory_bytes for seat in seats)
+        """True if memory on a device counts, which depends on how many stages come after a stage."""
+
+    def _count_slices(self) -> None:
+        """Return all different slices, by their number of layers of each kind."""
+        kinds = np.array([self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers])
+        size = self.num_layers + 1
+        before = np.zeros((size, len(self._kinds)), dtype=np.int64)
+        before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(self._kinds)), axis=0)
+        firsts, ends = np.triu_indices(size, k=1)
+        counts, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
+        self.num_slices = len(counts)
+        self.slice_of: Counts = np.full((size, size), self.num_slices, dtype=np.int64)
+        """[first, end] → slice; num_slices where there is none."""
+        self.slice_of[firsts, ends] = slices.reshape(-1)
+        self._counts = counts.astype(np.float64)
+        self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
+        self.group_bytes = self._sum(lambda kind: self._by_kind[kind].group_bytes)
+        self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
+        again = np.array([self._by_kind[kind].recomputed_bytes for kind in self._kinds], dtype=np.float64)
+        self.recomputed_bytes: Floats = np.max(np.where(counts > 0, again, 0.0), axis=1)
+        copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
+        self.host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
+
+    def _sum(self, of_kind: Callable[[str], float]) -> Floats:
+        """Sum over a slice's layers. [num slices]"""
+        sums: Floats = self._counts @ np.array([of_kind(kind) for kind in self._kinds], dtype=np.float64)
+        return sums
+
+    # --- Seconds ------------------------------------------------------------------------------------------------------
+
+    def seconds(self, seat: Seat) -> tuple[Floats, Floats]:
+        """Return the seconds of a microbatch and of an update, on a device. Both [num slices]."""
+        pace = self.pace_of(seat)
+        found = self._seconds.get(pace)
+        if found is None:
+            found = self._counts @ np.array(pace[::2]), self._counts @ np.array(pace[1::2])
+            self._seconds[pace] = found
+        return found
+
+    def pace_of(self, seat: Seat) -> tuple[float, ...]:
+        """Return a key of a device's times: for each kind of layer, a microbatch and an update."""
+        key = (seat.node, seat.device.index)
+        found = self._paces.get(key)
+        if found is None:
+            kinds = [self._clock.seconds(seat.node, seat.device, kind) for kind in self._kinds]
+            found = self._paces[key] = tuple(value for kind in kinds for value in (kind.microbatch_s, kind.update_s))
+        return found
+
+    def reduction_bytes(self, num_replicas: int) -> Floats:
+        """Return the average bytes that each replica sends, and receives, per batch: sums to owners, reduced slices to
+        all.
+
+        All replicas together send (G + R) (R − 1) / R times the layers' sums: G groups' slices to their owners, and R
+        reduced slices to R − 1 others. [num slices]
+        """
+        share = (self.num_groups / num_replicas + 1) * (num_replicas - 1) / num_replicas
+        return self.sums_bytes * share
+
+    def reduction_seconds(self, run: Sequence[Seat]) -> Floats:
+        """Return the seconds of one batch's reduction, at the slowest link between the replicas. [num slices]"""
+        if len(run) == 1:
+            return np.zeros(self.num_slices)
+        return self.reduction_bytes(len(run)) / self.links.slowest_sibling_bytes_per_s(run)
+
+    def with_reduction(self, computing: Floats, reducing: Floats) -> Floats:
+        """Return a stage's seconds of a batch: reduction runs during the next batch or, without delay, after
+        its own.
+        """
+        return np.maximum(computing, reducing) if self.spec.train.delay else computing + reducing
+
+    def run_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
+        """Return a batch's seconds on a stage that these devices share in the best way; inf where it does not fit.
+
+        num_stages: this stage and those after it. [first, end], each of num_layers + 1
+        """
+        workers = [(self.pace_of(seat), seat.device.memory_bytes, seat.host_memory_bytes) for seat in run]
+        if self.num_microbatches % self.num_groups == 0:
+            workers.sort()
+        key = (
+            tuple(workers),
+            num_stages if self.is_limited else 0,
+            self.links.slowest_sibling_bytes_per_s(run) if len(run) > 1 else 0.0,
+        )
+        found = self._run_seconds.get(key)
+        if found is None:
+            slices = np.append(self._slice_seconds(run, num_stages), inf)
+            found = self._run_seconds[key] = slices[self.slice_of]
+        return found
+
+    def _slice_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
+        depth = self.least_depth(num_stages)
+        timed = [self.seconds(seat) for seat in run]
+        most = [self.most_groups(seat, depth, len(run)) for seat in run]
+        if len(run) == 1:
+            each, update = timed[0]
+            fits = most[0] >= self.num_groups
+            return np.where(fits, self.num_microbatches * each + update, inf)
+        computing = least_seconds([each for each, _ in timed], [update for _, update in timed], most, self.ends)
+        return self.with_reduction(computing, self.reduction_seconds(run))
+
+    def can_share(self, run: Sequence[Seat]) -> bool:
+        """Return whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
+        are_alike = all(one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run))
+        return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)
+
+    def shares(self, run: tuple[Seat, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
+        """Return how many groups each replica holds of a slice for which `run_seconds` found a fit."""
+        if len(run) == 1:
+            return (self.num_groups,)
+        index, depth = self.slice_of[first, end], self.least_depth(num_stages)
+        timed = [self.seconds(seat) for seat in run]
+        return best_shares(
+            [float(each[index]) for each, _ in timed],
+            [float(update[index]) for _, update in timed],
+            [int(self.most_groups(seat, depth, len(run))[index]) for seat in run],
+            self.ends,
+        )
+
+    # --- Links --------------------------------------------------------------------------------------------------------
+
+    def codec(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> Codec:
+        """Return the codec of the cut between two stages: of all links between their workers."""
+        if self._far_codec is self._near_codec:
+            return self._near_codec
+        is_far = len({seat.site for seats in (uppers, lowers) for seat in seats}) > 1
+        return self._far_codec if is_far else self._near_codec
+
+    def carried_bytes(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> int:
+        """Return the coded bytes that the cut's links carry each way per microbatch: hidden states, or their
+        gradient.
+        """
+        return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(self.spec.train))
+
+    def boundary_seconds(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+        """Return the seconds to carry a batch to the next stage: the mean share of the side with fewer workers, slowest
+        link.
+        """
+        carried = self.num_microbatches * self.carried_bytes(uppers, lowers) / min(len(uppers), len(lowers))
+        return carried / self.links.slowest_bytes_per_s(uppers, lowers)
+
+    def widest_boundary_s(self, order: Sequence[Seat]) -> float:
+        """Return a batch's seconds on the slowest link between any two of these seats; inf where each link is
+        its own.
+        """
+        if self.links.has_measured:
+            return inf
+        sites = frozenset(seat.site for seat in order)
+        if sites not in self._widest:
+            ends = list({seat.site: seat for seat in order}.values())
+            pairs = [(one, other) for one in ends for other in ends if one is not other]
+            pairs += [(one, other) for one, other in pairwise(order) if one.site == other.site]
+            self._widest[sites] = max((self.boundary_seconds([one], [other]) for one, other in pairs), default=0.0)
+        return self._widest[sites]
+
+    # --- Memory -------------------------------------------------------------------------------------------------------
+
+    def least_depth(self, num_stages: int) -> int:
+        """Return the microbatches in flight that the schedule needs, without latency or slack, on the first of these
+        stages.
+        """
+        train = self.spec.train
+        return schedule_depth(train.schedule, train.microbatches, num_stages, 0)
+
+    def num_held(self, groups: Iterable[int]) -> int:
+        """Return the number of a batch's microbatches in some reduction groups."""
+        return sum(int(self.ends[group + 1] - self.ends[group]) for group in groups)
+
+    def depth_of(self, depth: int, num_held: int) -> int:
+        """Return the depth of a worker that computes some microbatches of a stage of this depth."""
+        return replica_depth(depth, num_held=num_held, num_microbatches=self.num_microbatches)
+
+    def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
+        """Return the bytes on a worker's device: a slice's tensors, sums, and activations at the depth of its stage."""
+        held = self.depth_of(depth, self.num_held(groups))
+        found = self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index]
+        return int(found) + self.feedback_bytes * len(groups)
+
+    def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
+        """Return the bytes for a number of group sums and of microbatches in flight. [num slices]"""
+        needed: Floats = self.resident_bytes + self.recomputed_bytes
+        return needed + self.group_bytes * num_sets + self.activation_bytes * held
+
+    def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
+        """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
+
+        While the next batch is summed, the last batch's sums are cut up and sent. Sums from other replicas for the
+        worker's own part may be there, even of a coming batch. The worker's own part is being summed too.
+        """
+        own = np.asarray(num_groups, dtype=np.float64)
+        if num_replicas == 1:
+            return own
+        others = (1 + self.spec.train.delay) * (self.num_groups - own)
+        sets: Floats = 2 * own + (others + 1) / num_replicas
+        return sets
+
+    def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
+        """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
+        limit = seat.device.memory_bytes
+        key = (limit, seat.host_memory_bytes, depth, num_replicas)
+        if key in self._most_groups:
+            return self._most_groups[key]
+        most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
+        if limit:
+            below, above = np.zeros_like(most), most
+            # The first groups have the most microbatches.
+            depths = np.array([self.depth_of(depth, int(end)) for end in self.ends], dtype=np.int64)
+            while np.any(below < above):
+                middle = (below + above + 1) // 2
+                needed = self._device_bytes(self._gradient_sets(middle, num_replicas), depths[middle])
+                needed = needed + self.feedback_bytes * middle
+                fits = np.floor(needed) <= limit
+                below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
+            most = below
+        if seat.host_memory_bytes:
+            most = np.where(self.host_bytes <= seat.host_memory_bytes, most, 0)
+        self._most_groups[key] = most
+        return most

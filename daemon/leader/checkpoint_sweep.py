@@ -1,0 +1,124 @@
+"""Deletes the folders of checkpoints that were never completed: the leader's work.
+
+A write that was given up may end later, and leave a file where the leader no longer looks. The daemon that made the
+write looks there itself, as leader or not. A stale folder stays stale, so two daemons may both delete it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, left_folders
+from headway.daemon.records.keys import Keys
+from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint_names import folder_name, submission_url
+from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.view.cluster_view import ClusterView, JobView
+
+SWEEP_PERIOD_S: Final = 120.0
+TIMEOUT_S: Final = 60.0
+NUM_LOOKS: Final = 2
+"""Number of looks at a job without a plan: a copy that was on its way may end after the first look."""
+
+log = structlog.get_logger()
+
+
+class CheckpointSweep:
+    """The sweep of one daemon; it acts while the daemon leads."""
+
+    def __init__(self, view: ClusterView, *, is_leading: Callable[[], bool], checkpoint_root: Path | None) -> None:
+        self._view = view
+        self._is_leading = is_leading
+        self._checkpoint_root = checkpoint_root
+        self._threads = FileThreads("checkpoint sweep", num_at_once=1, silence_s=TIMEOUT_S, most_hung=1)
+        self._looks: dict[str, tuple[int, int]] = {}
+        """Job to (revision of its phase, number of looks since then that found nothing)."""
+        self._complaints: dict[str, str] = {}
+        self._written_late: set[str] = set()
+        """Jobs into whose folder a write of this daemon ended after it was given up."""
+        self._is_written_late = asyncio.Event()
+
+    def wrote_late(self, job: str) -> None:
+        """Note that a write into a job's folder ended after it was given up: its files may be stale."""
+        self._written_late.add(job)
+        self._is_written_late.set()
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        clock = asyncio.get_running_loop().time
+        all_due_at = clock() + SWEEP_PERIOD_S
+        while True:
+            names: Iterable[str] | None = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(all_due_at):
+                    await self._is_written_late.wait()
+                    names = set(self._written_late)
+            if clock() >= all_due_at:  # late writes may wake this loop often
+                names, all_due_at = None, clock() + SWEEP_PERIOD_S
+            self._is_written_late.clear()
+            await self.sweep(names)
+
+    async def sweep(self, names: Iterable[str] | None = None) -> None:
+        """Sweep these jobs, or all, once."""
+        self._looks = {name: looks for name, looks in self._looks.items() if name in self._view.jobs}
+        self._complaints = {name: reason for name, reason in self._complaints.items() if name in self._view.jobs}
+        self._written_late &= self._view.jobs.keys()
+        for name in sorted(self._view.jobs if names is None else names):
+            job = self._view.jobs.get(name)
+            if job is None or self._is_done_with(job):
+                continue
+            is_late = name in self._written_late
+            self._written_late.discard(name)
+            try:
+                num_left = await self._sweep_job(job, is_late=is_late)
+                self._complaints.pop(name, None)
+            except (RecoveryError, ConfigError) as error:
+                self._written_late |= {name} if is_late else set()
+                if self._complaints.get(name) != str(error):
+                    self._complaints[name] = str(error)
+                    log.warning("checkpoint_sweep_failed", job=name, reason=str(error))
+                continue
+            revision, looks = self._revision(job), self._looks.get(name, (0, 0))
+            self._looks[name] = (revision, 0 if num_left or looks[0] != revision else looks[1] + 1)
+
+    async def _sweep_job(self, job: JobView, *, is_late: bool) -> int:
+        """Sweep one job; return the number of folders deleted."""
+        submission = job.submission
+        if submission is None or not submission.uid:
+            return 0
+        url = submission_url(submission.spec.fault.checkpoint_dir, job.name, uid=submission.uid)
+        url = resolve_checkpoint_dir(url, self._checkpoint_root)
+        found = [BoundaryFolder(*entry) for entry in await self._threads.run(url, lambda _: list_boundaries(url))]
+        num_deleted = 0
+        for folder in left_folders(self._view, job, found):
+            now = self._view.jobs.get(job.name)
+            if now is None or now.submission != submission or not self._may_act(is_late=is_late):
+                break
+            if not left_folders(self._view, now, [folder]):
+                continue
+            target = f"{url}/{folder_name(*folder.place)}"
+            await self._delete(target)
+            log.info("left_folder_deleted", job=job.name, url=target)
+            num_deleted += 1
+        return num_deleted
+
+    async def _delete(self, url: str) -> None:
+        await self._threads.run(url, lambda _: delete_checkpoint(url))
+
+    def _may_act(self, *, is_late: bool) -> bool:
+        return (is_late or self._is_leading()) and self._view.steady_since is not None
+
+    def _is_done_with(self, job: JobView) -> bool:
+        is_late = job.name in self._written_late
+        is_still = job.plan is None and job.next is None and not is_late
+        revision, num_looks = self._looks.get(job.name, (0, 0))
+        is_settled = is_still and revision == self._revision(job) and num_looks >= NUM_LOOKS
+        return is_settled or not self._may_act(is_late=is_late)
+
+    def _revision(self, job: JobView) -> int:
+        return self._view.revision_of(Keys.of(job.name, "phase"))

@@ -1,0 +1,331 @@
+"""Stands for leader, and does the leader's work: runs the pure coordinator and writes its decisions.
+
+Every daemon runs one. etcd accepts at most one leader at a time: every transaction of a leader compares the revision of
+its own leader key. So a deposed leader that does not know it yet writes nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import structlog
+
+from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.errors import (
+    ConflictError,
+    LeaseLostError,
+    NoAccessError,
+    RecoveryError,
+    StoreError,
+    StoreUnreachableError,
+    in_one_line,
+)
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.lease import Lease
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.fault_points import fault_point, is_armed
+from headway.daemon.leader.job_troubles import JobTroubles
+from headway.daemon.leader.plan_runner import AT_ONCE_S, PlanningDesk
+from headway.daemon.leader.transaction_parts import parts
+from headway.daemon.planning.planner_pool import PlannerPool
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import LeaderRecord, PhaseRecord
+from headway.daemon.situation.plan_cache import PlanBook
+from headway.daemon.storage.file_threads import Beat, FileThreads
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
+
+RETRY_PAUSE_S = 1.0
+CATCH_UP_S = 5.0
+STAND_BACK_S = 5.0
+"""Seconds for which a leader without access to a checkpoint folder lets other daemons stand first…"""
+STOOD_BACK_S = 300.0
+"""…and the minimum interval between two such retreats: perhaps no node has access."""
+MANIFEST_TIMEOUT_S = 60.0
+SLOW_DECISION_S = 0.05
+"""A decision holds up everything else in the daemon; a slower one is logged."""
+
+TaskKey = tuple[str, bool]
+"""(job, whether files are written or deleted first): a slow file system delays no other decision about the job."""
+
+_log = structlog.get_logger()
+
+
+class Decide(Protocol):
+    """The coordinator: a pure function of etcd's content and of the time by a monotonic clock."""
+
+    def __call__(self, view: ClusterView, *, now: float) -> Decision: ...
+
+
+class Leadership:
+    """The candidacy of one daemon. `run` until cancelled; then it resigns."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        cluster: ClusterWatch,
+        *,
+        record: LeaderRecord,
+        ttl_s: int,
+        decide: Decide,
+        write_manifest: Callable[[str, bytes, Beat], None],
+        clock: Callable[[], float] = time.monotonic,
+        delete_checkpoint: Callable[[str], None] | None = None,
+        manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
+        wrote_late: Callable[[str], None] = lambda _: None,
+        plans: PlanBook | None = None,
+        troubles: JobTroubles | None = None,
+    ) -> None:
+        """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
+
+        clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the source of `decide`'s
+        plans; missing plans are computed here. troubles: receives what blocks decisions about single jobs.
+        wrote_late(job) is called when the write of a manifest ends after it was given up.
+        """
+        self._client = client
+        self._cluster = cluster
+        self._record = record
+        self._ttl_s = ttl_s
+        self._decide = decide
+        self._write_manifest = write_manifest
+        self._delete_checkpoint = delete_checkpoint
+        self._clock = clock
+        self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
+        self._wrote_late = wrote_late
+        self._deletions = FileThreads("deletions", silence_s=manifest_timeout_s)
+        self._plans = plans if plans is not None else PlanBook()
+        self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
+        self._leader_revision = 0
+        self._stood_back_at: float | None = None
+        self._log = _log.bind(node=record.node)
+
+    @property
+    def is_leading(self) -> bool:
+        """Return whether this daemon holds the leader key, as far as it knows."""
+        return self._leader_revision > 0
+
+    async def run(self) -> None:
+        """Stand for leader again and again; lead while elected. If cancelled, resign: the key is deleted at once."""
+        while True:
+            try:
+                async with await self._client.grant_lease(self._ttl_s, is_strict=True) as lease:
+                    await self._hold(lease)
+            except StoreError as error:
+                self._log.warning("candidacy_interrupted", reason=str(error))
+            has_just_stood_back = self._stood_back_at is not None and self._clock() - self._stood_back_at < STAND_BACK_S
+            await asyncio.sleep(STAND_BACK_S if has_just_stood_back else RETRY_PAUSE_S)
+
+    async def _hold(self, lease: Lease) -> None:
+        """Stand and lead under a lease. Raises LeaseLostError as soon as the lease is lost."""
+        standing = asyncio.create_task(self._stand(lease), name="leadership")
+        lost = asyncio.create_task(lease.lost.wait(), name="leader's lease")
+        try:
+            await asyncio.wait({standing, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(standing, lost)
+            if self.is_leading:
+                self._leader_revision = 0
+                self._log.info("leadership_ended", reason=lease.reason or "resigned")
+        if not standing.cancelled():
+            standing.result()
+        lease.check()
+
+    async def _stand(self, lease: Lease) -> None:
+        while True:
+            seen = self._cluster.version
+            if self._cluster.revision > 0 and (condition := self._vacancy()) is not None:
+                try:
+                    put = Put(Keys.LEADER, encode(self._record), lease.id)
+                    self._leader_revision = await self._client.transaction([condition], [put])
+                    break
+                except ConflictError:
+                    self._log.debug("election_lost")
+            await self._cluster.changed(seen)
+        self._log.info("leadership_won", revision=self._leader_revision)
+        await self._lead()
+
+    def _vacancy(self) -> Compare | None:
+        """Return the condition on which this daemon may take the leader key; None: a leader exists.
+
+        An unreadable key names no leader: it is replaced, unless a newer release wrote it.
+        """
+        view = self._cluster.view
+        garbage = view.unreadable.get(Keys.LEADER)
+        if garbage is not None and not garbage.is_newer:
+            return Compare.unchanged(Keys.LEADER, view.last_revision_of(Keys.LEADER))
+        return Compare.absent(Keys.LEADER) if view.revision_of(Keys.LEADER) == 0 else None
+
+    async def _lead(self) -> None:
+        """Decide on every change and at every deadline, until the leader key is no longer ours."""
+        # The view must show our own election first: an older view still has the last leader's unfinished writes.
+        await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
+        busy: dict[TaskKey, asyncio.Task[None]] = {}
+        self._plans.clear()
+        planners = PlannerPool()
+        desk = PlanningDesk(self._plans, compute=planners.answer, clock=self._clock)
+        try:
+            while True:
+                seen = self._cluster.version
+                # Only a view that has seen our election can tell that the key changed after it.
+                if self._cluster.revision >= self._leader_revision and self._is_deposed():
+                    raise LeaseLostError(Keys.LEADER, "another process took or deleted it")
+                for key in [key for key, task in busy.items() if task.done()]:
+                    busy.pop(key).result()  # a lost lease ends the lead here
+                desk.collect()
+                decision = self._decided(desk)
+                self._troubles.not_decided(decision.broken)
+                self._troubles.keep_only({"", *self._cluster.view.jobs})
+                for command in decision.commands:
+                    key = (command.job, not isinstance(command, Transaction))
+                    # A decision that is still being written is skipped: the next look decides again, if it must.
+                    if key not in busy:
+                        name = f"decision about {command.job}"
+                        busy[key] = asyncio.create_task(self._execute(command), name=name)
+                deadlines = [at for at in (decision.wake_at, desk.wake_at) if at is not None]
+                wake_at = min(deadlines, default=None)
+                await self._pause(seen, {*busy.values(), *desk.under_way}, wake_at=wake_at)
+        finally:
+            planners.close()
+            self._troubles.clear()
+            await _end(*busy.values())
+
+    def _decided(self, desk: PlanningDesk) -> Decision:
+        """Decide with the plans that exist or are computed within AT_ONCE_S; start the computation of others."""
+        until = self._clock() + AT_ONCE_S
+        while True:
+            began = time.perf_counter()
+            now, view = self._clock(), self._cluster.view
+            decision = self._decide(view, now=now)
+            self._plans.decided(decision.missing, jobs=view.jobs, now=now)
+            seconds = time.perf_counter() - began
+            if seconds > SLOW_DECISION_S:
+                self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(view.jobs))
+            if not desk.take_up((*decision.missing, *decision.stale), until=until):
+                return decision
+
+    def _is_deposed(self) -> bool:
+        return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
+
+    async def _pause(self, seen: int, busy: set[asyncio.Future[Any]], *, wake_at: float | None) -> None:
+        """Return at the first of these: the view changes, a command or a plan is done, the deadline passes."""
+        timeout_s = None if wake_at is None else max(wake_at - self._clock(), 0.0)
+        changed = asyncio.create_task(self._cluster.changed(seen))
+        try:
+            await asyncio.wait({changed, *busy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(changed)
+
+    async def _execute(self, command: Command) -> None:
+        """Carry out one command; return when the view shows it, so that the next decision about the job sees it."""
+        seen = self._cluster.version
+        log = self._log.bind(job=command.job)
+        try:
+            if isinstance(command, WriteManifest):
+                await self._write_manifest_of(command)
+                log.info("manifest_written", url=command.url)
+                command = command.then
+            elif isinstance(command, DeleteCheckpoints):
+                if self._delete_checkpoint is None:
+                    await self._wait_for_change(seen)
+                    return
+                for url in command.urls:
+                    await self._delete(url, self._delete_checkpoint)
+                    log.info("checkpoint_deleted", url=url)
+                command = command.then
+            revision = await self._write(command)
+            log.info("decision_written", reason=command.reason, revision=revision)
+            self._troubles.carried_out(command.job)
+            await self._cluster.caught_up(revision, timeout_s=CATCH_UP_S)
+        except ConflictError as error:
+            log.info("decision_overtaken", keys=error.target)
+            await self._wait_for_change(seen)
+        except (StoreUnreachableError, LeaseLostError, RecoveryError) as error:
+            log.error("decision_failed", reason=str(error))
+            if isinstance(error, NoAccessError) and self._may_stand_back():
+                self._stood_back_at = self._clock()
+                raise LeaseLostError(
+                    Keys.LEADER, f"leaving the lead to a node that may have access: {error}"
+                ) from error
+            await asyncio.sleep(RETRY_PAUSE_S)
+        except Exception as error:  # etcd refuses this transaction, or we have a bug: either concerns this job alone
+            is_refused = isinstance(error, StoreError)
+            reason = f"etcd refuses the decision: {error}" if is_refused else in_one_line(error)
+            log.error("decision_failed", reason=reason, **({} if is_refused else {"exc_info": error}))
+            await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
+
+    def _may_stand_back(self) -> bool:
+        """Return whether to let another node carry out what this node has no credentials for."""
+        is_alone = len(self._cluster.view.nodes) < 2
+        return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
+
+    async def _write_manifest_of(self, command: WriteManifest) -> None:
+        url, manifest = command.url, command.manifest
+        await self._manifests.run(
+            url,
+            lambda beat: self._write_manifest(url, manifest, beat),
+            on_late=lambda: self._wrote_late(command.job),
+        )
+
+    async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
+        await self._deletions.run(url, lambda _: delete(url))
+
+    async def _write(self, decided: Transaction) -> int:
+        """Write the transaction, if this daemon still leads. A deleted name that ends in a slash stands for all keys
+        below it.
+        """
+        phases = self._phases(decided) if is_armed() else {}
+        fault_point("leader.before_write", **phases)
+        first, *notes = parts(decided)
+        revision = await self._write_part(first, {})
+        try:
+            revision = await self._write_notes(notes) or revision
+        except StoreError as error:  # the decision is in force without its notes
+            self._log.warning("notes_not_written", job=decided.job, reason=str(error))
+        fault_point("leader.wrote", **phases)
+        return revision
+
+    async def _write_notes(self, notes: Iterable[Transaction]) -> int:
+        """Write the notes; return the revision of the last; 0: there is none."""
+        revision, leases = 0, dict[int, int]()
+        for note in notes:
+            for ttl_s in sorted({ttl_s for _, ttl_s in note.leased.values()} - leases.keys()):
+                leases[ttl_s] = await self._client.grant_passing_lease(ttl_s)
+            revision = await self._write_part(note, leases)
+        return revision
+
+    async def _write_part(self, part: Transaction, leases: dict[int, int]) -> int:
+        """Write one transaction. leases: seconds to lease; keys of one lifetime share a lease."""
+        compare = [Compare.unchanged(key, revision) for key, revision in part.compare.items()]
+        compare.append(Compare.unchanged(Keys.LEADER, self._leader_revision))
+        puts = [Put(key, value) for key, value in part.puts.items()]
+        puts += [Put(key, value, leases[ttl_s]) for key, (value, ttl_s) in part.leased.items()]
+        deletes = [Delete(key, is_prefix=key.endswith("/")) for key in part.deletes]
+        return await self._client.transaction(compare, [*puts, *deletes])
+
+    def _phases(self, decided: Transaction) -> dict[str, str]:
+        """Return the phases for fault points."""
+        job = self._cluster.view.jobs.get(decided.job)
+        written = decided.puts.get(Keys.of(decided.job, "phase"))
+        return {
+            "job": decided.job,
+            "phase_before": job.phase.phase if job is not None else "",
+            "phase": decode(written, PhaseRecord).phase if written is not None else "",
+            "node": self._record.node,
+        }
+
+    async def _wait_for_change(self, seen: int) -> None:
+        try:
+            async with asyncio.timeout(RETRY_PAUSE_S):
+                await self._cluster.changed(seen)
+        except TimeoutError:
+            self._log.debug("no_change_followed_conflict")
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    """Cancel tasks and wait until they are over."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

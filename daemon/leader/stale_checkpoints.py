@@ -1,0 +1,68 @@
+"""Finds stale folders of boundaries in durable storage, which no run can use. Pure.
+
+A folder stays incomplete when its boundary is given up before all of it was copied, or when the copier dies. A complete
+folder is stale when the manifest was written but its record was not, because a compared key had changed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.records import Phase
+from headway.daemon.situation.boundaries import age, lineage_of
+from headway.daemon.storage.checkpoint_names import folder_name
+from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+
+OVER: Final = frozenset({Phase.FINISHED, Phase.CANCELLED})
+"""Final phases: no row leads out of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryFolder:
+    """One boundary's folder of a submission in durable storage."""
+
+    timeline: int
+    boundary: int
+    has_manifest: bool
+
+    @property
+    def place(self) -> Place:
+        """(timeline, boundary)"""
+        return self.timeline, self.boundary
+
+
+def left_folders(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder]) -> list[BoundaryFolder]:
+    """Return a job's folders that may be deleted.
+
+    A stale folder stays stale: pasts only lose boundaries of older timelines, and checkpoints only get newer. So a view
+    that lags behind names no folder that a present or later plan could complete or load from.
+    """
+    if job.submission is None or not job.submission.uid:
+        return []  # without the submission's id, the folder may also belong to another job
+    named = [url for other in view.jobs.values() for url in _named_by(other)]
+    own = f"{job.name}/{job.submission.uid}"
+    return [
+        folder
+        for folder in found
+        if _is_left(job, folder) and not any(url.endswith(f"{own}/{folder_name(*folder.place)}") for url in named)
+    ]
+
+
+def _named_by(job: JobView) -> tuple[str, ...]:
+    """Return the checkpoints from which a job may start; some may belong to another job, at their own addresses."""
+    checkpoint = job.checkpoint
+    return tuple(url.rstrip("/") for url in (checkpoint.url, *checkpoint.earlier)) if checkpoint is not None else ()
+
+
+def _is_left(job: JobView, folder: BoundaryFolder) -> bool:
+    checkpoint = job.checkpoint if job.checkpoint is not None and not job.checkpoint.origin_job else None
+    past = lineage_of(job)
+    if past is None and checkpoint is not None:
+        past = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
+    if past is None or folder.timeline > past.timeline:
+        return False  # nothing has run yet, as far as this daemon knows
+    if not past.has(*folder.place):
+        return True
+    newest = age((checkpoint.timeline, checkpoint.boundary)) if checkpoint is not None else (-1, -1)
+    return age(folder.place) < newest or (job.phase.phase in OVER and not folder.has_manifest)

@@ -1,0 +1,143 @@
+"""Streams between daemons, by which the death of one is known at once and not only when its lease ends.
+
+The leader's daemon keeps a stream to every other one, and every other one to it. A broken stream is a hint, a refused
+connection the proof: if nobody listens there, no process lives. A daemon with the proof revokes the dead daemon's
+leases, so that its records vanish. Silence proves nothing (the network may be cut): then the lease decides.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.errors import RecoveryError, in_one_line
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.node.leases import leases_of
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.runtime.activities import Activities
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.stages.errors import PeerError
+
+log = structlog.get_logger()
+
+FIRST_WORD_S: Final = 5.0
+"""Time for a daemon to answer when a stream to it is opened."""
+RETRY_PAUSE_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 1.0
+REFUSALS: Final = 2
+REFUSAL_PAUSE_S: Final = 0.05
+REVOKE_TIMEOUT_S: Final = 5.0
+ACTIVITY: Final = "companions"
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """One life of one daemon."""
+
+    node: str
+    incarnation: str
+    address: str
+
+
+class Companions:
+    """The streams of one daemon. `run` until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        client: NodeClient,
+        activities: Activities | None = None,
+    ) -> None:
+        self._node = node
+        self._activities = activities or Activities(node=node)
+        self._etcd = etcd
+        self._cluster = cluster
+        self._client = client
+        self._streams: dict[Companion, asyncio.Task[None]] = {}
+        self._met: set[Companion] = set()
+        """Daemons that have answered once: an address that never led to its daemon proves nothing."""
+
+    async def run(self) -> None:
+        """Keep a stream to each daemon that needs one now."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    seen = self._cluster.version
+                    wanted = self._wanted()
+                    self._met &= wanted
+                    for companion in self._streams.keys() - wanted:
+                        self._streams.pop(companion).cancel()
+                    for companion in wanted - self._streams.keys():
+                        name = f"company of {companion.node}"
+                        keeping = self._activities.keep(ACTIVITY, partial(self._accompany, companion, group))
+                        self._streams[companion] = group.create_task(keeping, name=name)
+                    await self._cluster.changed(seen)
+        finally:
+            self._streams.clear()
+
+    def _wanted(self) -> set[Companion]:
+        view = self._cluster.view
+        leader = view.leader.node if view.leader is not None else ""
+        return {
+            Companion(node.name, node.incarnation, node.address)
+            for node in view.nodes.values()
+            if node.name != self._node and leader in (self._node, node.name)
+        }
+
+    async def _accompany(self, companion: Companion, group: asyncio.TaskGroup) -> None:
+        """Follow a daemon until cancelled, because its record is gone or the leader has changed.
+
+        A revocation that has begun is finished nevertheless: the first lease that ends changes the view.
+        """
+        while True:
+            try:
+                await self._follow(companion)
+            except (PeerError, RecoveryError, TimeoutError) as error:
+                log.debug("company_ended", node=companion.node, reason=str(error))
+            if companion in self._met and await is_refused(companion.address):
+                await asyncio.shield(group.create_task(self._bury(companion), name=f"burial of {companion.node}"))
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _follow(self, companion: Companion) -> None:
+        """Follow a daemon's stream until it ends. Raises TimeoutError, PeerError and RecoveryError."""
+        stream = self._client.accompany(NodeEndpoint(companion.node, companion.address), self._node)
+        first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
+        if first is not None and first.incarnation == companion.incarnation:
+            self._met.add(companion)
+            log.info("company_found", node=companion.node, incarnation=companion.incarnation)
+            async for _ in stream:
+                pass
+
+    async def _bury(self, companion: Companion) -> None:
+        """Revoke the leases of the dead daemon's records, if they are still that daemon's."""
+        try:
+            async with asyncio.timeout(REVOKE_TIMEOUT_S):
+                for lease_id in await leases_of(self._etcd, companion.node, companion.incarnation):
+                    log.warning("dead_daemons_lease_revoked", node=companion.node, lease=f"{lease_id:x}")
+                    await self._etcd.revoke_lease(lease_id)
+        except Exception as error:  # the lease ends by itself
+            log.warning("lease_not_revoked", node=companion.node, reason=in_one_line(error))
+
+
+async def is_refused(address: str) -> bool:
+    """Return whether the machine answers, each time, that no process listens at host:port."""
+    host, _, port = address.rpartition(":")
+    for attempt in range(REFUSALS):
+        if attempt:
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+        try:
+            connecting = asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+        except ConnectionRefusedError:
+            continue
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Simulates a plan's schedule: how long its batches take, and which workers are idle. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from headway.daemon.costs.connections import LinkAssumptions, Links
+from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.layer_costs import LayerCost, element_bytes, kind_of_layer, layer_costs, num_hidden
+from headway.daemon.costs.profiles import DeviceClock, Profiles
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
+from headway.stages.links.codec import codec_between, coded_bytes
+from headway.stages.schedule.schedule import StageSchedule, Update
+from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, TimedOp, simulate
+
+MOST_BATCHES: Final = 12
+LEAST_BATCHES: Final = 4
+BATCHES_SHOWN: Final = 3
+MOST_OPERATIONS: Final = 400_000
+"""Maximum number of simulated forwards and backwards, unless the fewest batches have more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A plan's simulated pipeline, some batches long."""
+
+    num_batches: int
+    step_seconds: float
+    """Seconds per batch of the slowest worker, once the pipe is full: others may run ahead as far as their depth
+    allows.
+    """
+    bubbles: tuple[float, ...]
+    """Per worker: the share of that time without an operation."""
+    peaks: tuple[int, ...]
+    """Per worker: maximum number of microbatches in flight."""
+    window: tuple[float, float]
+    """Interval in which the pipe was full."""
+    timeline: tuple[TimedOp, ...]
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """Return the part for a picture: a few batches of the full pipe."""
+        begin, end = self.window
+        return begin, min(end, begin + BATCHES_SHOWN * self.step_seconds)
+
+
+def forecast(
+    spec: JobSpec,
+    stages: Sequence[StagePlan],
+    nodes: Iterable[NodeRecord],
+    *,
+    links: LinkAssumptions | None = None,
+    profiles: Profiles | None = None,
+    num_shown: int = 0,
+) -> Forecast:
+    """Simulate some batches of a plan. stages: its workers, on nodes that are all present.
+
+    num_shown: batches of the full pipe, as far as MOST_OPERATIONS allows it; 0: enough for a step's time.
+    """
+    profiles = profiles or Profiles()
+    seats = _seats(stages, nodes)
+    speeds = Links(links or LinkAssumptions(), profiles)
+    by_stage = replicas_of(stages)
+    num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))
+    train = replace(spec.train, batches=num_batches)
+    schedules = [
+        StageSchedule.of(
+            train,
+            stage_index=index,
+            num_stages=len(by_stage),
+            depth=stages[position].depth,
+            groups=stages[position].groups or None,
+        )
+        for index, positions in enumerate(by_stage)
+        for position in positions
+    ]
+    clock = _Clock(spec, profiles, seats)
+    between = [
+        _link(spec, speeds, [seats[p] for p in upper], [seats[p] for p in lower]) for upper, lower in pairwise(by_stage)
+    ]
+    siblings = [
+        _sibling_link(spec, speeds, stages[positions[0]], [seats[p] for p in positions]) for positions in by_stage
+    ]
+    run = simulate(schedules, list(map(clock.times, stages, seats)), links=between, sibling_links=siblings)
+    return _forecast(run, num_batches, len(stages))
+
+
+class _Clock:
+    """The seconds of a worker's operations."""
+
+    def __init__(self, spec: JobSpec, profiles: Profiles, seats: Sequence[Seat]) -> None:
+        self._costs: Mapping[str, LayerCost] = {cost.name: cost for cost in layer_costs(spec)}
+        self._profiles = profiles
+        by_kind = {kind_of_layer(cost.name): cost for cost in self._costs.values()}
+        devices = {(seat.node, seat.device.index): seat.device for seat in seats}
+        self._clock = DeviceClock(by_kind, spec.train, profiles, devices)
+
+    def times(self, worker: StagePlan, seat: Seat) -> StageTimes:
+        """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
+        forward = backward = update = 0.0
+        for layer in worker.layers:
+            kind, cost = kind_of_layer(layer), self._costs[layer]
+            seconds = self._clock.seconds(seat.node, seat.device, kind)
+            share = cost.forward_flops / (cost.forward_flops + cost.backward_flops)
+            measured = self._profiles.by_device.get((seat.node, seat.device.index), {}).get(kind)
+            if measured is not None:
+                share = measured.forward_s / (measured.forward_s + measured.backward_s)
+            forward += share * seconds.microbatch_s
+            backward += (1 - share) * seconds.microbatch_s
+            update += seconds.update_s
+        return StageTimes(forward=forward, backward=backward, update=update)
+
+
+def _seats(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[Seat]:
+    records = {node.name: node for node in nodes}
+    found = []
+    for worker in stages:
+        node = records[worker.node]
+        places = [device.index for device in node.devices]
+        found.append(Seat.of(node, places.index(worker.device_index)))
+    return found
+
+
+def _num_batches(spec: JobSpec, num_stages: int, *, at_most: int) -> int:
+    of_one_batch = 2 * spec.train.microbatches * num_stages
+    return max(LEAST_BATCHES, min(at_most, MOST_OPERATIONS // of_one_batch))
+
+
+def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:
+    """Return the slowest link between each pair of workers of two stages."""
+    codec = codec_between(spec.train, is_between_sites=len({seat.site for seat in (*uppers, *lowers)}) > 1)
+    return LinkTimes(
+        latency=links.longest_round_trip_s(uppers, lowers) / 2,
+        bandwidth=links.slowest_bytes_per_s(uppers, lowers),
+        frame_bytes=coded_bytes(codec, num_hidden(spec), element_bytes(spec.train)),
+    )
+
+
+def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequence[Seat]) -> LinkTimes:
+    """Return the slowest link between replicas; a frame has the average length of the sums and the reduced slices."""
+    number = len(replicas)
+    if number == 1:
+        return LinkTimes()
+    slice_bytes = sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in worker.layers) / number
+    return LinkTimes(
+        latency=links.longest_round_trip_s(replicas, replicas) / 2,
+        bandwidth=links.slowest_sibling_bytes_per_s(replicas),
+        frame_bytes=round(slice_bytes * (spec.train.reduction_groups / number + 1) / 2),
+    )
+
+
+def _forecast(run: Simulation, num_batches: int, num_workers: int) -> Forecast:
+    assert not run.is_stuck, "a plan's schedule got stuck"
+    ends: list[list[float]] = [[0.0] for _ in range(num_workers)]
+    for done in run.timeline:
+        if isinstance(done.op, Update):
+            ends[done.stage].append(done.ended)
+    first, last = (num_batches // 4, num_batches * 3 // 4) if num_batches >= 8 else (0, num_batches)
+    begin, end = ends[0][first], ends[0][last]
+    busy = [0.0] * num_workers
+    for done in run.timeline:
+        busy[done.stage] += max(0.0, min(done.ended, end) - max(done.started, begin))
+    return Forecast(
+        num_batches=num_batches,
+        step_seconds=max(own[last] - own[first] for own in ends) / (last - first),
+        bubbles=tuple(max(0.0, 1.0 - seconds / (end - begin)) for seconds in busy),
+        peaks=run.peak_in_flight,
+        window=(begin, end),
+        timeline=run.timeline,
+    )

@@ -1,0 +1,352 @@
+"""Previews the plan of a job on some nodes: the dry run of `headway plan`. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planned_links
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
+from headway.daemon.planning.pipeline_shape import group_names
+from headway.daemon.planning.planner import make_plan
+from headway.daemon.preview.plan_simulation import Forecast, forecast
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan, replicas_of
+from headway.daemon.reports.job_report import layer_range
+
+MOST_SPARES: Final = 8
+"""Maximum number of spares named; JSON has all."""
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPreview:
+    """One worker of the plan."""
+
+    stage: int
+    node: str
+    device: str
+    """`cuda:0`"""
+    layers: str
+    """`embed, block.0-3`"""
+    groups: tuple[int, ...]
+    """Reduction groups that it computes, shared with other replicas of its stage; empty: all."""
+    share: float
+    """Share of the batch's microbatches."""
+    depth: int
+    batch_seconds: float
+    device_bytes: int
+    device_limit_bytes: int
+    """Memory limit of the device; 0: not known, not limited."""
+    host_bytes: int
+    host_limit_bytes: int
+    """Memory limit of the host; 0: not known, not limited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPreview:
+    """One link between workers of neighbouring stages."""
+
+    upper: str
+    lower: str
+    bytes_per_microbatch: int
+    """Coded bytes each way."""
+    microbatches: int
+    """Microbatches of a batch."""
+    batch_seconds: float
+    """Seconds to carry a batch; computation hides them while they are less than the slowest worker's."""
+    round_trip_s: float
+    lateness_s: float
+    """Additional delay of frames where packets are lost."""
+    codec: str
+    """Codec of the hidden states on the link: `none`, `bf16`, `int8`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistancePreview:
+    """Whether the microbatches in flight hide the links: the figures."""
+
+    microbatches: int
+    """The job's m."""
+    least_microbatches: int
+    """The m that would hide all links under 2bw."""
+    on_links_s: float
+    """One microbatch's time on all links, there and back, with late frames."""
+    lateness_s: float
+    """Additional delay of frames, over all links."""
+    on_links_microbatches: float
+    """One microbatch's time on all links, in microbatches."""
+    hidden: bool
+    hidden_batch_seconds: float
+    """Seconds of a batch if distance cost nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationPreview:
+    """The simulation of the plan."""
+
+    batches: int
+    batch_seconds: float
+    bubbles: tuple[float, ...]
+    """Per worker: the share of a batch's time in which it is idle."""
+    peaks_in_flight: tuple[int, ...]
+    """Per worker: maximum number of microbatches in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPreview:
+    """A plan that has not been made."""
+
+    job: str
+    stages: tuple[StagePlan, ...]
+    """Its workers; replicas of one stage are next to each other."""
+    predicted_batch_seconds: float
+    tokens_per_second: float
+    bottleneck: str
+    """A sentence about the slowest part."""
+    workers: tuple[WorkerPreview, ...]
+    links: tuple[LinkPreview, ...]
+    spares: tuple[str, ...]
+    """Nodes that the plan does not need."""
+    exact: bool
+    exact_reason: str
+    explanation: tuple[str, ...]
+    distance: DistancePreview | None = None
+    about_distance: tuple[str, ...] = ()
+    """The sentence on m, if links are long."""
+    link_kinds: tuple[PlannedLink, ...] = ()
+    """Every link between neighbouring stages and between replicas, with its kind and reason."""
+    simulation: SimulationPreview | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the preview for people."""
+        workers, stages = len(self.workers), len(replicas_of(self.stages))
+        on = f" on {workers} workers" if workers != stages else ""
+        head = (
+            f"{self.job}: {stages} stage{'s' * (stages != 1)}{on}, {self.predicted_batch_seconds:.3g} s a batch "
+            f"predicted, {self.tokens_per_second:,.0f} tokens/s"
+        )
+        lines = [head, "", *table(_WORKER_TITLES, [_worker_row(worker) for worker in self.workers])]
+        if self.links:
+            lines += ["", *table(_LINK_TITLES, [_link_row(link) for link in self.links])]
+        if self.simulation is not None:
+            lines += ["", *self._simulated(self.simulation)]
+        reductions = [line for line in self.explanation if line.startswith("Replicas of stage")]
+        shown = self.spares if len(self.spares) <= MOST_SPARES else (*self.spares[:MOST_SPARES], self._more_spares())
+        spares = [f"Spare: {', '.join(shown)}."] if shown else []
+        exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
+        kinds = link_sentences(self.link_kinds)
+        return [*lines, "", self.bottleneck, *reductions, *self.about_distance, *kinds, *spares, exact]
+
+    def _more_spares(self) -> str:
+        return f"and {len(self.spares) - MOST_SPARES} more"
+
+    def _simulated(self, simulation: SimulationPreview) -> list[str]:
+        over = simulation.batch_seconds / self.predicted_batch_seconds - 1
+        return [
+            f"simulated: {simulation.batch_seconds:.3g} s a batch over {simulation.batches} batches, "
+            f"{over:+.1%} of the prediction",
+            *table(
+                ("stage", "worker", "bubble", "most in flight"),
+                [
+                    (*label.split(maxsplit=1), f"{bubble:.1%}", str(peak))
+                    for label, bubble, peak in zip(
+                        worker_labels(self.stages), simulation.bubbles, simulation.peaks_in_flight, strict=True
+                    )
+                ],
+            ),
+        ]
+
+
+def equal_nodes(num_nodes: int, *, memory_bytes: int = 0) -> tuple[NodeRecord, ...]:
+    """Return equal CPU nodes of one site. memory_bytes: of each; 0: enough."""
+    return tuple(
+        NodeRecord(
+            name=f"node-{index}",
+            incarnation=f"preview-{index}",
+            address="",
+            host="",
+            site="default",
+            devices=(Device(kind="cpu"),),
+            memory_bytes=memory_bytes,
+            arithmetic_class="equal",
+        )
+        for index in range(1, num_nodes + 1)
+    )
+
+
+def preview(
+    spec: JobSpec,
+    nodes: Sequence[NodeRecord],
+    *,
+    links: LinkAssumptions | None = None,
+    profiles: Profiles | None = None,
+    is_simulated: bool = False,
+) -> tuple[PlanPreview, Forecast | None]:
+    """Return the plan of a job that has all nodes to itself, and its simulation if requested.
+
+    Raises ConfigError with the planner's reason for refusing.
+    """
+    plan = make_plan(spec, nodes, links=links, profiles=profiles)
+    if isinstance(plan, PlanRefused):
+        raise ConfigError(plan.reason, f"job {spec.job.name}")
+    run = forecast(spec, plan.stages, nodes, links=links, profiles=profiles) if is_simulated else None
+    explanation = plan.explanation()
+    found = PlanPreview(
+        job=spec.job.name,
+        stages=plan.stages,
+        predicted_batch_seconds=plan.predicted_batch_seconds,
+        tokens_per_second=spec.train.tokens_per_batch / plan.predicted_batch_seconds,
+        bottleneck=explanation[0],
+        workers=_workers(plan, nodes),
+        links=_links(plan),
+        spares=plan.spares,
+        exact=plan.is_exact,
+        exact_reason=plan.exact_reason,
+        explanation=explanation,
+        distance=_distance(plan),
+        about_distance=plan.about_distance,
+        link_kinds=planned_links(
+            spec,
+            PlanRecord(generation=0, timeline=0, stages=plan.stages, codecs=plan.codecs),
+            {node.name: node for node in nodes},
+        ),
+        simulation=None if run is None else _simulation(run),
+    )
+    return found, run
+
+
+def worker_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """Return each worker's stage and place: `0 berlin-1`, `1 paris:0`."""
+    name = _names(stages)
+    return tuple(
+        f"{index} {name(stages[position])}"
+        for index, positions in enumerate(replicas_of(stages))
+        for position in positions
+    )
+
+
+def table(titles: Row, rows: Sequence[Row]) -> list[str]:
+    """Return columns for people, with titles on top."""
+    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [titles, *rows]
+    ]
+
+
+_WORKER_TITLES = ("stage", "node", "device", "layers", "share", "depth", "s/batch", "device memory", "host memory")
+_LINK_TITLES = ("link", "a microbatch, each way", "microbatches", "s/batch", "round trip")
+
+
+def _worker_row(worker: WorkerPreview) -> Row:
+    return (
+        str(worker.stage),
+        worker.node,
+        worker.device,
+        worker.layers,
+        f"{worker.share:.0%}, {group_names(worker.groups)}" if worker.groups else "all",
+        str(worker.depth),
+        f"{worker.batch_seconds:.3g}",
+        _of(worker.device_bytes, worker.device_limit_bytes),
+        _of(worker.host_bytes, worker.host_limit_bytes),
+    )
+
+
+def _link_row(link: LinkPreview) -> Row:
+    return (
+        f"{link.upper} → {link.lower}",
+        size(link.bytes_per_microbatch) + (f" ({link.codec})" if link.codec != "none" else ""),
+        str(link.microbatches),
+        f"{link.batch_seconds:.3g}",
+        f"{link.round_trip_s * 1e3:.3g} ms" + (f" + {link.lateness_s * 1e3:.3g} ms" if link.lateness_s else ""),
+    )
+
+
+def _of(num_bytes: int, limit: int) -> str:
+    return f"{size(num_bytes)} of {size(limit)}" if limit else size(num_bytes)
+
+
+def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPreview, ...]:
+    kinds = {(node.name, device.index): device.kind for node in nodes for device in node.devices}
+
+    def worker(estimate: StageEstimate) -> WorkerPreview:
+        stage = estimate.stage
+        return WorkerPreview(
+            stage=estimate.stage_index,
+            node=stage.node,
+            device=f"{kinds[stage.node, stage.device_index]}:{stage.device_index}",
+            layers=layer_range(stage.layers),
+            groups=stage.groups,
+            share=estimate.share,
+            depth=stage.depth,
+            batch_seconds=estimate.batch_seconds,
+            device_bytes=estimate.device_bytes,
+            device_limit_bytes=estimate.device_limit_bytes,
+            host_bytes=estimate.host_bytes,
+            host_limit_bytes=estimate.host_limit_bytes,
+        )
+
+    return tuple(map(worker, plan.estimates))
+
+
+def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
+    """Return the plan's links in its own order, with the devices' numbers if a node has several workers."""
+    name = _names(plan.stages)
+    pairs = [
+        (plan.stages[upper], plan.stages[lower])
+        for above, below in pairwise(replicas_of(plan.stages))
+        for upper in above
+        for lower in below
+        if _share_microbatches(plan.stages[upper], plan.stages[lower])
+    ]
+    return tuple(
+        LinkPreview(
+            upper=name(upper),
+            lower=name(lower),
+            bytes_per_microbatch=connection.bytes_per_microbatch,
+            microbatches=connection.num_microbatches,
+            batch_seconds=connection.batch_seconds,
+            round_trip_s=connection.round_trip_s,
+            lateness_s=connection.lateness_s,
+            codec=connection.codec,
+        )
+        for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
+    )
+
+
+def _distance(plan: ClusterPlan) -> DistancePreview | None:
+    found = plan.distance
+    if found is None:
+        return None
+    return DistancePreview(
+        microbatches=found.num_microbatches,
+        least_microbatches=found.least_microbatches,
+        on_links_s=found.on_links_s,
+        lateness_s=found.lateness_s,
+        on_links_microbatches=found.on_links,
+        hidden=found.is_hidden or not found.is_far,
+        hidden_batch_seconds=found.hidden_batch_s,
+    )
+
+
+def _names(stages: Sequence[StagePlan]) -> Callable[[StagePlan], str]:
+    """Return each worker's node, with the device if the node has several workers."""
+    number = Counter(stage.node for stage in stages)
+    return lambda stage: stage.node if number[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
+
+
+def _share_microbatches(one: StagePlan, other: StagePlan) -> bool:
+    return not one.groups or not other.groups or bool(set(one.groups) & set(other.groups))
+
+
+def _simulation(run: Forecast) -> SimulationPreview:
+    return SimulationPreview(
+        batches=run.num_batches, batch_seconds=run.step_seconds, bubbles=run.bubbles, peaks_in_flight=run.peaks
+    )

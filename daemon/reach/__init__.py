@@ -1,0 +1,1 @@
+"""Which ports of other nodes this node can reach."""

@@ -1,0 +1,350 @@
+"""Proves which ports of other nodes this node reaches, at first sight and then repeatedly, as one record of this node.
+
+A peer is dialled as soon as its record is seen: its daemon's port and the port of each of its workers. A failed dial is
+repeated with back-off, so that a healed pair is used again. Discoveries of links and plans are facts as well.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from headway.daemon.errors import StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.reach.reach_target import MAX_REASON, Target
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.telemetry.probing import peers_of
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
+
+log = structlog.get_logger()
+
+MAX_PROVEN: Final = 64
+"""Maximum number of peers. With more nodes each proves those of its plans and some by lot; a plan proves the rest."""
+AT_ONCE: Final = 8
+EVERY_S: Final = 120.0
+"""Interval of proofs of a port that answers."""
+FIRST_RETRY_S: Final = 2.0
+"""Pause after a port did not answer; doubles with each further failure."""
+LONGEST_RETRY_S: Final = 60.0
+LINK_STANDS_S: Final = 60.0
+"""Minimum time for which a link's discovery stands: a proof may succeed where a link does not."""
+DATED_EVERY_S: Final = 600.0
+"""Interval at which the date of an unchanged fact is written."""
+REST_S: Final = 0.05
+"""Pause between looks: facts that are found together are written together."""
+RETRY_WRITE_S: Final = 1.0
+UNHURRIED_S: Final = 1.0
+"""Delay of facts that change no plan: they are written together, and not while etcd is busy with a recovery."""
+FRESH_S: Final = 5.0
+"""A port that has answered within this time is not dialled again for a plan."""
+
+Key = tuple[str, Port, int]
+"""(node, port, device)"""
+
+
+def targets_of(view: ClusterView, name: str) -> list[Target]:
+    """Return the ports that a node proves by itself: of its peers, and between its own workers if it has several."""
+    own = view.nodes.get(name)
+    if own is None:
+        return []
+    found = [target for peer in peers_of(view, name, most=MAX_PROVEN, same_host=True) for target in ports_of(peer)]
+    own_workers = [target for target in ports_of(own) if target.port is Port.WORKER]
+    return found + (own_workers if len(own.devices) > 1 else [])
+
+
+def ports_of(node: NodeRecord) -> list[Target]:
+    """Return the registered ports of a node: its daemon, and each of its workers."""
+    daemon = Target(node=node.name, incarnation=node.incarnation, port=Port.DAEMON, address=node.address)
+    workers = (
+        Target(
+            node=node.name,
+            incarnation=node.incarnation,
+            port=Port.WORKER,
+            address=worker.address,
+            device_index=worker.device_index,
+            worker=worker.incarnation,
+        )
+        for worker in node.workers
+    )
+    return [daemon, *workers]
+
+
+def is_current(view: ClusterView, target: Target) -> bool:
+    """Return whether the dialled process still exists: one that ended is not out of reach but gone."""
+    node = view.nodes.get(target.node)
+    if node is None or node.incarnation != target.incarnation:
+        return False
+    if target.port is Port.DAEMON:
+        return node.address == target.address
+    if target.device_index in node.down_devices:
+        return False
+    return not node.workers or any(worker.incarnation == target.worker for worker in node.workers)
+
+
+def key_of(target: Target) -> Key:
+    """Return the key of a fact: a worker that comes back on another port keeps the fact of the one before."""
+    return target.node, target.port, target.device_index
+
+
+@dataclass(slots=True)
+class _Proof:
+    """The knowledge about one port."""
+
+    target: Target
+    """The dialled target."""
+    fact: ReachFact
+    found_at: float
+    due_at: float
+    num_failures: int = 0
+    stands_until: float = 0.0
+    """Time until which a link's discovery stands against successful dials."""
+
+
+class ReachBook:
+    """The facts of one node, and when each port is dialled again. No IO; `now` is seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._proofs: dict[Key, _Proof] = {}
+
+    @property
+    def facts(self) -> tuple[ReachFact, ...]:
+        """Return the facts, sorted, at most one for each port."""
+        return tuple(self._proofs[key].fact for key in sorted(self._proofs))
+
+    def forget(self, nodes: Iterable[tuple[str, str]]) -> None:
+        """Keep only the facts about these processes: (name, incarnation)."""
+        living = set(nodes)
+        self._proofs = {
+            key: proof for key, proof in self._proofs.items() if (proof.target.node, proof.target.incarnation) in living
+        }
+
+    def due(self, targets: Iterable[Target], *, now: float) -> list[Target]:
+        """Return the targets to dial now: never dialled in this form, or long enough ago."""
+        return [target for target in targets if self.due_at(target) <= now]
+
+    def due_at(self, target: Target) -> float:
+        """Return when a port is dialled next; in the past: now."""
+        proof = self._proofs.get(key_of(target))
+        return proof.due_at if proof is not None and proof.target == target else 0.0
+
+    def found(self, target: Target, reason: str, *, now: float, at: float) -> None:
+        """Note the result of dialling a port. at: seconds since the epoch."""
+        before = self._proofs.get(key_of(target))
+        if not reason and before is not None and before.target == target and now < before.stands_until:
+            return
+        num_failures = (before.num_failures if before is not None else 0) + 1 if reason else 0
+        wait_s = min(FIRST_RETRY_S * 2 ** (num_failures - 1), LONGEST_RETRY_S) if reason else EVERY_S
+        due_at = now + wait_s * random.uniform(0.8, 1.2)
+        self._note(target, reason, now=now, due_at=due_at, at=at, num_failures=num_failures)
+
+    def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
+        """Note that a link to a port did not open: that stands for a while against any proof."""
+        self._note(target, reason, now=now, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
+        self._proofs[key_of(target)].stands_until = now + LINK_STANDS_S
+
+    def has_just_answered(self, target: Target, *, now: float) -> bool:
+        """Return whether a port has answered within FRESH_S, and nothing has contradicted that since."""
+        proof = self._proofs.get(key_of(target))
+        if proof is None or proof.target != target or proof.fact.reason or proof.due_at <= now:
+            return False
+        return now < proof.found_at + FRESH_S
+
+    def hurry(self, node: str, *, now: float) -> None:
+        """Dial soon the ports of a node that answered before: a lost link contradicts that."""
+        for proof in self._proofs.values():
+            if proof.target.node == node and not proof.fact.reason:
+                proof.due_at = min(proof.due_at, now)
+
+    def _note(self, target: Target, reason: str, *, now: float, due_at: float, at: float, num_failures: int) -> None:
+        fact = ReachFact(
+            to=target.node,
+            to_incarnation=target.incarnation,
+            port=target.port,
+            address=target.address,
+            device_index=target.device_index,
+            reason=reason[:MAX_REASON],
+            measured_at=round(at, 3),
+        )
+        self._proofs[key_of(target)] = _Proof(target, fact, now, due_at, num_failures)
+
+
+def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
+    """Return whether facts differ from those in etcd by more than a fresh date."""
+    if [replace(fact, measured_at=0.0) for fact in shown] != [replace(fact, measured_at=0.0) for fact in facts]:
+        return True
+    return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in zip(shown, facts, strict=True))
+
+
+def may_wait(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
+    """Return whether no plan depends on the news: the blocked ways are the same as in etcd."""
+    blocked, known = ([replace(fact, measured_at=0.0) for fact in each if fact.reason] for each in (facts, shown))
+    return blocked == known
+
+
+class Reaching:
+    """`run` proves and writes until cancelled; `prove` and `link_failed` are for callers that need to know now."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        incarnation: str,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        dial: Callable[[Target], Awaitable[str]],
+        lease_id: Callable[[], int],
+    ) -> None:
+        """dial: returns why a target does not answer; empty: it does."""
+        self._node = node
+        self._incarnation = incarnation
+        self._etcd = etcd
+        self._cluster = cluster
+        self._dial = dial
+        self._lease_id = lease_id
+        self._book = ReachBook()
+        self._dialling: dict[Key, asyncio.Task[None]] = {}
+        self._under_way: dict[Target, asyncio.Task[str]] = {}
+        """Dials with waiting callers; further callers join them."""
+        self._news_since: float | None = None
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Prove and write until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    seen = self._cluster.version
+                    wait_s = self._dial_what_is_due(group)
+                    if not await self._write():
+                        wait_s = min(wait_s, RETRY_WRITE_S)
+                    await self._wait(seen, wait_s)
+                    await asyncio.sleep(REST_S)
+        finally:
+            self._dialling.clear()
+            for dialling in self._under_way.values():
+                dialling.cancel()
+            self._under_way.clear()
+
+    async def prove(self, target: Target) -> str:
+        """Dial a port now, unless it has just answered.
+
+        Returns why it does not answer, which is a fact from now on; empty: it answers.
+        """
+        if self._book.has_just_answered(target, now=time.monotonic()):
+            return ""
+        reason = await self._answer_of(target)
+        if not reason or is_current(self._cluster.view, target):
+            self._found(target, reason)
+        return reason
+
+    def link_failed(self, target: Target, reason: str) -> None:
+        """Note that a link to a port did not open."""
+        self._book.link_failed(target, reason, now=time.monotonic(), at=time.time())
+        log.warning("link_not_opened", peer=target.node, address=target.address, reason=reason)
+        self._changed.set()
+
+    def hurry(self, node: str) -> None:
+        """Prove a node's ports soon, because a link with it was lost."""
+        self._book.hurry(node, now=time.monotonic())
+        self._changed.set()
+
+    def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
+        """Start due dials up to the limit; return the seconds until more are due."""
+        view, now = self._cluster.view, time.monotonic()
+        targets = targets_of(view, self._node)
+        if self._cluster.is_reachable:
+            self._book.forget((node.name, node.incarnation) for node in view.nodes.values())
+        idle = [target for target in targets if key_of(target) not in self._dialling]
+        due = self._book.due(idle, now=now)
+        for target in due[: AT_ONCE - len(self._dialling)]:
+            name = f"reach {target.node} {target.port}"
+            self._dialling[key_of(target)] = group.create_task(self._prove_one(target), name=name)
+        if due:
+            return EVERY_S  # the end of a running dial wakes the loop
+        return max(min((self._book.due_at(target) - now for target in idle), default=EVERY_S), 0.05)
+
+    async def _prove_one(self, target: Target) -> None:
+        try:
+            reason = await self._answer_of(target)
+        finally:
+            self._dialling.pop(key_of(target), None)
+        if not reason or is_current(self._cluster.view, target):
+            self._found(target, reason)
+        self._changed.set()
+
+    async def _answer_of(self, target: Target) -> str:
+        """Dial once for all callers that wait for an answer."""
+        while True:
+            dialling = self._under_way.get(target) or self._begin_to_dial(target)
+            try:
+                return await asyncio.shield(dialling)
+            except asyncio.CancelledError:
+                waiting = asyncio.current_task()
+                if not dialling.cancelled() or (waiting is not None and waiting.cancelling()):
+                    raise  # otherwise the dial ended with `run`, and the waiting caller dials again
+
+    def _begin_to_dial(self, target: Target) -> asyncio.Task[str]:
+        dialling = asyncio.ensure_future(self._dial(target))
+        self._under_way[target] = dialling
+        dialling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        dialling.add_done_callback(lambda done: self._forget_dial(target, done))
+        return dialling
+
+    def _forget_dial(self, target: Target, dialling: asyncio.Task[str]) -> None:
+        if self._under_way.get(target) is dialling:
+            del self._under_way[target]
+
+    def _found(self, target: Target, reason: str) -> None:
+        self._book.found(target, reason, now=time.monotonic(), at=time.time())
+        if reason:
+            log.warning(
+                "peer_not_reached", peer=target.node, port=str(target.port), address=target.address, reason=reason
+            )
+        self._changed.set()
+
+    async def _wait(self, seen: int, wait_s: float) -> None:
+        """Wait for a change of the cluster, the end of a proof, or the timeout."""
+        waits = [
+            asyncio.ensure_future(self._cluster.changed(seen)),
+            asyncio.ensure_future(self._changed.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._changed.clear()
+
+    async def _write(self) -> bool:
+        """Write news that the view does not show yet; while etcd is away it is retried."""
+        facts = self._book.facts
+        seen = self._cluster.view.reach.get(self._node)
+        shown = seen.facts if seen is not None and seen.incarnation == self._incarnation else ()
+        if not is_news(shown, facts) or not self._cluster.is_reachable:
+            self._news_since = None
+            return True
+        now = time.monotonic()
+        self._news_since = self._news_since if self._news_since is not None else now
+        if may_wait(shown, facts) and now < self._news_since + UNHURRIED_S:
+            return False
+        record = ReachRecord(incarnation=self._incarnation, facts=facts)
+        alive = Compare.present(Keys.node(self._node))
+        try:
+            revision = await self._etcd.transaction(
+                [alive], [Put(Keys.reach(self._node), encode(record), self._lease_id())]
+            )
+        except StoreError as error:
+            log.info("reach_not_written", error=str(error))
+            return False
+        self._news_since = None
+        await self._cluster.caught_up(revision, timeout_s=RETRY_WRITE_S)
+        return True

@@ -1,0 +1,1 @@
+"""What lies in etcd: records, the names of their keys, their bytes."""

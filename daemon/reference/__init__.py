@@ -1,0 +1,1 @@
+"""The oracle: the same recurrence in one plain loop."""

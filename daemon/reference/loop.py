@@ -1,0 +1,199 @@
+"""The oracle: the recurrence of docs/numerics.md in one plain loop, with autograd over the whole model.
+
+Every run of a job on a cluster must end in the bits of this loop. So it shares with the pipeline the code that computes
+a layer, draws a batch and steps an optimizer. It shares nothing that schedules, sends, stores or recovers.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.data.tokens import TokenShards
+from headway.stages.errors import NonFiniteLossError
+from headway.stages.ids import LayerName
+from headway.stages.links.codec import Codec, codec_between
+from headway.stages.links.compression import Feedback, decode, encode
+from headway.stages.model.compilation import compile_ahead, compile_layer
+from headway.stages.model.decoder import build_layer, token_loss
+from headway.stages.model.determinism import configure
+from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.spec import weight_version
+from headway.stages.state.optimizer import OptimizerFactory
+
+if TYPE_CHECKING:
+    from headway.daemon.jobs.job import JobSpec
+
+Weights = dict[str, dict[str, Tensor]]
+"""Layer name to parameter name to tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """The result of one batch."""
+
+    batch: int
+    loss: float
+    """Mean over the microbatches, nats per token."""
+    tokens: int
+    seconds: float
+
+
+def reference(
+    job: "JobSpec",
+    tokens: TokenShards,
+    *,
+    on_batch: Callable[[BatchResult], None],
+    coded_cuts: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+    optimizers_from: OptimizerFactory | None = None,
+) -> Weights:
+    """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
+
+    Raises NonFiniteLossError at the first batch with such a loss, unless the job says to continue; CompilationError.
+
+    coded_cuts: layers whose input, and its gradient, the job's codec rounds: the first layers of the stages whose links
+    with the earlier stage are coded. A cluster with these cuts, and one plan from beginning to end, has equal bits.
+
+    optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
+    """
+    train, m = job.train, job.train.microbatches
+    device = torch.device(device)
+    configure(train, device)
+    if train.compile:
+        compile_ahead(job.layers, job.model, train, device)
+    dtype = getattr(torch, train.dtype)
+
+    master = {name: _moved(initial_parameters(name, job.model, seed=job.job.seed), device) for name in job.layers}
+    make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
+    optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
+    # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.
+    models = [_assembled(job, master, dtype), _assembled(job, master, dtype)]
+    sets = [{name: dict(layer.named_parameters()) for name, layer in model.items()} for model in models]
+    cuts = {name: _CodedCut(job) for name in coded_cuts}
+
+    for b in range(train.batches):
+        started = perf_counter()
+        version = weight_version(b, train.delay) % 2
+        parameters = [tensor for layer in sets[version].values() for tensor in layer.values()]
+        losses: list[Tensor] = []
+        group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
+        for i in range(m):
+            inputs, targets = tokens.microbatch(
+                seed=job.job.seed, batch=b, microbatch=i, size=train.microbatch_size, length=train.sequence_length
+            )
+            hidden = inputs.to(device)
+            for name, layer in models[version].items():
+                hidden = layer(hidden if name not in cuts else cuts[name].carry(hidden, i))
+            loss = token_loss(hidden, targets.to(device))
+            gradients = torch.autograd.grad(loss, parameters)
+            _accumulate(group_sums[i % train.reduction_groups], gradients)
+            losses.append(loss.detach())
+        microbatch_losses = torch.stack(losses).tolist()
+        for i, value in enumerate(microbatch_losses):
+            if job.fault.non_finite == "stop" and not math.isfinite(value):
+                raise NonFiniteLossError(b, i, value)
+
+        with torch.no_grad():
+            summed = group_sums[0]
+            for group in group_sums[1:]:
+                _accumulate(summed, group)
+            torch._foreach_mul_(summed, 1 / m)
+            numbered = iter(summed)
+            gradient = {name: {parameter: next(numbered) for parameter in master[name]} for name in job.layers}
+            if train.clip_norm > 0:
+                _clip(gradient, train.clip_norm)
+            for name, optimizer in optimizers.items():
+                if dtype == torch.float32:
+                    current, target = sets[b % 2][name], sets[(b + 1) % 2][name]
+                    optimizer.step(b, current=current, target=target, gradients=gradient[name])
+                else:
+                    optimizer.step(b, current=master[name], target=master[name], gradients=gradient[name])
+                    for parameter, tensor in master[name].items():
+                        sets[(b + 1) % 2][name][parameter].copy_(tensor)
+
+        loss_sum = _fold(microbatch_losses)
+        on_batch(
+            BatchResult(batch=b, loss=loss_sum / m, tokens=train.tokens_per_batch, seconds=perf_counter() - started)
+        )
+
+    final = sets[train.batches % 2] if dtype == torch.float32 else master
+    return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
+
+
+class _CodedCut:
+    """A coded link in the middle of the loop: rounds hidden states downwards, and gradients upwards."""
+
+    def __init__(self, job: "JobSpec") -> None:
+        self.codec = codec_between(job.train, is_between_sites=True)
+        has_feedback = self.codec is Codec.INT8 and job.train.wire_feedback
+        self.feedback = Feedback(self.codec, num_groups=job.train.reduction_groups) if has_feedback else None
+
+    def carry(self, hidden: Tensor, microbatch: int) -> Tensor:
+        """Return the hidden states that arrive."""
+        carried: Tensor = _Carried.apply(hidden, self, microbatch)  # type: ignore[no-untyped-call]
+        return carried
+
+
+class _Carried(torch.autograd.Function):
+    """The codec both ways; the identity for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, cut: _CodedCut, microbatch: int) -> Tensor:
+        ctx.cut, ctx.microbatch = cut, microbatch
+        return decode(encode(hidden, cut.codec), cut.codec, hidden.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,), cut = gradients, ctx.cut
+        coded = cut.feedback.encode(gradient, ctx.microbatch) if cut.feedback else encode(gradient, cut.codec)
+        return decode(coded, cut.codec, gradient.dtype), None, None
+
+
+def _accumulate(sums: list[Tensor], gradients: Iterable[Tensor]) -> None:
+    """Add to a group's sums, in fp32; the first microbatch begins them."""
+    in_fp32 = [gradient.float() for gradient in gradients]
+    if sums:
+        torch._foreach_add_(sums, in_fp32)
+    else:
+        sums.extend(gradient.contiguous() for gradient in in_fp32)
+
+
+def _clip(gradient: Weights, clip_norm: float) -> None:
+    """Scale the whole model's gradient down to a norm of at most clip_norm."""
+    squares = []
+    for layer in reversed(gradient.values()):
+        of_parameters = [layer[name].double().square().sum() for name in sorted(layer)]
+        squares.append(_fold(torch.stack(of_parameters).tolist()))
+    coefficient = min(1.0, clip_norm / (math.sqrt(_fold(squares)) + 1e-6))
+    for layer in gradient.values():
+        for tensor in layer.values():
+            tensor.mul_(coefficient)
+
+
+def _fold(numbers: list[float]) -> float:
+    """Fold from left to right. `sum` would compensate its rounding since Python 3.12."""
+    return reduce(add, numbers)
+
+
+def _moved(parameters: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in parameters.items()}
+
+
+def _assembled(job: "JobSpec", weights: Weights, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Return the model: layer name to module, with its own parameters that start as copies of the weights."""
+    model = {}
+    for name in job.layers:
+        model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)
+        copies = {parameter: tensor.to(dtype, copy=True) for parameter, tensor in weights[name].items()}
+        model[name].load_state_dict(copies, assign=True)
+        if job.train.compile:
+            compile_layer(model[name])
+    return model

@@ -1,0 +1,124 @@
+"""`headway reference`: the plain loop, from the job file to the files that a run leaves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+import torch
+
+from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.data.data_tokenizer import tokenizer_of
+from headway.daemon.errors import ConfigError, JobFailedError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.node.hardware import memory_bytes
+from headway.daemon.planning.cluster_plan import size
+from headway.daemon.reference.loop import BatchResult, reference
+from headway.daemon.results.metrics_file import MetricsFile
+from headway.daemon.results.model_folder import write_model
+from headway.daemon.results.model_place import check_place
+from headway.stages.data.tokens import TokenShards
+from headway.stages.errors import NonFiniteLossError
+from headway.stages.links.codec import is_rounding
+
+
+def run_reference(
+    job_file: Path,
+    out: Path,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    coded_cuts: Sequence[str] = (),
+    progress: IO[str] | None = None,
+) -> str:
+    """Write DIR/metrics.jsonl and DIR/model/; return which runs have these bits, in a sentence.
+
+    coded_cuts: as for `reference`. progress: stream for a line that overwrites itself.
+
+    Raises ConfigError, DataError and JobFailedError.
+    """
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise ConfigError("this machine has no CUDA device that torch can use", "--device cuda")
+    chosen = "cuda" if device != "cpu" and has_cuda else "cpu"
+    cache_dir = default_cache_dir()
+    spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
+    _check_cuts(spec, coded_cuts)
+    _check_memory(spec, str(job_file), chosen)
+    shards = data_folder(spec.data.source, cache_dir)
+    tokens = TokenShards.open(shards, expected_sha256=spec.data.sha256)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
+        ) from error
+    check_place(out / "model")
+    with MetricsFile(out / "metrics.jsonl") as metrics:
+
+        def on_batch(result: BatchResult) -> None:
+            metrics.append(
+                batch=result.batch, loss=result.loss, tokens=result.tokens, seconds=result.seconds, generation=0
+            )
+            if progress is not None:
+                progress.write(f"\rbatch {result.batch + 1}/{spec.train.batches}  loss {result.loss:.4f} ")
+                progress.flush()
+
+        try:
+            weights = reference(spec, tokens, on_batch=on_batch, coded_cuts=coded_cuts, device=chosen)
+        except NonFiniteLossError as error:
+            raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
+    if progress is not None:
+        progress.write("\n")
+    write_model(
+        out / "model",
+        spec.model,
+        weights=weights,
+        sequence_length=spec.train.sequence_length,
+        tokenizer=tokenizer_of(shards, tokens.index),
+    )
+    return _comparable(spec, coded_cuts)
+
+
+def _check_memory(spec: JobSpec, source: str, device: str) -> None:
+    """Raise ConfigError for a model that this process cannot hold: the plain loop has all of it in memory."""
+    groups = spec.train.reduction_groups
+    needed = sum(cost.resident_bytes + groups * cost.group_bytes + cost.activation_bytes for cost in layer_costs(spec))
+    memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else memory_bytes()
+    if needed > memory:
+        what = f"weights, optimizers and one microbatch take {size(needed)}, and this machine has {size(memory)}"
+        raise ConfigError(f"{what}; the reference needs them all at once, so make the job smaller", f"{source}:model")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out: torch has its own class for CUDA alone."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+
+
+def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
+    """Raise ConfigError for cuts that no coded link of this job can have."""
+    if cuts and not is_rounding(spec.train):
+        raise ConfigError("this job's links round nothing, so cuts change no bit: leave the option out", "--coded-cuts")
+    for cut in cuts:
+        if cut not in spec.layers[1:]:
+            raise ConfigError(
+                f"no stage after the first can begin with {cut!r}; name layers from {spec.layers[1]} to "
+                f"{spec.layers[-1]}",
+                "--coded-cuts",
+            )
+
+
+def _comparable(spec: JobSpec, cuts: Sequence[str]) -> str:
+    train = spec.train
+    if not is_rounding(train):
+        return "every run of this job on one arithmetic class has these bits"
+    if cuts:
+        return f"runs under one plan whose coded links end at {', '.join(cuts)} have these bits, others do not"
+    return (
+        f'wire = "{train.wire}" rounds frames on coded links: only runs without such links have these bits; '
+        "--coded-cuts names the layers where they end (`headway status --json`: coded_cuts)"
+    )

@@ -1,0 +1,282 @@
+"""The report of a job: one value made from its records. Pure; `--json` prints it unchanged."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headway.daemon.coordination.queue_order import queue
+from headway.daemon.costs.link_choice import PlannedLink, planned_links
+from headway.daemon.records.ailments import job_ailment
+from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
+from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
+from headway.daemon.reports.link_waits import link_waits
+from headway.daemon.reports.safety_report import SafetyReport, report_safety
+from headway.daemon.view.cluster_view import ClusterView, JobView
+
+SCHEMA_VERSION = 1
+NO_FASTER_PLAN = "no other plan is predicted to be clearly faster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One worker of the plan in force, or of the next."""
+
+    index: int
+    """Index of its stage."""
+    node: str
+    device: int
+    layers: tuple[str, ...]
+    depth: int
+    worker: str
+    """The worker's state: `ready`, `running`, `stopped`, `failed`; empty while it has reported nothing."""
+    replica: int = 1
+    """Number of the replica within its stage, from 1."""
+    num_replicas: int = 1
+    groups: tuple[int, ...] = ()
+    """Reduction groups whose microbatches the worker computes; empty: all."""
+
+    @property
+    def name(self) -> str:
+        """`stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
+        note = f" (replica {self.replica} of {self.num_replicas})" if self.num_replicas > 1 else ""
+        return f"stage {self.index} on {self.node}{note}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """The state of a job. Absent numbers are None."""
+
+    schema: int = SCHEMA_VERSION
+    name: str
+    phase: str
+    desired: str
+    reason: str
+    error: str
+    generation: int
+    timeline: int | None
+    batch: int | None
+    """Last batch whose loss is known."""
+    batches: int
+    loss: float | None
+    """Loss of `batch`."""
+    tokens_per_second: float | None
+    seconds_left: float | None
+    exact: bool | None
+    exact_reason: str
+    plan_reason: str
+    """Reason of the plan in force."""
+    layers: tuple[str, ...]
+    stages: tuple[StageReport, ...]
+    next_stages: tuple[StageReport, ...]
+    checkpoint_boundary: int | None
+    checkpoint_url: str
+    submitted_at: float
+    since: float
+    planning_since: float = 0.0
+    """Seconds since the epoch; 0: the job waits for no plan to be computed."""
+    codecs: tuple[str, ...] = ()
+    """Codecs of the plan in force or the next, as in PlanRecord."""
+    coded_cuts: tuple[str, ...] = ()
+    """Value for `headway reference --coded-cuts` that gives the bits of a run under this plan alone."""
+    no_better_plan: str = ""
+    """Reason why no other plan is taken while the job runs."""
+    parent: str = ""
+    """Parent of the job, as in SpecRecord."""
+    provisional_from: int | None = None
+    """First batch that would be recomputed if a node were lost now."""
+    safety: SafetyReport = field(default_factory=SafetyReport)
+    links: tuple[PlannedLink, ...] = ()
+    """Links of the plan in force or the next, each with its kind and the reason for it."""
+    goodput: GoodputReport = field(default_factory=lambda: GoodputReport(useful_share=None, seconds={}))
+    ailments: tuple[str, ...] = ()
+    """Faults on the nodes of its plan, and whatever keeps the leader from deciding about the job."""
+    waits: tuple[str, ...] = ()
+    """Sentences that name the neighbours that wait for each other, and the pairs that cannot talk."""
+    user: str = ""
+    """User to whose share of the cluster the job counts."""
+    priority: int = 0
+    queue_position: int | None = None
+    """Position among the jobs that wait for devices, from 1; None: the job does not wait."""
+    queue_length: int = 0
+
+
+def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
+    """Return the report of a job whose spec is known, with the nodes that are up."""
+    spec = job.spec
+    assert spec is not None, "a job without its spec is not shown"
+    phase, progress, plan = job.phase, job.progress, job.plan
+    batch = progress.batch if progress else None
+    if job.checkpoint is not None and job.checkpoint.boundary:
+        batch = max(batch if batch is not None else -1, job.checkpoint.boundary - 1)
+    rate = progress.tokens_per_second if progress and plan else None
+    left = None
+    if batch is not None and rate:
+        left = max(0, spec.train.batches - 1 - batch) * spec.train.tokens_per_batch / rate
+    told = plan or job.next
+    is_exact, exact_reason = _exactness(job)
+    safety = report_safety(job, nodes, batch=batch)
+    return JobReport(
+        name=job.name,
+        phase=phase.phase.value,
+        desired=job.desired.state.value,
+        reason=phase.reason,
+        error=phase.error,
+        generation=plan.generation if plan else phase.generation,
+        timeline=plan.timeline if plan else None,
+        batch=batch,
+        batches=spec.train.batches,
+        loss=progress.loss if progress and progress.batch == batch else None,
+        tokens_per_second=rate,
+        seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
+        exact=is_exact,
+        exact_reason=exact_reason,
+        plan_reason=told.reason if told else "",
+        layers=spec.layers,
+        stages=_stages(job, plan),
+        next_stages=_stages(job, job.next),
+        checkpoint_boundary=job.checkpoint.boundary if job.checkpoint else None,
+        checkpoint_url=job.checkpoint.url if job.checkpoint else "",
+        submitted_at=job.submission.submitted_at if job.submission else 0.0,
+        since=phase.since,
+        planning_since=phase.planning_since,
+        codecs=told.codecs if told else (),
+        coded_cuts=told.coded_cuts if told else (),
+        no_better_plan=(phase.outlook or NO_FASTER_PLAN) if phase.phase is Phase.RUNNING else "",
+        parent=job.submission.parent if job.submission else "",
+        provisional_from=max(0, batch + 1 - safety.lag) if batch is not None and safety.lag else None,
+        safety=safety,
+        links=planned_links(spec, told, nodes) if told else (),
+        goodput=report_goodput(job),
+        ailments=_ailments(job, nodes),
+        user=job.user,
+        priority=job.priority,
+    )
+
+
+def report_in(view: ClusterView, job: JobView) -> JobReport:
+    """Return the report of a job in a view, with its place in the queue and what blocks a decision about it."""
+    return reports_in(view, [job])[0]
+
+
+def reports_in(view: ClusterView, jobs: Iterable[JobView]) -> list[JobReport]:
+    """Return the reports of several jobs in a view."""
+    waiting = queue(view, now=view.usage.at or 0.0)
+    places = {job.name: place for place, job in enumerate(waiting, start=1)}
+    return [_report_in(view, job, places) for job in jobs]
+
+
+def _report_in(view: ClusterView, job: JobView, places: Mapping[str, int]) -> JobReport:
+    report, why = report_job(job, view.nodes), view.why_set_aside(job.name)
+    report = replace(report, waits=tuple(link_waits(view, job)))
+    if job.name in places:
+        report = replace(report, queue_position=places[job.name], queue_length=len(places))
+    return (
+        replace(report, ailments=(f"the coordinator cannot decide about this job: {why}", *report.ailments))
+        if why
+        else report
+    )
+
+
+def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
+    """Return faults of the job first, then of its plan's nodes."""
+    mine = job_ailment(job.name)
+    names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
+    of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
+    of_nodes = [
+        f"node {name}: {what} {sentence}"
+        for name in names
+        if name in nodes
+        for what, sentence in nodes[name].ailments.items()
+        if not what.startswith(job_ailment(""))
+    ]
+    return (*of_job, *of_nodes)
+
+
+def _exactness(job: JobView) -> tuple[bool | None, str]:
+    """Return whether the job's bits equal the plain loop's, and why, from its plan or its checkpoint; None: unknown."""
+    told = job.plan or job.next
+    if told is not None:
+        return told.is_exact, told.exact_reason
+    checkpoint = job.checkpoint
+    if checkpoint is None or not (classes := checkpoint.arithmetic_classes):
+        return None, ""
+    if checkpoint.was_rounded:
+        return False, "wire compression has rounded what some of its links carried"
+    if len(classes) == 1:
+        return True, f"all its workers had one arithmetic class ({classes[0]})"
+    return False, f"it ran on several arithmetic classes: {'; '.join(classes)}"
+
+
+def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
+    if plan is None:
+        return ()
+    workers = job.workers_of(plan)
+    return tuple(
+        StageReport(
+            index=index,
+            node=plan.stages[position].node,
+            device=plan.stages[position].device_index,
+            layers=plan.stages[position].layers,
+            depth=plan.stages[position].depth,
+            worker=workers[position].state.value if position in workers else "",
+            replica=number,
+            num_replicas=len(positions),
+            groups=plan.stages[position].groups,
+        )
+        for index, positions in enumerate(plan.replicas)
+        for number, position in enumerate(positions, start=1)
+    )
+
+
+def layer_range(layers: Sequence[str]) -> str:
+    """Return consecutive layers in few characters: `embed, block.0-3`."""
+    blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
+    parts = ["embed"] if "embed" in layers else []
+    if blocks:
+        parts.append(f"block.{blocks[0]}" + (f"-{blocks[-1]}" if len(blocks) > 1 else ""))
+    if "head" in layers:
+        parts.append("head")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as `42 s`, `3:05` or `2:03:05`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, last = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{last:02d}" if hours else f"{minutes}:{last:02d}"
+
+
+def planning_note(report: JobReport, now: float) -> str:
+    """Return `planning since 3 s`, or an empty text. now: seconds since the epoch."""
+    since = report.planning_since
+    return f"planning since {duration(max(now - since, 0.0))}" if since else ""
+
+
+def queue_note(report: JobReport) -> str:
+    """Return `2 of 3 in the queue`, or an empty text."""
+    if report.queue_position is None:
+        return ""
+    return f"{report.queue_position} of {report.queue_length} in the queue"
+
+
+def report_line(report: JobReport, *, now: float) -> str:
+    """Return the job on one line, for logs and pipes. now: seconds since the epoch."""
+    parts = [f"{report.name}: {report.phase}"]
+    if report.batch is not None:
+        parts.append(f"batch {report.batch + 1}/{report.batches}")
+    if report.loss is not None:
+        parts.append(f"loss {report.loss:.4f}")
+    if report.tokens_per_second:
+        parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    if report.stages:
+        nodes = dict.fromkeys(stage.node for stage in report.stages)
+        parts.append(f"generation {report.generation} on {', '.join(nodes)}")
+    if report.goodput.useful_share is not None:
+        parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
+    if report.seconds_left:
+        parts.append(f"{duration(report.seconds_left)} left")
+    notes = (queue_note(report), planning_note(report, now), report.reason, *report.waits[:1], *report.ailments[:1])
+    parts += [text for text in notes if text]
+    return " · ".join(parts)

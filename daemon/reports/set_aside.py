@@ -1,0 +1,17 @@
+"""Lists records in etcd that cannot be read. Pure."""
+
+from headway.daemon.records.keys import Keys
+from headway.daemon.terminal import printable_name
+from headway.daemon.view.cluster_view import ClusterView
+
+MAX_LINES = 20
+
+
+def set_aside_lines(view: ClusterView, *, job: str = "") -> list[str]:
+    """Return a line for each record that is set aside. job: only the records of this job."""
+    prefix = Keys.job(job) if job else ""
+    keys = sorted(key for key in view.unreadable if key.startswith(prefix))
+    lines = [
+        f"set aside: {printable_name(key)}: {printable_name(view.unreadable[key].reason)}" for key in keys[:MAX_LINES]
+    ]
+    return lines + ([f"set aside: {len(keys) - MAX_LINES} more"] if len(keys) > MAX_LINES else [])

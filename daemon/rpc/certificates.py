@@ -1,0 +1,183 @@
+"""A certificate authority in a folder: for the life of a local cluster, or for people who set up their own.
+
+Keys are elliptic (P-256), so that one is made in a millisecond. A certificate bears its node's name, which is what
+peers check (stages/sockets/tls_identity.py), and serves both ends of a connection: every Headway process is both.
+"""
+
+import ipaddress
+import os
+import shutil
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from headway.daemon.errors import ConfigError
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+
+CA_KEY_FILE = "ca-key.pem"
+THROW_AWAY_VALIDITY = timedelta(days=30)
+CLOCK_SKEW = timedelta(hours=1)
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+class CertificateAuthority:
+    """Signs certificates with the key in its folder. The folder is 0700, its keys are 0600."""
+
+    def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self.directory = directory
+        self._certificate = certificate
+        self._key = key
+
+    @classmethod
+    def create(cls, directory: Path, *, validity: timedelta = THROW_AWAY_VALIDITY) -> Self:
+        """Make an authority in a folder, which is made if needed. Raises ConfigError when the folder already
+        has one.
+        """
+        if (directory / CA_KEY_FILE).exists():
+            raise ConfigError("has a certificate authority already; take another folder or delete it", str(directory))
+        _make_private_directory(directory)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "headway authority")])
+        key_usage = _key_usage(is_authority=True)
+        certificate = (
+            _builder(name, name, key.public_key(), validity)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(key_usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        _write(directory / CA_KEY_FILE, _key_pem(key))
+        _write(directory / CA_FILE, _certificate_pem(certificate))
+        return cls(directory, certificate, key)
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Return the authority that `create` has made. Raises ConfigError when it is missing or unreadable."""
+        try:
+            certificate = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
+            key = serialization.load_pem_private_key((directory / CA_KEY_FILE).read_bytes(), password=None)
+        except OSError as error:
+            raise ConfigError(f"no certificate authority: {error.strerror}", str(error.filename)) from error
+        except ValueError as error:
+            raise ConfigError("no readable certificate authority", str(directory)) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigError("not an elliptic curve key", str(directory / CA_KEY_FILE))
+        return cls(directory, certificate, key)
+
+    def issue(self, name: str, *, hosts: Iterable[str] = (), validity: timedelta | None = None) -> Path:
+        """Make a certificate for a node, a server or a person: a folder with ca.pem, cert.pem and key.pem.
+
+        hosts: names and addresses in addition to the name itself and the loopback. An older certificate of the name is
+        replaced. Raises ConfigError for a name that cannot be a folder's or that every certificate bears.
+        """
+        if not name or name in {".", "..", *LOCAL_HOSTS} or set(name) & set("/\0:"):
+            raise ConfigError(f"{name!r} cannot be the name of a certificate", str(self.directory))
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+        names = dict.fromkeys([name, *hosts, *LOCAL_HOSTS])
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        validity = validity or self._certificate.not_valid_after_utc - datetime.now(UTC)
+        certificate = (
+            _builder(subject, self._certificate.subject, key.public_key(), validity)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(is_authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in names]), critical=False)
+            .add_extension(authority_key, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        directory = self.directory / name
+        _make_private_directory(directory)
+        _write(directory / KEY_FILE, _key_pem(key))
+        _write(directory / CERTIFICATE_FILE, _certificate_pem(certificate))
+        _write(directory / CA_FILE, _certificate_pem(self._certificate))
+        return directory
+
+    def delete(self) -> None:
+        """Delete the folder with everything in it. Idempotent."""
+        if self.directory.exists():
+            shutil.rmtree(self.directory)
+
+
+def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the names and addresses in a certificate."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return (
+        *found.get_values_for_type(x509.DNSName),
+        *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, validity: timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + validity)
+    )
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass  # a name, then
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(f"{host!r} is neither a host name in ASCII nor an address", "certificate") from error
+
+
+def _make_private_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot be made: {error.strerror}; name another folder", str(directory)) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that no other user may read, not even while it is being written."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,230 @@
+"""Calls to other nodes' daemons: mTLS, a deadline each, errors that name the peer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.errors import RecoveryError
+from headway.daemon.rpc.byte_streams import byte_stream
+from headway.daemon.rpc.keepalive import KEEPALIVE_S, client_keepalive
+from headway.daemon.storage.state_key import StateKey
+from headway.proto import control_pb2, control_pb2_grpc
+from headway.stages.errors import PeerError, ProtocolError, UnavailableError
+from headway.stages.sockets.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.tls_sentences import in_words
+
+MessageT = TypeVar("MessageT")
+
+CALL_TIMEOUT_S = 10.0
+TRACE_TIMEOUT_S = 30.0
+DIAL_TIMEOUT_S = 90.0
+"""Time for a node to dial others, some of which do not answer."""
+FOLDER_TIMEOUT_S = 20.0
+"""Time for a node to write to a store, or to find that it does not answer."""
+TRANSFER_TIMEOUT_S = 600.0
+MAX_MESSAGE_BYTES = 16 << 20
+IDLE_S = 60.0
+"""A connection without a call is closed after this time: its node may have left, and gRPC would dial it for ever."""
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.client_idle_timeout_ms", int(IDLE_S * 1000)),
+)
+_GONE = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # busy: the node already runs its maximum of such calls
+        grpc.StatusCode.ABORTED,  # the peer gave the stream up, because we read too slowly
+    }
+)
+
+
+@dataclass(slots=True)
+class _Line:
+    """A channel to one endpoint, and its users."""
+
+    channel: grpc.aio.Channel
+    num_calls: int = 0
+    """Calls in flight."""
+    used_at: float = 0.0
+
+
+class NodeClient:
+    """The Node service of any node, by endpoint. For one event loop.
+
+    An endpoint has one channel while it is used. The channel is closed when a call got no answer, or when none was made
+    for `IDLE_S`. So a node that has left is not dialled.
+    """
+
+    def __init__(self, identity: TlsIdentity, *, keepalive_s: float = KEEPALIVE_S, idle_s: float = IDLE_S) -> None:
+        self._credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+        self._options = (*_OPTIONS, *client_keepalive(keepalive_s))
+        self._idle_s = idle_s
+        self._lines: dict[NodeEndpoint, _Line] = {}
+        self.heard: dict[str, float] = {}
+        """Time at which each address with a channel sent the last piece of a file."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses with a channel."""
+        return tuple(endpoint.address for endpoint in self._lines)
+
+    async def close(self) -> None:
+        """Close every channel; calls in flight end."""
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await line.channel.close()
+
+    async def describe(self, endpoint: NodeEndpoint, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
+        """Return the identity of the node that answers. Raises PeerError."""
+        request = control_pb2.DescribeRequest()
+        return await self._ask(endpoint, lambda stub: stub.Describe(request, timeout=timeout_s))
+
+    async def status(
+        self, endpoint: NodeEndpoint, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> control_pb2.StatusReply:
+        """Return what a daemon knows of a job, or of all, also while etcd is away. Raises PeerError."""
+        request = control_pb2.StatusRequest(job=job)
+        return await self._ask(endpoint, lambda stub: stub.Status(request, timeout=timeout_s))
+
+    async def dial_peers(self, endpoint: NodeEndpoint, nodes: Iterable[str]) -> control_pb2.DialPeersReply:
+        """Return which registered ports of some nodes a node reaches. Raises PeerError."""
+        request = control_pb2.DialPeersRequest(nodes=nodes)
+        return await self._ask(endpoint, lambda stub: stub.DialPeers(request, timeout=DIAL_TIMEOUT_S))
+
+    async def try_folder(self, endpoint: NodeEndpoint, checkpoint_dir: str) -> control_pb2.TryFolderReply:
+        """Return whether a node can write to a checkpoint folder. Raises PeerError."""
+        request = control_pb2.TryFolderRequest(checkpoint_dir=checkpoint_dir)
+        return await self._ask(endpoint, lambda stub: stub.TryFolder(request, timeout=FOLDER_TIMEOUT_S))
+
+    def probe(
+        self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False
+    ) -> AsyncIterator[control_pb2.ProbeReply]:
+        """Fetch empty bytes from a node to measure the rate. Raises PeerError.
+
+        counted: the first reply has no bytes, but the number of segments that the connection has sent so far.
+        """
+        request = control_pb2.ProbeRequest(num_bytes=num_bytes, counted=counted)
+        return self._read(endpoint, lambda stub: stub.Probe(request, timeout=timeout_s))
+
+    def accompany(self, endpoint: NodeEndpoint, node: str) -> AsyncIterator[control_pb2.AccompanyReply]:
+        """Open a stream that lives as long as the daemon there; keepalive ends it when the machine is gone."""
+        request = control_pb2.AccompanyRequest(node=node)
+        return self._read(endpoint, lambda stub: stub.Accompany(request))
+
+    def fetch_state(
+        self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
+    ) -> AsyncIterator[bytes]:
+        """Yield one layer's file from an offset on, in pieces. RecoveryError: the node does not have it; PeerError
+        otherwise.
+
+        unhurried: no worker waits for it, so it may come slowly, and has no overall deadline: the caller limits the
+        wait for each piece.
+        """
+        request = control_pb2.FetchStateRequest(
+            job=key.job,
+            timeline=key.timeline,
+            boundary=key.boundary,
+            layer=key.layer,
+            offset=offset,
+            forward=forward,
+            unhurried=unhurried,
+        )
+        timeout_s = None if unhurried else TRANSFER_TIMEOUT_S
+        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
+
+    def fetch_data(self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield a token shard, or the index of a whole data set, by its SHA-256. Errors as in `fetch_state`.
+
+        A shard may have any size, so there is no overall deadline: the caller limits the wait for each piece.
+        """
+        request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
+        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request))
+
+    def logs(self, endpoint: NodeEndpoint, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+        """Yield the lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""
+        timeout_s = None if request.follow else TRANSFER_TIMEOUT_S
+        return self._read(endpoint, lambda stub: stub.Logs(request, timeout=timeout_s))
+
+    def journal(
+        self, endpoint: NodeEndpoint, job: str, *, from_batch: int = 0
+    ) -> AsyncIterator[control_pb2.JournalEntry]:
+        """Yield the newest written journal of a job."""
+        request = control_pb2.JournalRequest(job=job, from_batch=from_batch)
+        return self._read(endpoint, lambda stub: stub.Journal(request, timeout=TRANSFER_TIMEOUT_S))
+
+    def trace(
+        self, endpoint: NodeEndpoint, job: str, *, forwarded: bool = False
+    ) -> AsyncIterator[control_pb2.WorkerTrace]:
+        """Return the workers' last operations of a job; forwarded: only of that node. RecoveryError: it has no plan."""
+        request = control_pb2.TraceRequest(job=job, forwarded=forwarded)
+        return self._read(endpoint, lambda stub: stub.Trace(request, timeout=TRACE_TIMEOUT_S))
+
+    async def _ask(self, endpoint: NodeEndpoint, call: Callable[[Any], Awaitable[MessageT]]) -> MessageT:
+        """Return the answer to one call. Raises PeerError."""
+        async with aclosing(self._read(endpoint, lambda stub: _once(call(stub)))) as replies:
+            return await anext(replies)
+
+    def _read(self, endpoint: NodeEndpoint, call: Callable[[Any], AsyncIterator[MessageT]]) -> AsyncGenerator[MessageT]:
+        return self._stream(endpoint, lambda channel: call(control_pb2_grpc.NodeStub(channel)))
+
+    async def _stream(
+        self, endpoint: NodeEndpoint, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
+    ) -> AsyncGenerator[MessageT]:
+        """Yield the answers of a call. The channel of a call without answer is closed, unless others use it."""
+        line = await self._line(endpoint)
+        line.num_calls += 1
+        is_there = False
+        try:
+            async for message in call(line.channel):
+                is_there = True
+                yield message
+            is_there = True
+        except grpc.aio.AioRpcError as error:
+            is_there = error.code() not in _GONE
+            raise _translated(endpoint, error) from error
+        finally:
+            line.num_calls -= 1
+            line.used_at = asyncio.get_running_loop().time()
+            if not is_there:
+                await self._drop(endpoint, line)
+
+    async def _line(self, endpoint: NodeEndpoint) -> _Line:
+        now = asyncio.get_running_loop().time()
+        for other, idle in [(other, line) for other, line in self._lines.items() if now - line.used_at >= self._idle_s]:
+            if other != endpoint:
+                await self._drop(other, idle)
+        if endpoint not in self._lines:
+            options = (*self._options, *expecting(endpoint.name))
+            channel = grpc.aio.secure_channel(endpoint.address, self._credentials, options=options)
+            self._lines[endpoint] = _Line(channel, used_at=now)
+        return self._lines[endpoint]
+
+    async def _drop(self, endpoint: NodeEndpoint, line: _Line) -> None:
+        """Close a channel that no call uses."""
+        if not line.num_calls and self._lines.get(endpoint) is line:
+            del self._lines[endpoint]
+            self.heard.pop(endpoint.address, None)
+            await line.channel.close()
+
+
+async def _once(answer: Awaitable[MessageT]) -> AsyncIterator[MessageT]:
+    yield await answer
+
+
+def _translated(endpoint: NodeEndpoint, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:
+    peer, details = str(endpoint), in_words(error.details() or error.code().name)
+    if error.code() in _GONE:
+        return UnavailableError(peer, details)
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return RecoveryError(peer, details)
+    return ProtocolError(peer, details)

@@ -1,0 +1,156 @@
+"""Brings layer files into a node's store: from other nodes, resumed where a holder failed, or from a checkpoint.
+
+A file whose checksum differs from its registration is dropped. Then its holder is asked for the bytes after the last
+one: that makes the holder check its own file, and delete a damaged one.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+import structlog
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.errors import RecoveryError
+from headway.daemon.records.records import CheckpointFile
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.storage.checkpoint import fetch_from_checkpoint
+from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.stages.errors import PeerError, UnavailableError
+
+log = structlog.get_logger()
+
+SILENCE_S: Final = 10.0
+"""Seconds of silence after which the next holder is asked."""
+MOST_SILENCES: Final = 6
+"""Multiple of that time for a file that does not move while its connection does."""
+
+
+async def fetch_from_nodes(
+    store: StateStore,
+    client: NodeClient,
+    key: StateKey,
+    *,
+    endpoints: Iterable[NodeEndpoint],
+    expected: CheckpointFile,
+    generation: int = 0,
+    uid: str = "",
+    unhurried: bool = False,
+    is_forwarded: bool = False,
+) -> None:
+    """Fetch a file from the first holder that gives it, continuing at the next where one failed.
+
+    unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: a holder without the file reads it
+    where it can, also from the checkpoint folder.
+
+    Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
+    come stay for the next attempt, until the file is abandoned.
+    """
+    incoming = store.receive(key, size_bytes=expected.size_bytes)
+    reasons = []
+    for endpoint in endpoints:
+        try:
+            await download(client, endpoint, key, incoming, expected, unhurried=unhurried, is_forwarded=is_forwarded)
+            store.adopt(
+                key,
+                incoming.path,
+                size_bytes=expected.size_bytes,
+                checksum=expected.checksum,
+                generation=generation,
+                uid=uid,
+            )
+        except (PeerError, RecoveryError) as error:
+            log.warning("state_fetch_failed", key=str(key), peer=endpoint.address, error=str(error))
+            reasons.append(str(error))
+            continue
+        log.info("state_fetched", key=str(key), peer=endpoint.address, size_bytes=expected.size_bytes)
+        return
+    raise RecoveryError(str(key), "; ".join(reasons) or "no node holds it")
+
+
+async def fetch_checkpointed(
+    store: StateStore,
+    threads: FileThreads,
+    key: StateKey,
+    *,
+    url: str,
+    expected: CheckpointFile,
+    generation: int = 0,
+    uid: str = "",
+) -> None:
+    """Fetch a file from the folder of a checkpoint. Raises RecoveryError, naming the file there."""
+    store.require_room(expected.size_bytes, str(key), held=key)
+    path = store.path_of(key)
+    await threads.run(url, lambda beat: fetch_from_checkpoint(url, key.layer, expected, path, beat=beat))
+    store.adopt(key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid)
+    log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
+
+
+async def download(
+    client: NodeClient,
+    endpoint: NodeEndpoint,
+    key: StateKey,
+    incoming: IncomingFile,
+    expected: CheckpointFile,
+    *,
+    unhurried: bool = False,
+    is_forwarded: bool = False,
+) -> None:
+    """Download a file from one holder, verified and in place, but into no store. Raises PeerError or RecoveryError."""
+    offset = incoming.offset
+    try:
+        pieces = client.fetch_state(endpoint, key, offset=offset, forward=is_forwarded, unhurried=unhurried)
+        async for piece in in_time(endpoint, pieces, heard=client.heard):
+            incoming.append(piece, offset=offset)
+            offset += len(piece)
+        await asyncio.to_thread(incoming.verify, expected.checksum)
+    except RecoveryError:
+        if not is_forwarded:
+            await _let_it_check(client, endpoint, key, expected)
+        raise
+    incoming.put_in_place()
+
+
+async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKey, expected: CheckpointFile) -> None:
+    try:
+        async for _ in in_time(endpoint, client.fetch_state(endpoint, key, offset=expected.size_bytes)):
+            pass
+    except (PeerError, RecoveryError) as error:
+        log.warning("holder_checked_its_file", key=str(key), peer=endpoint.address, error=str(error))
+
+
+async def in_time(
+    endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], *, heard: dict[str, float] | None = None
+) -> AsyncIterator[bytes]:
+    """Yield the pieces as they come. Raises UnavailableError when the next one does not.
+
+    heard: when each address sent the last piece of any file. On a slow line the pieces of many files take turns. So a
+    file is not given up while its connection delivers others, or only after MOST_SILENCES times as long.
+    """
+    heard = {} if heard is None else heard
+    while True:
+        piece = await _next_in_time(endpoint, pieces, heard)
+        if piece is None:
+            return
+        heard[endpoint.address] = time.monotonic()
+        yield piece
+
+
+async def _next_in_time(endpoint: NodeEndpoint, pieces: AsyncIterator[bytes], heard: dict[str, float]) -> bytes | None:
+    asked = time.monotonic()
+    coming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(pieces, None))
+    try:
+        while not coming.done():
+            silent_from = min(max(asked, heard.get(endpoint.address, 0.0)), asked + (MOST_SILENCES - 1) * SILENCE_S)
+            left_s = silent_from + SILENCE_S - time.monotonic()
+            if left_s <= 0:
+                raise UnavailableError(str(endpoint), f"sent nothing for {time.monotonic() - silent_from:.3g} s")
+            await asyncio.wait({coming}, timeout=left_s)
+        return coming.result()
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait({coming})

@@ -1,0 +1,1 @@
+"""How a daemon's activities run, restart after errors and write their log."""

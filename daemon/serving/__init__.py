@@ -1,0 +1,1 @@
+"""What a daemon answers: RPCs of other daemons and of the command line, and Prometheus."""

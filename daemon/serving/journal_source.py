@@ -1,0 +1,132 @@
+"""Finds the newest written journal of a job: in this node's store, on another node or in the checkpoint."""
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.records.records import CheckpointFile
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.transfer import download
+from headway.daemon.situation.boundaries import lineage_of, restorable
+from headway.daemon.storage.checkpoint import fetch_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.proto import control_pb2
+from headway.stages.errors import DamagedFileError, PeerError
+from headway.stages.ids import Boundary
+from headway.stages.state.journal import JournalRow
+from headway.stages.state.layer_file import read_journal
+
+log = structlog.get_logger()
+
+
+class JournalSource:
+    """Finds, fetches and reads journals. A journal ends at a boundary, so its content is final on its timeline."""
+
+    def __init__(
+        self, *, node: str, view: ClusterView, store: StateStore, client: NodeClient, checkpoint_root: Path | None
+    ) -> None:
+        self._node = node
+        self._view = view
+        self._store = store
+        self._client = client
+        self._checkpoint_root = checkpoint_root
+        self._reads = FileThreads("journals")
+
+    async def newest(self, job_name: str) -> list[control_pb2.JournalEntry]:
+        """Return all batches of the newest available journal; none when no journal was written yet.
+
+        Raises RecoveryError when there is no such job, or no journal of it is available.
+        """
+        job = self._view.jobs.get(job_name)
+        if job is None:
+            raise RecoveryError(job_name, "there is no such job")
+        keys = self._known(job)
+        reasons = []
+        for key in sorted(keys, key=lambda key: (key.boundary, key.timeline), reverse=True):
+            try:
+                return await self._read(job, key)
+            except (RecoveryError, PeerError, DamagedFileError, OSError) as error:
+                log.warning("journal_not_read", key=str(key), error=str(error))
+                reasons.append(str(error))
+        if reasons:
+            raise RecoveryError(f"journal of {job_name}", "; ".join(reasons))
+        return []
+
+    def _known(self, job: JobView) -> set[StateKey]:
+        """Return the journals of this submission's own past.
+
+        Journals on nodes count when their boundary is restorable, or when the job has no past on nodes any more:
+        batches that a failure could still undo are not reported as final.
+        """
+        own = lineage_of(job)
+        places = set(restorable(job, self._view.nodes)) if own is not None else self._last(job)
+        if job.checkpoint is not None and JOURNAL in job.checkpoint.files:
+            places.add((job.checkpoint.timeline, job.checkpoint.boundary))
+        return {StateKey(job.name, *place, JOURNAL) for place in places}
+
+    def _last(self, job: JobView) -> set[Place]:
+        uid = job.submission.uid if job.submission is not None else ""
+        held = {
+            (key.timeline, key.boundary)
+            for key, file in self._store.contents.items()
+            if key.job == job.name and key.layer == JOURNAL and file.uid == uid
+        }
+        return held | {place for place in job.state if job.holders(*place, JOURNAL)}
+
+    async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
+        if (file := self._store.get(key)) is not None:
+            return await asyncio.to_thread(_entries, file.path, _as_written(job, key))
+        with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
+            path = Path(folder) / f"{JOURNAL}.safetensors"
+            holders = job.holders(key.timeline, key.boundary, JOURNAL)
+            failure = RecoveryError(str(key), "the nodes that held it are gone")
+            for name, held in sorted(holders.items()):
+                if name not in self._view.nodes or name == self._node:
+                    continue
+                expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
+                endpoint = self._view.nodes[name].endpoint
+                incoming = IncomingFile(str(key), path, size_bytes=expected.size_bytes)
+                try:
+                    await download(self._client, endpoint, key, incoming, expected)
+                except (PeerError, RecoveryError) as error:
+                    failure = RecoveryError(str(key), str(error))
+                    continue
+                return await asyncio.to_thread(_entries, path, key)
+            checkpoint = job.checkpoint
+            if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+                raise failure
+            url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
+            expected = checkpoint.files[JOURNAL]
+            await self._reads.run(url, lambda beat: fetch_from_checkpoint(url, JOURNAL, expected, path, beat=beat))
+            return await asyncio.to_thread(_entries, path, _as_written(job, key))
+
+
+def _as_written(job: JobView, key: StateKey) -> StateKey:
+    """Return the key under which a file was written: the parent's, in a checkpoint from which a job started."""
+    checkpoint = job.checkpoint
+    if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+        return key
+    return replace(key, job=checkpoint.origin_job or key.job)
+
+
+def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
+    journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
+    return [_entry(row) for row in journal.rows]
+
+
+def _entry(row: JournalRow) -> control_pb2.JournalEntry:
+    return control_pb2.JournalEntry(
+        batch=row.batch,
+        loss=row.loss,
+        tokens=row.tokens,
+        seconds=row.seconds,
+        generation=row.generation,
+        microbatch_losses=row.microbatch_losses,
+    )

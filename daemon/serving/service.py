@@ -1,0 +1,358 @@
+"""The Node service: a daemon's service for other daemons and the command line. TCP, mTLS in both directions."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from headway.daemon.addresses import join_address
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.fault_points import fault_point
+from headway.daemon.records.records import PROTOCOL_VERSION
+from headway.daemon.rpc.byte_streams import add_byte_streams
+from headway.daemon.rpc.keepalive import KEEPALIVE_S, server_keepalive
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
+from headway.daemon.serving.folder_trial import FolderTrial
+from headway.daemon.serving.journal_source import JournalSource
+from headway.daemon.serving.log_files import read_log
+from headway.daemon.serving.status_report import status_reply
+from headway.daemon.serving.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
+from headway.daemon.serving.trace_source import TraceSource
+from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.state_key import StateKey, StoredFile
+from headway.daemon.storage.state_store import StateStore, read_chunks
+from headway.daemon.telemetry.tcp_counters import SentSegments, sent_segments
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.proto import control_pb2, control_pb2_grpc
+from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.sockets.server_limits import Options, server_limits
+from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.state.state_file import content_checksum
+
+log = structlog.get_logger()
+
+NUM_FORWARDED = 4
+"""Number of pieces of files that are read from one checkpoint folder at once, for others."""
+MAX_PROBE_BYTES = 16 << 20
+MAX_REQUEST_BYTES = 1 << 20
+"""Maximum size of a request: requests contain only names."""
+PROBE_CHUNK_BYTES = 256 << 10
+
+
+async def no_workers(device_index: int) -> control_pb2.RecentOperations:
+    """Raise UnavailableError, before a daemon has started its workers."""
+    raise UnavailableError(f"worker {device_index}", "is not up yet")
+
+
+async def no_ways(_: Sequence[str]) -> list[control_pb2.DialledPort]:
+    """Raise UnavailableError, before a daemon is a member of the cluster."""
+    raise UnavailableError("this daemon", "is not a member of the cluster yet")
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeDesk:
+    """The service's sources of answers. `incarnation` and `recent_operations` change in the life of a daemon."""
+
+    node: str
+    incarnation: str
+    view: ClusterView
+    store: StateStore
+    library: DataLibrary
+    client: NodeClient
+    logs_dir: Path
+    checkpoint_root: Path | None
+    is_etcd_reachable: Callable[[], bool]
+    etcd_away_s: Callable[[], float | None] = lambda: None
+    """Seconds for which etcd has been away; None: it is there."""
+    recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
+    """Returns the last operations of a device's worker; raises UnavailableError."""
+    dial_peers: Callable[[Sequence[str]], Awaitable[list[control_pb2.DialledPort]]] = no_ways
+    """Dials registered ports of other nodes; raises UnavailableError."""
+    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
+    clock: Callable[[], float] = time.perf_counter
+    """CLOCK_MONOTONIC, as for the workers' times."""
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the daemon ends."""
+
+
+class NodeService(control_pb2_grpc.NodeServicer):
+    """The gRPC service headway.control.Node."""
+
+    def __init__(self, desk: NodeDesk) -> None:
+        self._desk = desk
+        self._journals = JournalSource(
+            node=desk.node,
+            view=desk.view,
+            store=desk.store,
+            client=desk.client,
+            checkpoint_root=desk.checkpoint_root,
+        )
+        self._reads = FileThreads("forwarded reads", num_at_once=NUM_FORWARDED)
+        self._folders = FolderTrial()
+        self._traces = TraceSource(
+            node=desk.node,
+            view=desk.view,
+            client=desk.client,
+            ask_worker=lambda device_index: desk.recent_operations(device_index),
+            clock=lambda: desk.clock(),
+        )
+
+    async def Describe(self, request: control_pb2.DescribeRequest, context: Any) -> control_pb2.DescribeReply:  # noqa: ARG002, N802
+        """Return this node's identity, and whether it still reaches etcd."""
+        leader = self._desk.view.leader
+        return control_pb2.DescribeReply(
+            node=self._desk.node,
+            incarnation=self._desk.incarnation,
+            protocol=PROTOCOL_VERSION,
+            etcd_reachable=self._desk.is_etcd_reachable(),
+            leader=leader.node if leader is not None else "",
+            clock_s=self._desk.clock(),
+        )
+
+    async def Status(self, request: control_pb2.StatusRequest, context: Any) -> control_pb2.StatusReply:  # noqa: ARG002, N802
+        """Return this daemon's knowledge, also while etcd is away."""
+        desk = self._desk
+        return status_reply(desk.view, node=desk.node, away_s=desk.etcd_away_s(), job=request.job)
+
+    async def Accompany(  # noqa: N802
+        self,
+        request: control_pb2.AccompanyRequest,  # noqa: ARG002
+        context: Any,  # noqa: ARG002
+    ) -> AsyncIterator[control_pb2.AccompanyReply]:
+        """Send one message, then nothing until this daemon ends."""
+        yield control_pb2.AccompanyReply(incarnation=self._desk.incarnation)
+        await self._desk.ending.wait()
+
+    async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.ProbeReply]:  # noqa: N802
+        """Send empty bytes and count lost ones, to measure the way from here."""
+        if request.num_bytes > MAX_PROBE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {MAX_PROBE_BYTES} bytes")
+        if request.counted:
+            sent = sent_segments(context.peer()) or SentSegments(number=0, num_lost=0)
+            yield control_pb2.ProbeReply(num_segments=sent.number, num_lost=sent.num_lost)
+        for offset in range(0, request.num_bytes, PROBE_CHUNK_BYTES):
+            yield control_pb2.ProbeReply(data=bytes(min(PROBE_CHUNK_BYTES, request.num_bytes - offset)))
+
+    async def DialPeers(self, request: control_pb2.DialPeersRequest, context: Any) -> control_pb2.DialPeersReply:  # noqa: N802
+        """Return whether this node reaches other nodes, by their registered ports and nothing else."""
+        ports: list[control_pb2.DialledPort] = []
+        async with _answering(context):
+            ports = await self._desk.dial_peers(request.nodes)
+        return control_pb2.DialPeersReply(ports=ports)
+
+    async def TryFolder(self, request: control_pb2.TryFolderRequest, context: Any) -> control_pb2.TryFolderReply:  # noqa: N802
+        """Return whether this node can write to a checkpoint folder."""
+        async with _answering(context):
+            return await self._folders.answer(request.checkpoint_dir)
+
+    async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
+        """Send one layer's file: from the store or, when asked to forward, from a holder or the checkpoint."""
+        key = StateKey(request.job, request.timeline, request.boundary, request.layer)
+        kind = TransferKind.COPY if request.unhurried else TransferKind.RECOVERY
+        async with _answering(context):
+            async for piece in self._desk.outgoing.send(kind, self._state_pieces(key, request)):
+                yield piece
+
+    async def fetch_data(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[bytes]:
+        """Send a token shard or the index of a data set, by SHA-256, if this node has verified it."""
+        async with _answering(context):
+            path = self._desk.library.find(request.sha256)
+            if path is None:
+                raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._desk.node}")
+            chunks = _in_thread(read_chunks(path, offset=request.offset))
+            async for piece in self._desk.outgoing.send(TransferKind.DATA, chunks):
+                yield piece
+
+    async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
+        """Send the output of a job's workers: of this node, of the named one, or of all."""
+        async with _answering(context):
+            if "/" in request.job or request.job.startswith("."):
+                raise RecoveryError(request.job, "is not a job's name")
+            if request.forwarded or request.node == self._desk.node:
+                async for line in self._own_log(request):
+                    yield line
+                return
+            async for line in self._all_logs(request):
+                yield line
+
+    async def Journal(  # noqa: N802
+        self, request: control_pb2.JournalRequest, context: Any
+    ) -> AsyncIterator[control_pb2.JournalEntry]:
+        """Send the newest written journal of a job, from a batch on."""
+        async with _answering(context):
+            for entry in await self._journals.newest(request.job):
+                if entry.batch >= request.from_batch:
+                    yield entry
+
+    async def Trace(  # noqa: N802
+        self, request: control_pb2.TraceRequest, context: Any
+    ) -> AsyncIterator[control_pb2.WorkerTrace]:
+        """Return the last operations of a job's workers: of this node, or of all."""
+        async with _answering(context):
+            async for trace in self._traces.own(request.job) if request.forwarded else self._traces.all(request.job):
+                yield trace
+
+    async def _state_pieces(self, key: StateKey, request: control_pb2.FetchStateRequest) -> AsyncIterator[bytes]:
+        desk, offset = self._desk, request.offset
+        if (file := desk.store.get(key)) is not None:
+            if offset >= file.size_bytes:
+                await self._check(key, file)
+            fault_point("transfer.file", path=file.path, layer=key.layer, boundary=key.boundary, node=desk.node)
+            async for piece in _in_thread(desk.store.read(key, offset=offset)):
+                fault_point("transfer.chunk", layer=key.layer, offset=offset, boundary=key.boundary, node=desk.node)
+                yield piece
+                offset += len(piece)
+            return
+        if not request.forward:
+            raise RecoveryError(str(key), f"is not held by node {desk.node}")
+        job = desk.view.jobs.get(key.job)
+        if job is None:
+            raise RecoveryError(str(key), "there is no such job")
+        for holder in sorted(job.holders(key.timeline, key.boundary, key.layer)):
+            if holder not in desk.view.nodes or holder == desk.node:
+                continue
+            try:
+                endpoint, unhurried = desk.view.nodes[holder].endpoint, request.unhurried
+                async for piece in desk.client.fetch_state(endpoint, key, offset=offset, unhurried=unhurried):
+                    yield piece
+                    offset += len(piece)
+            except (PeerError, RecoveryError) as error:
+                log.warning("state_not_forwarded", key=str(key), peer=holder, error=str(error))
+                continue
+            return
+        async for piece in self._checkpointed(job, key, offset):
+            yield piece
+
+    async def _check(self, key: StateKey, file: StoredFile) -> None:
+        """Check a file whose reader asks for more than all its bytes: it may differ from its registration.
+
+        Raises RecoveryError, and deletes the file, when it does.
+        """
+        try:
+            is_good = await asyncio.to_thread(content_checksum, file.path) == file.checksum
+        except (DamagedFileError, OSError):
+            is_good = False
+        if not is_good:
+            log.error("damaged_file_dropped", key=str(key))
+            self._desk.store.delete(key)
+            raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has deleted it")
+
+    async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:
+        checkpoint = job.checkpoint
+        if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+            raise RecoveryError(str(key), "no node holds it, and it is not the newest checkpoint's")
+        if key.layer not in checkpoint.files:
+            raise RecoveryError(str(key), f"the checkpoint {checkpoint.url} has no such layer")
+        url = resolve_checkpoint_dir(checkpoint.url, self._desk.checkpoint_root)
+        pieces = read_from_checkpoint(url, key.layer, offset=offset)
+        while piece := await self._reads.run(url, lambda _: next(pieces, b"")):
+            yield piece
+
+    async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+        path = self._desk.logs_dir / f"{request.job}.log"
+        async for text in read_log(path, last_lines=request.last_lines, follow=request.follow):
+            yield control_pb2.LogLine(node=self._desk.node, text=text)
+
+    async def _all_logs(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
+        """Yield this node's lines and those of the others, as they come; a failing node has its own line."""
+        desk = self._desk
+        if request.node and request.node not in desk.view.nodes:
+            raise RecoveryError(f"node {request.node}", "is not in the cluster")
+        names = [request.node] if request.node else sorted({desk.node, *desk.view.nodes})
+        lines: asyncio.Queue[control_pb2.LogLine | None] = asyncio.Queue(maxsize=1000)
+        forwarded = control_pb2.LogsRequest(
+            job=request.job, follow=request.follow, last_lines=request.last_lines, forwarded=True
+        )
+
+        async def pump(name: str) -> None:
+            try:
+                is_ours = name == desk.node
+                source = (
+                    self._own_log(request) if is_ours else desk.client.logs(desk.view.nodes[name].endpoint, forwarded)
+                )
+                async for line in source:
+                    await lines.put(line)
+            except (PeerError, RecoveryError) as error:
+                await lines.put(control_pb2.LogLine(node=name, text=f"(not available: {error})"))
+            finally:
+                await lines.put(None)
+
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(pump(name), name=f"logs of {name}")
+            num_open = len(names)
+            while num_open:
+                if (line := await lines.get()) is None:
+                    num_open -= 1
+                else:
+                    yield line
+
+
+class _answering:  # noqa: N801 (reads as a statement)
+    """Translate errors of the body into gRPC's, in one line each."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, UnavailableError):
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        elif isinstance(error, RecoveryError | ConfigError | DataError | OSError):
+            await self._context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        elif isinstance(error, PeerError):
+            await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+
+async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of a file, read in a thread."""
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        yield piece
+
+
+def bind_node_service(
+    identity: TlsIdentity,
+    host: str,
+    port: int,
+    *,
+    limits: Options | None = None,
+    stream_limits: StreamLimits | None = None,
+    keepalive_s: float = KEEPALIVE_S,
+) -> tuple[grpc.aio.Server, int]:
+    """Return a server on a TCP port (0: any), not started yet, and the port. Raises ConfigError when it is not
+    available.
+
+    limits, stream_limits: its limits before and after TLS, for tests. keepalive_s: the interval of its clients' pings.
+    """
+    limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
+    options = [*limits, *server_keepalive(keepalive_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
+    server = grpc.aio.server(interceptors=[stream_limits or StreamLimits()], options=options)
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
+    )
+    address = join_address(host, port)
+    try:
+        bound = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen at {address}: the port is in use or the address is not this machine's", "listen"
+        ) from error
+    return server, bound
+
+
+def add_node_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
+    """Let a bound server answer from a desk."""
+    service = NodeService(desk)
+    control_pb2_grpc.add_NodeServicer_to_server(service, server)
+    add_byte_streams(server, {"FetchState": service.fetch_state, "FetchData": service.fetch_data})

@@ -1,0 +1,145 @@
+"""Limits the calls that a daemon answers at once, and its wait for a caller that does not read.
+
+A call holds a piece of a file, or of a probe, until its reader has taken it. So each method has a maximum of running
+calls, for one connection and for all. Further calls are refused as busy, and a reader that takes nothing loses its
+stream.
+"""
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import structlog
+
+from headway.stages.sockets.own_sockets import end_connection
+
+log = structlog.get_logger()
+
+STALL_S: Final = 60.0
+"""Time for a reader to take one piece."""
+STREAMS_PER_CONNECTION: Final = 256
+"""Maximum for all methods: gRPC lets further calls of that connection wait at the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimit:
+    """The maximum number of running calls of one method."""
+
+    in_all: int
+    per_connection: int
+
+
+MOST_CALLS: Final = CallLimit(in_all=512, per_connection=64)
+"""Limit of a method without its own."""
+CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
+    "Probe": CallLimit(in_all=8, per_connection=2),
+    "FetchState": CallLimit(in_all=128, per_connection=64),
+    "FetchData": CallLimit(in_all=32, per_connection=8),
+    "Logs": CallLimit(in_all=128, per_connection=32),
+    "Journal": CallLimit(in_all=16, per_connection=8),
+    "DialPeers": CallLimit(in_all=8, per_connection=2),
+    "TryFolder": CallLimit(in_all=8, per_connection=2),
+    "Trace": CallLimit(in_all=16, per_connection=8),
+    "Accompany": CallLimit(in_all=4096, per_connection=8),
+}
+
+
+class BusyError(Exception):
+    """No further call of this method is answered now."""
+
+
+class StalledError(Exception):
+    """A reader does not take the bytes that it requested."""
+
+
+class CallCounts:
+    """The running calls. Pure."""
+
+    def __init__(self, limits: Mapping[str, CallLimit] = CALL_LIMITS) -> None:
+        self._limits = limits
+        self._in_all: Counter[str] = Counter()
+        self._per_connection: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def call(self, method: str, connection: str) -> Iterator[None]:
+        """Count a call while the body runs. Raises BusyError, and counts nothing, when a limit is reached."""
+        limit, key = self._limits.get(method, MOST_CALLS), (method, connection)
+        if self._per_connection[key] >= limit.per_connection:
+            raise BusyError(f"busy: {limit.per_connection} calls of {method} run for this connection already")
+        if self._in_all[method] >= limit.in_all:
+            raise BusyError(f"busy: {limit.in_all} calls of {method} run already")
+        self._in_all[method] += 1
+        self._per_connection[key] += 1
+        try:
+            yield
+        finally:
+            self._in_all[method] -= 1
+            self._per_connection[key] -= 1
+            if not self._per_connection[key]:
+                del self._per_connection[key]
+
+
+class StreamLimits(grpc.aio.ServerInterceptor):
+    """Holds every method of a server to its limits."""
+
+    def __init__(self, *, limits: Mapping[str, CallLimit] = CALL_LIMITS, stall_s: float = STALL_S) -> None:
+        self._counts = CallCounts(limits)
+        self._stall_s = stall_s
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Return the method's handler, inside its limits."""
+        handler = await continuation(details)
+        name = details.method.rpartition("/")[2]
+        if handler is None or handler.request_streaming:
+            return handler
+        wrapped, make = (
+            (self._stream(name, handler.unary_stream), grpc.unary_stream_rpc_method_handler)
+            if handler.response_streaming
+            else (self._unary(name, handler.unary_unary), grpc.unary_unary_rpc_method_handler)
+        )
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _unary(self, name: str, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
+            try:
+                with self._counts.call(name, context.peer()):
+                    return await method(request, context)
+            except BusyError as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+        return answer
+
+    def _stream(
+        self, name: str, method: Callable[[Any, Any], AsyncGenerator[Any]]
+    ) -> Callable[[Any, Any], Awaitable[None]]:
+        assert inspect.isasyncgenfunction(method), f"{name} is not a generator"
+
+        async def answer(request: Any, context: Any) -> None:
+            try:
+                with self._counts.call(name, context.peer()):
+                    await self._write_all(method(request, context), context)
+            except BusyError as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except StalledError as error:
+                # Sent pieces stay in memory until the connection is gone: gRPC cannot take a piece back.
+                peer = context.peer()
+                end_connection(peer)
+                log.warning("reader_dropped", method=name, peer=peer, reason=str(error))
+                await context.abort(grpc.StatusCode.ABORTED, str(error))
+
+        return answer
+
+    async def _write_all(self, pieces: AsyncGenerator[Any], context: Any) -> None:
+        """Write all pieces. Raises StalledError when the reader takes a piece too late."""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                try:
+                    await asyncio.wait_for(context.write(piece), self._stall_s)
+                except TimeoutError as error:
+                    raise StalledError(f"nothing was read for {self._stall_s:g} s") from error

@@ -1,0 +1,1 @@
+"""What the coordinator knows about one job: boundaries, losses, deadlines, the plans that it could have."""

@@ -1,0 +1,237 @@
+"""Caches the plans that decisions need: which are wanted, which exist, and which may still be used. Pure.
+
+A decision never computes a plan. It looks one up, and names a missing plan in `Decision.missing`; the decision is
+repeated when the answer has come. The cluster changes meanwhile, so an answer may be for an earlier question:
+
+- other measurements, but equal devices: the plan is used, and a newer one is requested;
+- other devices: the plan is overtaken, and requested again. After `MAX_OVERTAKEN` in a row, a plan is used if all its
+  devices may still be used, although it ignores later newcomers.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Protocol, Unpack
+
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.plan_question import (
+    Conditions,
+    PlanQuestion,
+    ask,
+    differs_in_measurements_alone,
+    still_answers,
+)
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.planning.predicted_time import predict
+from headway.daemon.records.records import NodeRecord
+
+MAX_OVERTAKEN: Final = 2
+"""Maximum number of successive answers that come too late for the present devices."""
+
+Outcome = ClusterPlan | PlanRefused
+
+
+class Purpose(StrEnum):
+    """The purpose for which a job wants a plan; the last answer is remembered for each."""
+
+    BEST = "best"
+    WITH_FLAPPING_NODES = "with flapping nodes"
+    RECOVERY = "recovery"
+    RECOVERY_WITH_SUSPECTS = "recovery with suspects"
+    RECOVERY_WITH_DRAINING_NODES = "recovery with draining nodes"
+    ON_EVERYTHING = "on everything"
+    CLAIM = "claim"
+    CLAIM_OF_MORE = "claim of more"
+    SHRUNK = "shrunk"
+    SHRUNK_FURTHER = "shrunk further"
+
+
+RECOVERIES: Final = (Purpose.RECOVERY, Purpose.RECOVERY_WITH_SUSPECTS, Purpose.RECOVERY_WITH_DRAINING_NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A plan that a job wants."""
+
+    job: str
+    purpose: Purpose
+    question: PlanQuestion
+
+
+def urgency(request: PlanRequest, *, is_content: bool) -> int:
+    """Order of computation, the lowest first: a job that recovers, then one that waits to start or to leave a node.
+
+    A job that already trains, and could train faster, comes last.
+    """
+    if request.purpose in RECOVERIES:
+        return 0
+    return 2 if is_content else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan that may be used."""
+
+    outcome: Outcome
+    is_current: bool = True
+    """True if the plan answers the present question, measurements included; if not, a newer one is wanted."""
+
+
+class PlanMissingError(Exception):
+    """A decision needs a plan that does not exist yet."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        super().__init__(f"job {request.job} has no {request.purpose} plan yet")
+        self.request = request
+
+
+class Plans(Protocol):
+    """The source of a decision's plans."""
+
+    def find(self, request: PlanRequest) -> Found | None:
+        """Return a plan that may be used now; None: there is none yet."""
+        ...
+
+    def wanted_since(self, job: str) -> float | None:
+        """Return since when a job has missed a plan, by the clock of the decisions; None: it misses none."""
+        ...
+
+
+class PlansAtOnce:
+    """Computes every plan at once when it is requested, for callers that can wait."""
+
+    def find(self, request: PlanRequest) -> Found:
+        """Compute the plan."""
+        return Found(outcome=answer(request.question))
+
+    def wanted_since(self, job: str) -> None:
+        """Return None: nothing is missing."""
+
+
+class Inquiry:
+    """The plans that one decision about one job looks up, and those that it misses."""
+
+    def __init__(self, plans: Plans, job: str) -> None:
+        self._plans = plans
+        self._job = job
+        self.stale: list[PlanRequest] = []
+        """Plans that were used although measurements have changed since."""
+        self._missing: dict[Purpose, PlanMissingError] = {}
+
+    @property
+    def missing(self) -> list[PlanRequest]:
+        """Return the plans without which a decision was impossible."""
+        return [error.request for error in self._missing.values()]
+
+    @property
+    def waits_since(self) -> float | None:
+        """Return since when decisions have missed a plan that this one misses; None: none, or this is the first."""
+        return self._plans.wanted_since(self._job) if self._missing else None
+
+    def plan(
+        self,
+        purpose: Purpose,
+        spec: JobSpec,
+        nodes: Collection[NodeRecord],
+        *,
+        profiles: Profiles,
+        **conditions: Unpack[Conditions],
+    ) -> Outcome:
+        """Return a plan with its seconds by present measurements. Raises PlanMissingError, again for its
+        purpose too.
+        """
+        if purpose in self._missing:
+            raise self._missing[purpose]
+        question = ask(spec, nodes, profiles=profiles, **conditions)
+        request = PlanRequest(job=self._job, purpose=purpose, question=question)
+        found = self._plans.find(request)
+        if found is None:
+            self._missing[purpose] = PlanMissingError(request)
+            raise self._missing[purpose]
+        plan = found.outcome
+        if not found.is_current:
+            self.stale.append(request)
+        if found.is_current or isinstance(plan, PlanRefused):
+            return plan
+        seconds = predict(spec, plan.stages, nodes, profiles=profiles)
+        return plan if seconds is None else replace(plan, predicted_batch_seconds=seconds)
+
+
+@dataclass(slots=True)
+class _Page:
+    """The entry of one job and purpose."""
+
+    question: PlanQuestion | None = None
+    outcome: Outcome | None = None
+    """The last answer, and its question."""
+    num_overtaken: int = 0
+    is_unread: bool = False
+    """True if no decision has been taken since the answer came."""
+    wanted_since: float | None = None
+
+
+class PlanBook:
+    """The plans that a leader has had computed. One owner writes (`answered` and then `decided`); decisions read."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[str, Purpose], _Page] = {}
+
+    def find(self, request: PlanRequest) -> Found | None:
+        """Look a plan up, see Plans."""
+        page = self._pages.get((request.job, request.purpose))
+        if page is None or page.question is None or page.outcome is None:
+            return None
+        if page.question == request.question:
+            return Found(outcome=page.outcome)
+        if differs_in_measurements_alone(page.question, request.question):
+            return Found(outcome=page.outcome, is_current=False)
+        is_patient = page.num_overtaken < MAX_OVERTAKEN
+        if is_patient or isinstance(page.outcome, PlanRefused):
+            return None
+        if not still_answers(page.outcome, page.question, request.question):
+            return None
+        return Found(outcome=page.outcome, is_current=False)
+
+    def wanted_since(self, job: str) -> float | None:
+        """Return the time, see Plans."""
+        waits = [page.wanted_since for (name, _), page in self._pages.items() if name == job]
+        return min((since for since in waits if since is not None), default=None)
+
+    def answered(self, request: PlanRequest, outcome: Outcome) -> None:
+        """Store a computed plan. The next decision shows whether it came in time."""
+        page = self._page(request)
+        page.question, page.outcome, page.is_unread = request.question, outcome, True
+
+    def decided(self, missing: Sequence[PlanRequest], *, jobs: Collection[str], now: float) -> None:
+        """Note a decision. missing: the plans that it needed and did not have. jobs: all present jobs."""
+        for key in [key for key in self._pages if key[0] not in jobs]:
+            del self._pages[key]
+        wanted = {(request.job, request.purpose) for request in missing}
+        for request in missing:
+            self._page(request)
+        for key, page in self._pages.items():
+            if page.is_unread:
+                page.num_overtaken = page.num_overtaken + 1 if key in wanted else 0
+                page.is_unread = False
+            if key not in wanted:
+                page.wanted_since = None
+            elif page.wanted_since is None:
+                page.wanted_since = now
+
+    def knows(self, job: str, purpose: Purpose) -> bool:
+        """Return whether an existing job has requested such a plan."""
+        return (job, purpose) in self._pages
+
+    def forget(self, request: PlanRequest) -> None:
+        """Request a plan again, although none of its inputs has changed."""
+        page = self._pages.get((request.job, request.purpose))
+        if page is not None and page.question == request.question:
+            page.question = page.outcome = None
+
+    def clear(self) -> None:
+        """Forget everything: the next leader begins with an empty cache."""
+        self._pages.clear()
+
+    def _page(self, request: PlanRequest) -> _Page:
+        return self._pages.setdefault((request.job, request.purpose), _Page())

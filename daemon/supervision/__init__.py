@@ -1,1 +1,0 @@
-"""The daemon's side of its workers: processes, their socket, orders and status."""

@@ -1,0 +1,209 @@
+"""Measures the distance of other nodes: round trip, bandwidth and loss, rarely and in small amounts, as one record.
+
+A node of this machine is not measured: memory lies between. With many nodes each one measures only `MAX_PEERS`, those
+of its plans first.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Final
+
+import structlog
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.errors import RecoveryError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import LinkProbe, ProbeRecord
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.stages.errors import PeerError
+
+log = structlog.get_logger()
+
+MAX_PEERS: Final = 16
+NUM_PINGS: Final = 5
+"""Number of pings; the shortest counts: the others waited for something."""
+PROBE_BYTES: Final = 4 << 20
+FAR_S: Final = 5e-3
+"""Round trip above which a lost packet delays its frame."""
+NUM_TRANSFERS: Final = 3
+"""Number of transfers over a far line. The fastest counts, because TCP loses packets until it has found its rate."""
+SLOW_S: Final = 2.0
+"""A transfer that takes longer is the last: finding the rate was a small part of it."""
+FRAME_BYTES: Final = 256 << 10
+NUM_FRAMES: Final = 60
+FRAMES_S: Final = 10.0
+"""Time of all frames together; over a slow line they are fewer."""
+LEAST_LOST: Final = 3
+"""Minimum number of lost packets: fewer are chance."""
+EVERY_S: Final = 900.0
+"""Interval of probes of one peer."""
+RETRY_S: Final = 60.0
+"""Pause after a peer did not answer."""
+PAUSE_S: Final = 2.0
+"""Interval of looks for due peers: probes run one by one."""
+CALL_TIMEOUT_S: Final = 5.0
+TRANSFER_TIMEOUT_S: Final = 30.0
+MOVED: Final = 0.25
+"""A probe that differs by less, relatively, is not reported."""
+LOSS_MOVED: Final = 0.6
+"""The threshold for loss: a dozen packets of ten thousand are counted, or a few more."""
+
+
+def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: bool = False) -> list[NodeRecord]:
+    """Return the peers that a node measures: on other machines, those that share a plan with it first; the rest by lot.
+
+    same_host: also peers of its own machine.
+    """
+    own = view.nodes.get(name)
+    if own is None:
+        return []
+    shared = {
+        stage.node
+        for job in view.jobs.values()
+        for plan in (job.plan, job.next)
+        if plan is not None and any(stage.node == name for stage in plan.stages)
+        for stage in plan.stages
+    }
+    others = [node for node in view.nodes.values() if node.name != name and (same_host or node.host != own.host)]
+    return sorted(others, key=lambda node: (node.name not in shared, _lot(name, node.name)))[:most]
+
+
+def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:
+    """Return whether the probes have news."""
+    if before.keys() != after.keys():
+        return True
+    return any(
+        _differs(before[peer].round_trip_s, probe.round_trip_s)
+        or _differs(before[peer].bytes_per_s, probe.bytes_per_s)
+        or _differs(before[peer].loss, probe.loss, by=LOSS_MOVED)
+        for peer, probe in after.items()
+    )
+
+
+async def measure(client: NodeClient, endpoint: NodeEndpoint) -> LinkProbe:
+    """Return round trip, bytes a second from there, and loss. Raises PeerError and RecoveryError."""
+    round_trips = []
+    for _ in range(NUM_PINGS + 1):  # the first ping opens the connection
+        began = time.perf_counter()
+        await client.describe(endpoint, timeout_s=CALL_TIMEOUT_S)
+        round_trips.append(time.perf_counter() - began)
+    round_trip_s = min(round_trips[1:])
+    is_far = round_trip_s >= FAR_S
+    transfers_s = [await _transfer_s(client, endpoint, PROBE_BYTES)]
+    while is_far and len(transfers_s) < NUM_TRANSFERS and transfers_s[-1] < SLOW_S:
+        transfers_s.append(await _transfer_s(client, endpoint, PROBE_BYTES))
+    return LinkProbe(
+        round_trip_s=_rounded(round_trip_s),
+        bytes_per_s=_rounded(PROBE_BYTES / max(min(transfers_s) - round_trip_s, 1e-6)),
+        loss=_rounded(await _loss(client, endpoint)) if is_far else 0.0,
+    )
+
+
+async def _loss(client: NodeClient, endpoint: NodeEndpoint) -> float:
+    """Return the share of lost packets of frames requested one after the other, so that they fill no queue of
+    the line.
+    """
+    until = time.perf_counter() + FRAMES_S
+    number, num_lost = await _counted(client, endpoint)
+    for _ in range(NUM_FRAMES):
+        await _transfer_s(client, endpoint, FRAME_BYTES)
+        if time.perf_counter() > until:
+            break
+    number_after, num_lost_after = await _counted(client, endpoint)
+    sent, lost = number_after - number, num_lost_after - num_lost
+    return lost / sent if lost >= LEAST_LOST and sent > 0 else 0.0
+
+
+async def _counted(client: NodeClient, endpoint: NodeEndpoint) -> tuple[int, int]:
+    """Return the segments that the other end has sent, and those of them that were lost."""
+    async for reply in client.probe(endpoint, 0, timeout_s=CALL_TIMEOUT_S, counted=True):
+        return reply.num_segments, reply.num_lost
+    return 0, 0
+
+
+async def _transfer_s(client: NodeClient, endpoint: NodeEndpoint, num_bytes: int) -> float:
+    began = time.perf_counter()
+    async for _ in client.probe(endpoint, num_bytes, timeout_s=TRANSFER_TIMEOUT_S):
+        pass
+    return time.perf_counter() - began
+
+
+class Probing:
+    """`run` measures each due peer, one by one."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        incarnation: str,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        client: NodeClient,
+        lease_id: Callable[[], int],
+    ) -> None:
+        self._node = node
+        self._incarnation = incarnation
+        self._etcd = etcd
+        self._cluster = cluster
+        self._client = client
+        self._lease_id = lease_id
+        self._found: dict[str, tuple[str, LinkProbe]] = {}
+        """Peer to its incarnation and its measurement."""
+        self._due_at: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
+            peers = {(node.name, node.incarnation): node for node in peers_of(self._cluster.view, self._node)}
+            self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
+            self._found = {name: found for name, found in self._found.items() if (name, found[0]) in peers}
+            due = [peer for peer in peers if self._due_at.get(peer, 0.0) <= time.monotonic()]
+            if due:
+                await self._probe(peers[due[0]])
+            await self._write()
+
+    async def _probe(self, peer: NodeRecord) -> None:
+        key = (peer.name, peer.incarnation)
+        try:
+            self._found[peer.name] = peer.incarnation, await measure(self._client, peer.endpoint)
+            self._due_at[key] = time.monotonic() + EVERY_S * random.uniform(0.8, 1.2)
+        except (PeerError, RecoveryError) as error:
+            self._due_at[key] = time.monotonic() + RETRY_S
+            log.info("peer_not_probed", peer=peer.name, reason=str(error))
+
+    async def _write(self) -> None:
+        """Write news that the view does not show yet; while etcd is away every look retries."""
+        probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
+        seen = self._cluster.view.probes.get(self._node)
+        known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
+        if not has_moved(known, probes) or not self._cluster.is_reachable:
+            return
+        record = ProbeRecord(incarnation=self._incarnation, peers=probes)
+        alive = Compare.present(Keys.node(self._node))
+        try:
+            await self._etcd.transaction([alive], [Put(Keys.probes(self._node), encode(record), self._lease_id())])
+        except StoreError as error:
+            log.info("probes_not_written", error=str(error))
+
+
+def _lot(name: str, peer: str) -> bytes:
+    """Draw a lot that is equal for both ends, so that one end's measurement serves the other."""
+    return sha256("/".join(sorted((name, peer))).encode()).digest()
+
+
+def _differs(one: float, other: float, *, by: float = MOVED) -> bool:
+    return abs(one - other) > by * max(abs(one), abs(other))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")

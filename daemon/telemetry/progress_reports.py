@@ -1,0 +1,100 @@
+"""Writes the batches that the lead of the last stage reports to etcd, at most once a second."""
+
+import asyncio
+import time
+from collections import deque
+
+import structlog
+
+from headway.daemon.errors import ConflictError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ProgressRecord
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.proto import control_pb2
+
+log = structlog.get_logger()
+
+PERIOD_S = 1.0
+MAX_RECENT = 256
+
+
+class ProgressReports:
+    """Collects progress of any number of jobs; `run` writes the newest of each."""
+
+    def __init__(self, view: ClusterView, etcd: EtcdClient) -> None:
+        self._view = view
+        self._etcd = etcd
+        self._entries: dict[tuple[str, int], deque[control_pb2.JournalEntry]] = {}
+        self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
+
+    def add(self, progress: control_pb2.Progress) -> None:
+        """Add a worker's report; the oldest of very many batches are not shown."""
+        entries = self._entries.setdefault((progress.job, progress.generation), deque(maxlen=MAX_RECENT))
+        entries.extend(progress.entries)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Write until cancelled. News from an outage of etcd is written, shortened, when etcd is back."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            for (job, generation), entries in list(self._entries.items()):
+                if entries and await self._write(job, generation, list(entries)):
+                    self._entries.pop((job, generation), None)
+            await self._rest()
+            if self._entries:
+                self._arrived.set()
+
+    def hurry(self) -> None:
+        """Write all news now: a worker has stopped, and its plan may soon be over."""
+        self._hurry.set()
+
+    async def _rest(self) -> None:
+        self._hurry.clear()
+        try:
+            await asyncio.wait_for(self._hurry.wait(), PERIOD_S)
+        except TimeoutError:
+            return
+
+    async def _write(self, job: str, generation: int, entries: list[control_pb2.JournalEntry]) -> bool:
+        """Write the entries; return whether nothing is left to do about them."""
+        view = self._view.jobs.get(job)
+        if view is None or not _is_news(view, generation, entries[-1].batch):
+            return True  # the plan is over: the journal has these batches
+        seconds = sum(entry.seconds for entry in entries)
+        newest = entries[-1]
+        record = ProgressRecord(
+            generation=generation,
+            batch=newest.batch,
+            loss=newest.loss,
+            tokens_per_second=sum(entry.tokens for entry in entries) / seconds if seconds > 0 else 0.0,
+            recent=tuple((entry.batch, entry.loss) for entry in entries),
+            updated_at=time.time(),
+        )
+        plan_key = Keys.of(job, "plan")
+        conditions = [
+            Compare.unchanged(plan_key, self._view.revision_of(plan_key)),
+            Compare.present(Keys.of(job, "spec")),
+        ]
+        try:
+            await self._etcd.transaction(conditions, [Put(Keys.of(job, "progress"), encode(record))])
+        except ConflictError:
+            return False  # the view will tell whether the plan has changed, or the job's last plan is over
+        except StoreError as error:
+            log.warning("progress_not_written", job=job, error=str(error))
+            return False
+        return True
+
+
+def _is_news(job: JobView, generation: int, batch: int) -> bool:
+    """Return whether a plan's batch is worth a record: the plan is in force, or is the job's last and has just ended.
+
+    A job's end deletes the plan, often before the last losses are written.
+    """
+    if job.plan is not None or job.next is not None:
+        return job.plan is not None and job.plan.generation == generation
+    before = job.progress
+    return before is None or (generation >= before.generation and batch > before.batch)

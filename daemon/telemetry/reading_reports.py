@@ -1,0 +1,100 @@
+"""Reports in etcd how far this node has read a job's data to verify it, so that nobody takes the node for late.
+
+Each node that computes for a job verifies its data while training: any node may have the first stage next.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from headway.daemon.data.library import DataLibrary
+from headway.daemon.errors import StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ReadingRecord
+from headway.daemon.records.records import Phase
+from headway.daemon.view.cluster_view import ClusterView, JobView
+
+PERIOD_S: Final = 2.0
+
+
+class ReadingReports:
+    """The reports of one node."""
+
+    def __init__(
+        self, library: DataLibrary, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]
+    ) -> None:
+        self._library = library
+        self._view = view
+        self._seen: set[str] = set()
+        """Submissions whose data was looked at."""
+        self._etcd = etcd
+        self._node = node
+        self._lease_id = lease_id
+        self._told: set[str] = set()
+        """Keys that etcd may have: of present reads, and of records that could not be taken back."""
+        self._reading: Counter[str] = Counter()
+        """The keys of present reads."""
+
+    async def run_ahead(self) -> None:
+        """Look at the data of the jobs that this node computes for, until cancelled."""
+        while True:
+            for key in self._told - self._reading.keys():
+                if key not in self._reading:  # nor since the last record was taken back
+                    await self._take_back(key)
+            self._seen &= {job.uid for job in self._view.jobs.values()}
+            for job in list(self._view.jobs.values()):
+                if self._computes(job) and job.spec is not None and job.uid not in self._seen:
+                    self._seen.add(job.uid)
+                    await self._library.look_ahead(job.spec.data)
+            await asyncio.sleep(PERIOD_S)
+
+    def _computes(self, job: JobView) -> bool:
+        stages = job.plan.stages if job.plan is not None and job.phase.phase is Phase.RUNNING else ()
+        return any(stage.node == self._node for stage in stages)
+
+    @asynccontextmanager
+    async def telling(self, job: str, sha256: str) -> AsyncIterator[None]:
+        """Report while the body opens the data of a job. A read shorter than PERIOD_S leaves no trace."""
+        key = Keys.reading(job, self._node)
+        telling = asyncio.create_task(self._tell(job, key, sha256), name=f"reading of {job}")
+        self._reading[key] += 1
+        try:
+            yield
+        finally:
+            telling.cancel()
+            try:
+                await asyncio.wait({telling})
+            finally:
+                self._reading = self._reading - Counter([key])
+            if not telling.cancelled():
+                telling.exception()
+            if key in self._told and key not in self._reading:
+                await self._take_back(key)
+
+    async def _take_back(self, key: str) -> None:
+        """Take a record back. While etcd is away this stays due: the record would last as long as this node's lease."""
+        is_done = False
+        self._told.discard(key)  # first, because another read that reports meanwhile notes it again
+        try:
+            with suppress(StoreError):
+                await self._etcd.transaction([], [Delete(key)])
+                is_done = True
+        finally:
+            self._told |= set() if is_done else {key}
+
+    async def _tell(self, job: str, key: str, sha256: str) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            reading = self._library.reading.get(sha256)
+            if reading is None:
+                continue
+            record = ReadingRecord(num_bytes=reading.num_bytes, total_bytes=reading.total_bytes)
+            with suppress(StoreError):
+                put = Put(key, encode(record), self._lease_id())
+                self._told.add(key)
+                await self._etcd.transaction([Compare.present(Keys.of(job, "spec"))], [put])

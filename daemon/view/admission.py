@@ -1,0 +1,79 @@
+"""The last check before a cluster: limits on a submission in etcd, or on a checkpoint's manifest. Pure.
+
+A job file is checked when it is read, and every submission again here: by the client that writes it, and by every
+daemon that reads it. A spec that breaks a rule goes no further than this file.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.rules import check_job
+from headway.daemon.names import is_job_name, is_path_part
+from headway.daemon.records.records import CheckpointRecord, SpecRecord
+from headway.daemon.storage.state_key import JOURNAL
+
+MAX_NUMBER: Final = 2**31 - 1
+"""Maximum of a generation, a timeline, a boundary."""
+MAX_FILE_BYTES: Final = 2**50
+MAX_ANCESTRY: Final = 100_000
+MAX_NAME: Final = 512
+"""Maximum characters of a user with host, or of a job with boundary."""
+
+
+def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
+    """Return a submission in usable form, and the rule that it breaks; empty: none.
+
+    A submission that breaks a rule comes back as a job of default sizes, which can harm nobody.
+    """
+    if not (why := why_refused(record, name)):
+        return record, ""
+    uid = record.uid if is_path_part(record.uid) else ""
+    submitted_by, parent = ("" if _why_no_text(text) else text for text in (record.submitted_by, record.parent))
+    default = JobSpec(job=JobSection(name=name))
+    return replace(record, spec=default, uid=uid, submitted_by=submitted_by, parent=parent), why
+
+
+def why_refused(record: SpecRecord, name: str) -> str:
+    """Return the rule that a submission under a job's name breaks, as `section.key: sentence`; empty: none."""
+    try:
+        check_job(record.spec, "")
+    except ConfigError as error:
+        return str(error).removeprefix(":")
+    if record.spec.job.name != name:
+        return f"job.name: {record.spec.job.name!r} lies under the name {name!r}"
+    if not is_path_part(record.uid):
+        return f"uid: {record.uid[:60]!r} cannot be a folder's name"
+    for key, text in (("submitted_by", record.submitted_by), ("parent", record.parent)):
+        if why := _why_no_text(text):
+            return f"{key}: {why}"
+    return ""
+
+
+def _why_no_text(text: str) -> str:
+    if len(text) > MAX_NAME:
+        return f"has more than {MAX_NAME} characters"
+    return "" if text.isprintable() else f"{text[:60]!r} has a character that cannot be printed"
+
+
+def why_no_checkpoint(checkpoint: CheckpointRecord, spec: JobSpec, *, job: str, generation: int) -> str:
+    """Return the fault of a checkpoint from which a new job would start, as a sentence's end; empty: none."""
+    if not is_job_name(job):
+        return f"its job's name, {job[:60]!r}, is not a job name"
+    for what, number in (
+        ("generation", generation),
+        ("timeline", checkpoint.timeline),
+        ("boundary", checkpoint.boundary),
+    ):
+        if not 0 <= number <= MAX_NUMBER:
+            return f"its {what} is out of range"
+    if odd := sorted(checkpoint.files.keys() - {*spec.layers, JOURNAL}):
+        return f"it names {odd[0][:60]!r}, which is not a layer of its job"
+    for layer, file in checkpoint.files.items():
+        if not 0 <= file.size_bytes <= MAX_FILE_BYTES or len(file.checksum) > 128 or not file.checksum.isalnum():
+            return f"the entry of {layer!r} has an impossible size or checksum"
+    numbers = [number for pair in checkpoint.ancestry[: MAX_ANCESTRY + 1] for number in pair]
+    if len(checkpoint.ancestry) > MAX_ANCESTRY or not all(0 <= number <= MAX_NUMBER for number in numbers):
+        return "its ancestry is out of range"
+    return ""

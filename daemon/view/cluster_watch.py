@@ -1,0 +1,185 @@
+"""Keeps a ClusterView current: lists etcd's content, then follows every change, through outages and compactions."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from headway.daemon.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
+from headway.daemon.etcd.client import EtcdClient, Snapshot
+from headway.daemon.etcd.watch import WatchBatch
+from headway.daemon.records.keys import PREFIX
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.etcd_history import HistoryMark, went_back
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+RETRY_PAUSE_S = 0.5
+AUDIT_PERIOD_S = 60.0
+REFUSED_FOR_S = 60.0
+"""Seconds for which etcd may refuse this client before the refusal is final: a role may be changing."""
+
+_log = structlog.get_logger()
+
+
+class ClusterWatch:
+    """The one owner of a view: `run` applies changes, everybody else reads `view` and waits on `changed`."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        *,
+        view: ClusterView | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        audit_period_s: float = AUDIT_PERIOD_S,
+        refused_for_s: float = REFUSED_FOR_S,
+    ) -> None:
+        self.view = view if view is not None else ClusterView()
+        self.revision = 0
+        """The view holds every change up to this revision; 0: nothing was listed yet. It falls when `view.epoch` rises.
+        """
+        self.version = 0
+        """Number that rises whenever the view or `is_reachable` changes; for `changed`."""
+        self.is_reachable = False
+        self.reachable_since = clock()
+        """Time at which `is_reachable` took its present value."""
+        self.unreachable_reason = "not asked yet"
+        self._client = client
+        self._clock = clock
+        self._audit_period_s = audit_period_s
+        self._refused_for_s = refused_for_s
+        self._refused_since: float | None = None
+        self._mark = HistoryMark()
+        self._signal = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow etcd until cancelled, waiting while it is away.
+
+        Raises InvariantLostError when etcd has refused this client for REFUSED_FOR_S.
+        """
+        while True:
+            try:
+                await self._follow()
+            except StoreError as error:
+                self._refused(error)
+                await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _follow(self) -> None:
+        """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
+        is_audit, pause = False, FIRST_PAUSE_S
+        while True:
+            seen = self._mark
+            listed = await self._list()
+            self._take_listing(listed, seen, is_audit=is_audit)
+            is_audit, started_at = False, self._clock()
+            try:
+                # etcd's watches have lost events in some releases: list again now and then, and compare
+                async with asyncio.timeout(self._audit_period_s * random.uniform(0.9, 1.1)):
+                    async for batch in self._client.watch(PREFIX, from_revision=listed.revision + 1):
+                        self._take_batch(batch)
+            except TimeoutError:
+                is_audit = True
+                continue
+            except CompactedError as error:
+                _log.warning("watch_compacted", etcd=error.target, reason=error.reason)
+            except StoreUnreachableError as error:
+                self._reached(False, f"{error.target} {error.reason}")
+            pause = FIRST_PAUSE_S if self._clock() - started_at > LONGEST_PAUSE_S else min(pause * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    def _refused(self, error: StoreError) -> None:
+        now = self._clock()
+        self._reached(False, f"{error.target} {error.reason}")
+        if self._refused_since is None:
+            self._refused_since = now
+        elif now >= self._refused_since + self._refused_for_s:
+            raise InvariantLostError(f"etcd refuses this daemon for good: {error.reason}", error.target) from error
+
+    async def changed(self, seen: int) -> int:
+        """Return the version when it differs from `seen`. One return may stand for many changes; none is missed."""
+        while self.version == seen:
+            await self._signal.wait()
+        return self.version
+
+    async def caught_up(self, revision: int, *, timeout_s: float) -> bool:
+        """Return True when the view holds every change up to a revision, False when it does not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.revision < revision:
+                    await self._signal.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _list(self) -> Snapshot:
+        while True:
+            try:
+                return await self._client.get_prefix(PREFIX)
+            except StoreUnreachableError as error:
+                self._reached(False, error.reason)
+            except CompactedError as error:
+                _log.info("listing_compacted", reason=error.reason)
+            await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
+
+    def _take_listing(self, listed: Snapshot, seen: HistoryMark, *, is_audit: bool) -> None:
+        """Apply a listing. seen: etcd's progress before the listing was requested; the view has every change
+        up to it.
+        """
+        now, view = self._clock(), self.view
+        revisions = {entry.key: entry.mod_revision for entry in listed.entries}
+        found = HistoryMark(listed.revision, listed.cluster_id, listed.raft_term)
+        known = {key: view.last_revision_of(key) for key in revisions}
+        reason = went_back(seen, found, known=known, listed=revisions)
+        if reason is not None:
+            view.set_in_sight(False, now=now)
+            view.start_anew(now=now)
+            _log.error("etcd_history_went_back", etcd=self._client.target, reason=reason, epoch=view.epoch)
+        elif is_audit:
+            missed = [key for key, revision in revisions.items() if known[key] < revision <= seen.revision]
+            if missed:
+                _log.error("watch_missed_changes", keys=missed[:10], num_keys=len(missed), revision=seen.revision)
+        for entry in listed.entries:
+            view.apply(
+                entry.key, entry.value, mod_revision=entry.mod_revision, create_revision=entry.create_revision, now=now
+            )
+        for key in [key for key in view.revisions if key not in revisions]:
+            view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
+        view.forget_deleted(below=listed.revision)
+        view.forget_absent(now=now)
+        self._mark = found
+        self.revision = listed.revision
+        self._reached(True, "")
+        self._bump()
+
+    def _take_batch(self, batch: WatchBatch) -> None:
+        now = self._clock()
+        for event in batch.events:
+            self.view.apply(
+                event.key, event.value, mod_revision=event.mod_revision, create_revision=event.create_revision, now=now
+            )
+        self._mark = replace(self._mark, revision=batch.revision)
+        self.revision = batch.revision
+        self._bump()
+
+    def _reached(self, is_reachable: bool, reason: str) -> None:
+        self.unreachable_reason = reason
+        self.view.set_in_sight(is_reachable, now=self._clock())
+        if is_reachable is self.is_reachable:
+            return
+        if is_reachable:
+            self._refused_since = None
+        self.is_reachable = is_reachable
+        self.reachable_since = self._clock()
+        if is_reachable:
+            _log.info("etcd_reached", etcd=self._client.target)
+        else:
+            _log.warning("etcd_lost", etcd=self._client.target, reason=reason)
+        self._bump()
+
+    def _bump(self) -> None:
+        self.version += 1
+        signal, self._signal = self._signal, asyncio.Event()
+        signal.set()

@@ -1,0 +1,1 @@
+"""The daemon's side of its worker processes: their socket, orders and status."""

@@ -1,0 +1,278 @@
+"""Knows which worker process computes on which device, and the spares that wait to take over.
+
+A spare has imported everything and touched no device. When a worker dies, the spare becomes that device's worker at
+once, so a death costs no start of Python. The next spare follows after a pause for the node.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headway.daemon.records.records import Device
+from headway.daemon.workers.liveness import Liveness
+from headway.daemon.workers.priority import lower_priority, restore_priority
+from headway.daemon.workers.process import WorkerProcess
+from headway.daemon.workers.service import WorkerStream
+from headway.daemon.workers.status import SPARE_INDEX, Failure, WorkerStatus
+from headway.proto import control_pb2
+from headway.stages.stage.allocator import with_large_pages
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_S: Final = 0.5
+MAX_BACKOFF_S: Final = 30.0
+HEALTHY_AFTER_S: Final = 60.0
+"""A worker that lived this long is replaced without delay."""
+CODE_DIR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
+SPARE_PAUSE_S: Final = 1.0
+"""Time for which a generation runs before the first spare takes CPU time from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The settings of every worker of a node."""
+
+    node: str
+    host: str
+    """Host where it listens for its neighbours."""
+    certificates: Path
+    ports: str = ""
+    """Ports where it may listen, such as 7100-7107; empty: any free port."""
+    runtime_dir: Path
+    """Private folder for the socket."""
+    output_dir: Path
+    """Folder of the workers' printed output."""
+    logs_dir: Path
+    history_dir: Path | None = None
+    num_spares: int = 1
+    is_to_be_measured: Callable[[Device], bool] = lambda _device: False
+    """True if a device's speed is not known yet."""
+
+    @property
+    def socket_path(self) -> Path:
+        """Return the socket where workers attach."""
+        return self.runtime_dir / "workers.sock"
+
+    @property
+    def code_dir(self) -> Path:
+        """Return the private folder of code compiled for jobs, for the node's next process. Private, because it is
+        executed.
+        """
+        return self.output_dir.with_name("compiled")
+
+
+class WorkerHandle:
+    """One device's worker, or a spare: its present process, its stream, and its status."""
+
+    def __init__(self, device: Device, index: int) -> None:
+        self.device = device
+        self.index = index
+        self.status = WorkerStatus(device_index=index)
+        self.process: WorkerProcess | None = None
+        self.stream: WorkerStream | None = None
+        self.liveness = Liveness(0.0)
+        self.heartbeat = control_pb2.Heartbeat()
+        """The newest heartbeat of this process."""
+        self.last_words = control_pb2.Refused()
+        """The error with which its process said it would end."""
+        self.num_quick_deaths = 0
+        self.verdict = ""
+        self.was_moved = False
+        """True if we killed it because its machine's address changed."""
+        self.start_failure = ""
+        """Reason why its last process ended before it attached; empty once one has."""
+
+    @property
+    def name(self) -> str:
+        """Return the name for people: `worker cpu:0`."""
+        return "spare worker" if self.index == SPARE_INDEX else f"worker {self.device.kind}:{self.index}"
+
+    @property
+    def process_name(self) -> str:
+        """Return the name for folders."""
+        return self.name.replace(" ", "-").replace(":", "-")
+
+
+class Roster:
+    """All processes of a node, by device. Lives in the event loop of the main thread."""
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        settings: WorkerSettings,
+        *,
+        on_exit: Callable[[WorkerHandle, WorkerProcess], None],
+        on_not_started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_exit: called at every end, before another process takes the place.
+
+        on_not_started: called when a device's process could not be started.
+        """
+        self._on_not_started = on_not_started
+        self.workers = [WorkerHandle(device, index) for index, device in enumerate(devices)]
+        self._spares = [WorkerHandle(devices[0], SPARE_INDEX) for _ in range(settings.num_spares)]
+        self._settings = settings
+        self._on_exit = on_exit
+        self._are_spares_wanted = False
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._is_stopping = False
+
+    @property
+    def everybody(self) -> Iterator[WorkerHandle]:
+        """Return workers and spares that have a process."""
+        return (handle for handle in self._all if handle.process is not None)
+
+    @property
+    def trouble(self) -> str:
+        """Return why a worker or a spare does not start; empty: each has, or is about to."""
+        failed = (handle for handle in self._all if handle.start_failure)
+        return next((f"{handle.name} does not start: {handle.start_failure}" for handle in failed), "")
+
+    @property
+    def _all(self) -> Iterator[WorkerHandle]:
+        return iter((*self.workers, *self._spares))
+
+    def start(self) -> None:
+        """Start one process per device."""
+        for handle in self.workers:
+            self._spawn(handle)
+
+    def could_not_start(self, reason: str) -> None:
+        """Note that no process can be started: plans leave the devices out until `start`."""
+        for handle in self.workers:
+            handle.status = handle.status.died(Failure(reason))
+
+    def want_spares(self) -> None:
+        """Keep spares from now on, the first of them after a pause: a generation has begun to run."""
+        if not self._are_spares_wanted:
+            self._are_spares_wanted = True
+            for handle in self._spares:
+                self._later(SPARE_PAUSE_S, handle)
+
+    def listen_at(self, host: str) -> None:
+        """Let processes that start from now on listen at another host."""
+        self._settings = replace(self._settings, host=host)
+
+    def close(self) -> None:
+        """Start no more processes."""
+        self._is_stopping = True
+        for timer in self._timers:
+            timer.cancel()
+
+    def of_stream(self, stream: WorkerStream) -> WorkerHandle | None:
+        """Return the owner of a stream; None when its process was given up."""
+        return next((handle for handle in self.everybody if handle.stream is stream), None)
+
+    def claimed_by(self, hello: control_pb2.WorkerHello) -> WorkerHandle | None:
+        """Return the worker whose process says hello; None when it is not ours, or names another device than it was
+        told.
+        """
+        for handle in self.everybody:
+            assert handle.process is not None, "everybody has one"
+            if handle.process.pid == hello.pid:
+                return handle if hello.device_index in (handle.index, SPARE_INDEX) else None
+        return None
+
+    def did_attach(self, handle: WorkerHandle) -> None:
+        """Note that its process has imported everything."""
+        handle.start_failure = ""
+        if handle.process is not None and handle.process.is_lowered:
+            restore_priority(handle.process.pid)
+            handle.process.is_lowered = False
+
+    def _exited(self, process: WorkerProcess) -> None:
+        handle = next((handle for handle in self.everybody if handle.process is process), None)
+        if handle is None:
+            return
+        stream, handle.stream, handle.process = handle.stream, None, None
+        if stream is not None:
+            stream.close()
+        if self._is_stopping:
+            return
+        self._on_exit(handle, process)
+        lived_s = asyncio.get_running_loop().time() - process.started_at
+        handle.num_quick_deaths = 0 if lived_s > HEALTHY_AFTER_S else handle.num_quick_deaths + 1
+        spare = self._best_spare() if handle.index != SPARE_INDEX else None
+        backoff_s = _backoff_s(handle.num_quick_deaths)
+        if spare is None:
+            self._later(backoff_s, handle)
+        else:
+            self._promote(spare, handle)
+            self._later(max(backoff_s, SPARE_PAUSE_S), spare)
+
+    def _best_spare(self) -> WorkerHandle | None:
+        """Return a spare that has attached, or one that at least has started."""
+        begun = [spare for spare in self._spares if spare.process is not None]
+        return min(begun, key=lambda spare: spare.stream is None, default=None)
+
+    def _promote(self, spare: WorkerHandle, handle: WorkerHandle) -> None:
+        assert spare.process is not None, "only a spare with a process is promoted"
+        handle.process, spare.process = spare.process, None
+        handle.stream, spare.stream = spare.stream, None
+        handle.liveness, handle.heartbeat = spare.liveness, control_pb2.Heartbeat()
+        handle.process.name = handle.process_name
+        if spare.status.is_up:
+            took = spare.status
+            handle.status = handle.status.attached(took.incarnation, pid=took.pid, address=took.address)
+        spare.status = WorkerStatus(device_index=SPARE_INDEX)
+        self.did_attach(handle)  # its remaining imports are urgent now
+        log.info("spare_took_over", worker=handle.name, pid=handle.process.pid, is_ready=handle.status.is_up)
+
+    def _later(self, delay_s: float, handle: WorkerHandle) -> None:
+        def spawn() -> None:
+            self._timers.discard(timer)
+            if not self._is_stopping and handle.process is None:
+                self._spawn(handle)
+
+        timer = asyncio.get_running_loop().call_later(delay_s, spawn)
+        self._timers.add(timer)
+
+    def _spawn(self, handle: WorkerHandle) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        is_spare = handle.index == SPARE_INDEX
+        arguments = ["-m", "headway.daemon.worker", "--socket", str(settings.socket_path)]
+        arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
+        arguments += ["--device", handle.device.kind]
+        arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
+        arguments += ["--ports", settings.ports] if settings.ports else []
+        if not is_spare and settings.is_to_be_measured(handle.device):
+            arguments += ["--measure"]
+        if settings.history_dir is not None:
+            arguments += ["--history-dir", str(settings.history_dir)]
+        try:
+            handle.process = WorkerProcess(
+                handle.process_name,
+                arguments,
+                environment={
+                    CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir)),
+                    **with_large_pages(os.environ),
+                },
+                output_dir=settings.output_dir,
+                on_exit=self._exited,
+            )
+        except Exception as error:  # no memory, no file descriptor, no room for its output
+            self._not_started(handle, f"{type(error).__name__}: {error}")
+            return
+        if is_spare:
+            handle.process.is_lowered = lower_priority(handle.process.pid)
+        handle.liveness = Liveness(loop.time())
+        log.info("worker_started", worker=handle.name, pid=handle.process.pid)
+
+    def _not_started(self, handle: WorkerHandle, reason: str) -> None:
+        """Mark the device as down until another attempt succeeds."""
+        handle.num_quick_deaths += 1
+        delay_s = _backoff_s(handle.num_quick_deaths)
+        log.error("worker_not_started", worker=handle.name, reason=reason, next_attempt_in_s=delay_s)
+        if handle.index != SPARE_INDEX:
+            handle.status = handle.status.died(Failure(f"{handle.name} could not be started: {reason}"))
+            self._on_not_started()
+        self._later(delay_s, handle)
+
+
+def _backoff_s(num_quick_deaths: int) -> float:
+    return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (num_quick_deaths - 1)) if num_quick_deaths else 0.0

@@ -1,0 +1,1 @@
+"""Token shards: written, read, and the built-in corpus."""

@@ -1,0 +1,54 @@
+"""A link that codes hidden states and gradients: `send` encodes them, and the thread that takes a frame from the inbox
+decodes it.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from headway.stages.links.codec import Codec
+from headway.stages.links.compression import Feedback, decode, encode
+from headway.stages.links.link import Frame, FrameKind, Link
+from headway.stages.spec import TrainSpec
+from headway.stages.stage.context import StageContext
+
+
+class CodedLink:
+    """A `Link` around another one. `send` belongs to the thread that computes, where the tensors are."""
+
+    def __init__(self, link: Link, codec: Codec, train: TrainSpec) -> None:
+        self._link = link
+        self._codec = codec
+        has_feedback = codec is Codec.INT8 and train.wire_feedback
+        self._feedback = Feedback(codec, num_groups=train.reduction_groups) if has_feedback else None
+
+    @property
+    def peer(self) -> str:
+        """Return the other end's name."""
+        return self._link.peer
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame, see `Link`. Frames other than hidden states and their gradient are not coded."""
+        if frame.kind is FrameKind.ACTIVATION:
+            hidden, targets = frame.tensors
+            frame = replace(frame, tensors=(*encode(hidden, self._codec), targets), codec=self._codec)
+        elif frame.kind is FrameKind.GRADIENT:
+            (gradient,) = frame.tensors
+            if self._feedback is None:
+                coded = encode(gradient, self._codec)
+            else:
+                coded = self._feedback.encode(gradient, frame.microbatch)
+            frame = replace(frame, tensors=coded, codec=self._codec)
+        self._link.send(frame)
+
+    def close(self) -> None:
+        """Close the link, see `Link`."""
+        self._link.close()
+
+
+def decoded(frame: Frame, context: StageContext) -> Frame:
+    """Decode a frame of the contract's form, on the stage's device."""
+    tensors = [tensor.to(context.device, non_blocking=True) for tensor in frame.tensors]
+    coded, rest = (tensors[:-1], tensors[-1:]) if frame.kind is FrameKind.ACTIVATION else (tensors, [])
+    hidden = decode(coded, frame.codec, getattr(torch, context.train.dtype))
+    return replace(frame, tensors=(hidden, *rest), codec=Codec.NONE)

@@ -1,0 +1,329 @@
+"""The link over torch.distributed: one thread that sends, one that receives, a process group for each direction.
+
+A header of fixed size precedes each payload, whose tensors are received into buffers of the contract's shapes. A broken
+link is lost, never resumed. A peer that sends nothing for the silence, or takes nothing, is lost too; a large payload
+has more time. A side without frames sends heartbeats.
+
+Python cannot end a thread that waits inside the group. The thread ends by the goodbyes of both sides, or when the group
+is aborted. If even that does not end it, `on_stuck` is called, which decides about the process.
+"""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+
+from headway.stages.errors import LinkOverflowError, ProtocolError
+from headway.stages.ids import Generation
+from headway.stages.links.collective.group import GroupOfTwo, Transfer
+from headway.stages.links.collective.header import HeaderReader, Route, Signal, announce, is_inline, signal
+from headway.stages.links.collective.message import max_message_bytes, pack
+from headway.stages.links.collective.receiver import FrameReceiver, payload_patience
+from headway.stages.links.frame_contract import FrameContract
+from headway.stages.links.held_frames import HeldFrames
+from headway.stages.links.link import Frame, FrameKind, Inbox, LinkLost
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.receive_buffers import empty_tensor
+
+HEARTBEAT_EVERY = timedelta(seconds=1)
+"""A side that sent nothing for this time, or for a quarter of the silence, sends a heartbeat."""
+
+CLOSE_GRACE = timedelta(seconds=5)
+"""Time for a closed link's last frames and the goodbyes; then its group is aborted."""
+
+ABORT_GRACE = timedelta(seconds=5)
+"""Time for the threads of an aborted group to notice; then `on_stuck` is called."""
+
+FORM_GRACE = timedelta(seconds=90)
+"""Time for the forming of a group; each of its steps has its own, shorter, deadline."""
+
+MAX_UNDER_WAY = 4
+"""Frames that are handed to the group at once, so that the next header does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """The data that the group is sending; it must not be freed before."""
+
+    transfers: tuple[Transfer, ...]
+    tensors: tuple[Tensor, ...]
+    buffer: Tensor
+    """Buffer of the message; free afterwards."""
+    num_bytes: int
+
+
+class CollectiveLink:
+    """A `Link`. Frames wait, within the contract's bound, until `meet` has formed the group."""
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        peer: str,
+        *,
+        generation: Generation,
+        inbox: Inbox,
+        contract: FrameContract,
+        receives: frozenset[FrameKind],
+        silence: timedelta,
+        on_stuck: Callable[[str], None],
+    ) -> None:
+        """silence: maximum silence of the peer. on_stuck: is called in the loop's thread."""
+        self._loop = loop
+        self._peer = peer
+        self._generation = generation
+        self._inbox = inbox
+        self._contract = contract
+        self._sent_forms = contract.sent_forms or contract.forms
+        self._reader = HeaderReader(peer, generation=generation, contract=contract, kinds=receives)
+        self._held = HeldFrames(contract)
+        self._max_bytes = contract.max_unacknowledged_bytes
+        self._silence = silence
+        self._heartbeat_s = min(HEARTBEAT_EVERY, silence / 4).total_seconds()
+        self._on_stuck = on_stuck
+        # Only the sending thread:
+        self._message_bytes = max_message_bytes(contract)
+        self._buffers: list[Tensor] = []
+        # All threads, under the condition's lock:
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._is_broken = False
+        self._queue: deque[Frame] = deque()
+        self._num_bytes = 0
+        self._group: GroupOfTwo | None = None
+        self._num_inside = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def peer(self) -> str:
+        """Return `stage 2 at 10.0.0.7:4711`."""
+        return self._peer
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it is closed or lost."""
+        return not self._is_open
+
+    @property
+    def was_met(self) -> bool:
+        """Return whether the two sides have found each other."""
+        return bool(self._threads)
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether no thread of it runs any more."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame, see `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is
+        dropped.
+        """
+        assert frame.generation == self._generation, "a frame of another generation"
+        forms = self._sent_forms.get(frame.kind, ())
+        fits = [form.fits(tensor.dtype, tensor.shape) for form, tensor in zip(forms, frame.tensors, strict=True)]
+        assert fits, f"{frame.kind.name} is not sent over this link"
+        assert all(fits), f"{frame.kind.name} is not of the contract's form"
+        num_bytes = _num_bytes(frame)
+        with self._changed:
+            if not self._is_open:
+                return
+            total = self._num_bytes + num_bytes
+            if total > self._max_bytes:
+                raise LinkOverflowError(self._peer, total, self._max_bytes)
+            self._num_bytes = total
+            self._queue.append(frame)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Close the link, see `Link`. Returns at once; sent frames are still delivered, within CLOSE_GRACE, if the
+        sides had met.
+        """
+        with self._changed:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._changed.notify()
+        self._loop.call_soon(self._see_to_the_end)
+
+    def lose(self, reason: str, *, was_unreached: bool = False) -> None:
+        """Give the link up: LinkLost in the inbox, unless it is closed or lost already. From any thread."""
+        with self._changed:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._queue.clear()
+            self._inbox.put(LinkLost(self._peer, reason, was_unreached))
+            self._changed.notify()
+        self._loop.call_soon(self._see_to_the_end)
+
+    def meet(self, form: Callable[[], GroupOfTwo]) -> None:
+        """Form the group, in a thread of the link, and begin. Call it once."""
+        assert not self._threads
+        self._start(self._receive_all, form, name="receive")
+
+    def interrupt(self) -> None:
+        """Break the group, if there is one: both sides lose the link."""
+        with self._changed:
+            group = self._group
+        if group is not None:
+            group.abort()
+
+    # --- the end, in the loop's thread ------------------------------------------------------------------------------
+
+    def _see_to_the_end(self) -> None:
+        self._loop.loop.call_later(CLOSE_GRACE.total_seconds(), self._abort_what_is_left)
+
+    def _abort_what_is_left(self) -> None:
+        if self.is_ended:
+            return
+        with self._changed:
+            is_forming = self._group is None
+            self._is_broken = True
+            self._changed.notify()
+        self.interrupt()
+        grace = FORM_GRACE if is_forming else ABORT_GRACE
+        self._loop.loop.call_later(grace.total_seconds(), self._tell_if_stuck)
+
+    def _tell_if_stuck(self) -> None:
+        if not self.is_ended:
+            self._on_stuck(self._peer)
+
+    # --- the link's threads -----------------------------------------------------------------------------------------
+
+    def _start(self, target: Callable[..., None], *arguments: object, name: str) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"headway-{name} {self._peer}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _break(self, group: GroupOfTwo, reason: str) -> None:
+        """Mark the group as broken, so that the other thread notices too."""
+        self.lose(reason)
+        with self._changed:
+            self._is_broken = True
+            self._changed.notify()
+        group.abort()
+
+    def _receive_all(self, form: Callable[[], GroupOfTwo]) -> None:
+        try:
+            group = form()
+        except (RuntimeError, OSError) as error:
+            self.lose(f"the group was not formed: {_plain(error)}")
+            return
+        with self._changed:
+            if self._is_broken:
+                return
+            self._group, self._num_inside = group, 2
+        self._start(self._send_all, group, name="send")
+        try:
+            self._receive_frames(group)
+        except ProtocolError as error:
+            self._break(group, f"protocol violated: {error.reason}")
+        except RuntimeError as error:
+            self._break(group, _plain(error, silent=f"silent for {self._silence.total_seconds():g} s"))
+        finally:
+            self._leave()
+
+    def _receive_frames(self, group: GroupOfTwo) -> None:
+        """Receive until the peer's goodbye. Raises RuntimeError when the group breaks, ProtocolError."""
+        receiver = FrameReceiver(group, self._reader, self._contract, silence=self._silence)
+        while not receiver.is_ended:
+            frame = receiver.receive()
+            if frame is not None:
+                self._take(frame)
+        self.lose("the peer closed the link")
+
+    def _take(self, frame: Frame) -> None:
+        try:
+            self._held.add(frame)
+        except OverflowError as error:
+            raise ProtocolError(self._peer, str(error)) from error
+        with self._changed:
+            if self._is_open:
+                self._inbox.put(frame)
+
+    def _send_all(self, group: GroupOfTwo) -> None:
+        under_way: deque[_UnderWay] = deque()
+        sequence = 0
+        try:
+            while True:
+                item = self._next_item(is_idle=not under_way)
+                if isinstance(item, Frame):
+                    under_way.append(self._begin(group, item, sequence))
+                    sequence += 1
+                elif item is not None:
+                    header = signal(item, self._generation, sequence=sequence)
+                    under_way.append(self._begin_message(group, header))
+                if item is None or len(under_way) == MAX_UNDER_WAY:
+                    self._finish(under_way.popleft())
+                if item is Signal.GOODBYE:
+                    break
+            while under_way:
+                self._finish(under_way.popleft())
+        except RuntimeError as error:
+            self._break(group, _plain(error, silent=f"took nothing for {self._silence.total_seconds():g} s"))
+        finally:
+            self._leave()
+
+    def _next_item(self, *, is_idle: bool) -> Frame | Signal | None:
+        """Return what to send next; None when only other work is left to finish. Raises RuntimeError."""
+        with self._changed:
+            if is_idle and not self._queue and self._is_open and not self._is_broken:
+                self._changed.wait(self._heartbeat_s)
+            if self._is_broken:
+                raise RuntimeError("the group was aborted")
+            if self._queue:
+                return self._queue.popleft()
+            if not self._is_open:
+                return Signal.GOODBYE
+            return Signal.HEARTBEAT if is_idle else None
+
+    def _begin(self, group: GroupOfTwo, frame: Frame, sequence: int) -> _UnderWay:
+        tensors = [tensor.detach().contiguous() for tensor in frame.tensors]
+        if all(group.goes_by_device(tensor) for tensor in tensors):
+            route = Route.DEVICE
+        else:
+            route = Route.INLINE if is_inline(self._sent_forms[frame.kind]) else Route.HOST
+        header, num_bytes = announce(frame, sequence=sequence, route=route), _num_bytes(frame)
+        if route is Route.INLINE:
+            return self._begin_message(group, header, tensors, num_bytes)
+        begun = self._begin_message(group, header)
+        is_on_device = route is Route.DEVICE
+        transfers = [group.send(tensor, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
+        return _UnderWay((*begun.transfers, *transfers), tuple(tensors), begun.buffer, num_bytes)
+
+    def _begin_message(
+        self, group: GroupOfTwo, header: Tensor, tensors: Sequence[Tensor] = (), num_bytes: int = 0
+    ) -> _UnderWay:
+        buffer = self._buffers.pop() if self._buffers else empty_tensor(torch.uint8, (self._message_bytes,))
+        return _UnderWay((group.send_message(pack(buffer, header, tensors)),), (), buffer, num_bytes)
+
+    def _finish(self, sent: _UnderWay) -> None:
+        patience = payload_patience(self._silence, sent.num_bytes)
+        for transfer in sent.transfers:
+            transfer.wait(patience)
+        self._buffers.append(sent.buffer)
+        with self._changed:
+            self._num_bytes -= sent.num_bytes
+
+    def _leave(self) -> None:
+        """Leave; the last of the two threads frees the group."""
+        with self._changed:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._group = None
+
+
+def _num_bytes(frame: Frame) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in frame.tensors)
+
+
+def _plain(error: Exception, *, silent: str = "") -> str:
+    """Return the sentence inside an error of torch.distributed, without its source lines and advice."""
+    text = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", str(error).strip())
+    if silent and text.startswith("Timed out waiting"):
+        return silent
+    return " ".join(re.split(r"\. (?=[A-Z])|\n", text)[0].split())

@@ -1,0 +1,192 @@
+"""Defines the frames of a job's links: per kind, the tensors' types and shapes, and from these every bound on memory.
+
+Between neighbouring stages both directions have equal forms. Between replicas of a stage each direction has its own,
+which depend on the groups and the slices of the two.
+
+Both ends derive one contract from the job, so no message of a peer decides how much memory is taken for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from headway.stages.links.codec import Codec, num_blocks
+from headway.stages.links.link import FrameKind
+from headway.stages.model.decoder import parameter_shapes
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.stage.group_reduction import slice_bounds
+
+DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.NORM_TOTAL})
+UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})
+SIBLING_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.NORM_TOTAL, FrameKind.STOP})
+_NORM_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL})
+
+ALIGNMENT_BYTES = 64
+"""Every tensor of a payload begins at a multiple of this; the gap is zeros."""
+
+
+def aligned(num_bytes: int) -> int:
+    """Return the next multiple of the alignment."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """The type and shape that a tensor must have; with `may_be_shorter`, its first dimension is a maximum."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    may_be_shorter: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the largest tensor of this form."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def fits(self, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of this type and shape is allowed."""
+        if dtype != self.dtype or len(shape) != len(self.shape):
+            return False
+        if self.may_be_shorter:
+            return 0 <= shape[0] <= self.shape[0] and tuple(shape[1:]) == self.shape[1:]
+        return tuple(shape) == self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class FrameContract:
+    """The forms of each kind's tensors, and how many of the largest frames one side may have unacknowledged."""
+
+    forms: Mapping[FrameKind, tuple[TensorForm, ...]]
+    """Forms of arriving frames."""
+    max_unacknowledged_frames: int
+    sent_forms: Mapping[FrameKind, tuple[TensorForm, ...]] = field(default_factory=dict)
+    """Forms of sent frames, if they differ."""
+    codecs: Mapping[FrameKind, Codec] = field(default_factory=dict)
+    """Codecs of the coded kinds."""
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        has_norms: bool = True,
+        activations: Codec = Codec.NONE,
+        gradients: Codec = Codec.NONE,
+    ) -> "FrameContract":
+        """Return the contract between a job's stages. No schedule has more than 2m microbatches in flight on a stage.
+
+        has_norms: only the leading replicas of two stages exchange the norm. activations, gradients: their codecs,
+        which are equal on one link.
+        """
+        tokens = (train.microbatch_size, train.sequence_length)
+        hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
+        forms = {
+            FrameKind.ACTIVATION: (*_coded(hidden, activations), TensorForm(torch.int64, tokens)),
+            FrameKind.GRADIENT: _coded(hidden, gradients),
+            FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
+            FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+        }
+        return cls(
+            forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
+            max_unacknowledged_frames=2 * train.microbatches + 4,
+            codecs={FrameKind.ACTIVATION: activations, FrameKind.GRADIENT: gradients},
+        )
+
+    @classmethod
+    def between_replicas(
+        cls,
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        layers: Sequence[str],
+        replica_groups: Sequence[Sequence[int]],
+        own: int,
+        sibling: int,
+    ) -> "FrameContract":
+        """Return the contract between two replicas of the stage of these layers, at positions `own` and `sibling`.
+
+        A replica is at most one batch and the delay ahead of the frames by which the other has acknowledged its own.
+        """
+
+        def said_by(speaker: int, listener: int) -> dict[FrameKind, tuple[TensorForm, ...]]:
+            bounds = slice_bounds(num_elements(layers, model), len(replica_groups))
+            lengths = [stop - start for start, stop in bounds]
+            groups = replica_groups[speaker]
+            forms: dict[FrameKind, tuple[TensorForm, ...]] = {
+                FrameKind.SUMS: (TensorForm(torch.float32, (len(groups), lengths[listener])),),
+                FrameKind.REDUCED: (TensorForm(torch.float32, (lengths[speaker],)),),
+            }
+            if listener == 0 and layers[-1] == layer_names(model)[-1]:
+                num_held = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
+                forms[FrameKind.LOSSES] = (TensorForm(torch.float32, (num_held,)),)
+            if speaker == 0:
+                forms[FrameKind.NORM_TOTAL] = (TensorForm(torch.float64, ()),)
+            if speaker == 0 and layers[0] == layer_names(model)[0]:
+                forms[FrameKind.STOP] = (TensorForm(torch.int64, ()),)
+            return forms
+
+        return cls(
+            forms=said_by(sibling, own),
+            max_unacknowledged_frames=len(SIBLING_KINDS) * (2 + train.delay),
+            sent_forms=said_by(own, sibling),
+        )
+
+    def largest(self, kind: FrameKind) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+        """Return types and shapes of the tensors of the largest arriving frame of this kind."""
+        return tuple((form.dtype, form.shape) for form in self.forms[kind])
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Return the payload of the largest frame."""
+        all_forms = (*self.forms.values(), *self.sent_forms.values())
+        return max(sum(aligned(form.num_bytes) for form in forms) for forms in all_forms)
+
+    @property
+    def max_unacknowledged_bytes(self) -> int:
+        """Return the bytes that one side may have sent and not yet seen acknowledged."""
+        return self.max_unacknowledged_frames * self.max_frame_bytes
+
+    def violation(
+        self, kind: FrameKind, tensors: Sequence[tuple[torch.dtype, Sequence[int]]], codec: int = Codec.NONE
+    ) -> str | None:
+        """Return how a frame of these tensors violates the contract, or None."""
+        if (miscoded := self.miscoded(kind, codec)) is not None:
+            return miscoded
+        if kind not in self.forms:
+            return f"{kind.name}, which this link does not carry"
+        forms = self.forms[kind]
+        if len(tensors) != len(forms):
+            return f"{kind.name} with {len(tensors)} tensors instead of {len(forms)}"
+        for position, (form, (dtype, shape)) in enumerate(zip(forms, tensors, strict=True)):
+            if not form.fits(dtype, shape):
+                return (
+                    f"{kind.name} tensor {position} is {dtype} {list(shape)} instead of {form.dtype} {list(form.shape)}"
+                )
+        return None
+
+    def miscoded(self, kind: FrameKind, codec: int) -> str | None:
+        """Return how a frame with this codec violates the contract, or None."""
+        wanted = self.codecs.get(kind, Codec.NONE)
+        if codec == wanted:
+            return None
+        said = Codec(codec).name.lower() if codec in set(Codec) else f"number {codec}"
+        return f"{kind.name} with codec {said}, the plan has {wanted.name.lower()} here"
+
+
+def _coded(values: TensorForm, codec: Codec) -> tuple[TensorForm, ...]:
+    """Return the form that `compression.encode` makes of a tensor of this form."""
+    match codec:
+        case Codec.NONE:
+            return (values,)
+        case Codec.BF16:
+            return (TensorForm(torch.bfloat16, values.shape),)
+        case Codec.INT8:
+            return TensorForm(torch.int8, values.shape), TensorForm(torch.float32, (num_blocks(prod(values.shape)),))
+
+
+def num_elements(layers: Sequence[str], model: ModelSpec) -> int:
+    """Return the number of elements of all parameters of these layers."""
+    return sum(shape.numel() for layer in layers for shape in parameter_shapes(layer, model).values())

@@ -1,0 +1,76 @@
+"""The frames between neighbouring stages, and between replicas of a stage; the one Protocol of every transport."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.links.codec import Codec
+
+
+class FrameKind(IntEnum):
+    """The kinds of frame on a link; the numbers are those of data.proto."""
+
+    ACTIVATION = 1  # downstream: (hidden [microbatch, sequence, hidden], targets int64 [microbatch, sequence])
+    GRADIENT = 2  # upstream: (gradient of hidden,)
+    NORM_SQUARES = 3  # upstream: (float64 [layers so far], last layer first,)
+    NORM_TOTAL = 4  # downstream, and from the leading replica to the others: (float64 [] total of the squares,)
+    SUMS = 7  # between replicas: (float32 [groups of the sender, slice of the receiver],)
+    REDUCED = 8  # between replicas: (float32 [slice of the sender] of the mean gradient,)
+    LOSSES = 9  # to the leading replica of the last stage: (float32 [microbatches of the sender], in order,)
+    STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of one generation.
+
+    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED and LOSSES is the sender's first one,
+    which identifies the sender.
+    """
+
+    kind: FrameKind
+    generation: Generation
+    batch: Batch
+    microbatch: Microbatch
+    tensors: tuple[Tensor, ...]
+    codec: Codec = Codec.NONE
+    """Codec of the hidden states, or of their gradient, which are then one tensor or two (stages/links/compression.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The neighbour is gone for good: the link could not be resumed within its deadline."""
+
+    peer: str
+    reason: str
+    was_unreached: bool = False
+    """True if the neighbour was dialled and never answered, not even that it is not ready yet."""
+
+
+class Inbox(Protocol):
+    """Receives a link's frames. Must never block: `queue.SimpleQueue` fits."""
+
+    def put(self, item: "Frame | LinkLost") -> None: ...
+
+
+class Link(Protocol):
+    """One neighbour. Frames arrive in the peer's order, in the inbox of the link."""
+
+    @property
+    def peer(self) -> str:
+        """Return the other end's name, for error messages: `stage 2 at 10.0.0.7:4711`."""
+        ...
+
+    def send(self, frame: Frame) -> None:
+        """Hand the frame over and return at once. The tensors must not be written to afterwards.
+
+        The link has room for the frames of the stage's whole depth; `LinkLost` reports a break.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop both directions. Idempotent; no frame arrives in the inbox afterwards."""
+        ...

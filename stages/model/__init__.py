@@ -1,0 +1,1 @@
+"""The decoder's layers: arithmetic, initial weights, names, compilation."""

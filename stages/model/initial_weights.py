@@ -1,0 +1,40 @@
+"""Initial weights: each parameter is a function of the seed and its own name, so boundary 0 needs no holder."""
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headway.stages.model.decoder import build_layer
+from headway.stages.spec import ModelSpec
+
+
+def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
+    """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
+
+    Weights are normal with standard deviation `initializer_range`; norms are ones, as in Hugging Face's Llama.
+    Raises ValueError for a layer that the model does not have.
+    """
+    module = build_layer(layer, spec)
+    norms = {
+        f"{path}.{name}"
+        for path, part in module.named_modules()
+        if isinstance(part, nn.RMSNorm)
+        for name, _ in part.named_parameters()
+    }
+    return {
+        name: torch.ones(parameter.shape)
+        if name in norms
+        else _normal(parameter.shape, deviation=spec.initializer_range, key=f"{seed}/{layer}/{name}")
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _normal(shape: torch.Size, *, deviation: float, key: str) -> Tensor:
+    # A counter-based generator with a 128-bit key: torch's CPU generator keeps 32 bits of its seed, few enough for two
+    # of a large model's parameters to start equal.
+    digest = blake2b(key.encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    values = generator.standard_normal(tuple(shape), dtype=np.float32)
+    return torch.from_numpy(values).mul_(deviation)

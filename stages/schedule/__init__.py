@@ -1,0 +1,1 @@
+"""What a stage does next, and how long a pipeline takes that way. Pure."""

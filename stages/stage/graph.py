@@ -1,0 +1,204 @@
+"""Forward and backward of a stage's layers, and the autograd graphs of the microbatches in flight.
+
+A stage is a row of *pieces*: runs of layers with one graph each. A piece keeps its graph from its forward to its
+backward; with `recompute = "block"` each block is a piece that keeps only its input and recomputes its graph. The place
+of a graph's cut changes no bit: the gradient of a piece's input is that of the output of the piece above it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway.stages.model.compilation import compile_layer
+from headway.stages.model.decoder import build_layer, token_loss
+from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.state.layer_state import LayerState, split_by_layer, update_layers
+from headway.stages.state.weight_versions import ParameterSet
+from headway.stages.telemetry.layer_times import LayerTimes, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Layers first … end-1 of a stage, differentiated as one graph."""
+
+    first: int
+    end: int
+    is_recomputed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """One microbatch between its forward and its backward."""
+
+    version: int
+    targets: Tensor
+    inputs: list[Tensor]
+    """Input of each piece: leaves, or the tokens."""
+    outputs: list[Tensor | None]
+    """Output of each piece, with its graph; None if that is recomputed."""
+    sample: Sample | None
+    """Record for its times, if it is timed."""
+
+
+class StageGraph:
+    """The layers of a stage in a row, on an explicit weight version.
+
+    There is one module per layer and tensor set, whose parameters are that set's tensors: a forward reads a version by
+    calling its module. The arithmetic is that of functional_call, without its cost per call.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerState],
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        is_first: bool,
+        is_last: bool,
+        times: LayerTimes | None = None,
+    ) -> None:
+        self._layers = tuple(layers)
+        self._is_first = is_first
+        self._is_last = is_last
+        self._times = times
+        self._modules = tuple(
+            tuple(
+                _bound(
+                    build_layer(layer.name, model, attention_backend=train.attention_backend), layer.versions.sets[k]
+                )
+                for layer in layers
+            )
+            for k in (0, 1)
+        )
+        if train.compile:
+            for module in (*self._modules[0], *self._modules[1]):
+                compile_layer(module)
+        self._pieces = _pieces([layer.name for layer in layers], train)
+        # By tensor set and piece.
+        self._parameters = tuple(
+            tuple(
+                [tensor for layer in layers[piece.first : piece.end] for tensor in layer.versions.sets[k].values()]
+                for piece in self._pieces
+            )
+            for k in (0, 1)
+        )
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._num_readers = [0, 0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no graph is alive."""
+        return not self._in_flight
+
+    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
+        """Compute a microbatch on W_version and keep its graph.
+
+        key: (batch, microbatch). inputs: int64 tokens [microbatch, sequence] on the first stage, hidden [microbatch,
+        sequence, hidden] on the others. Returns the hidden output, or the loss [] on the last stage, without a graph.
+        """
+        assert key not in self._in_flight, f"microbatch {key} is in flight already"
+        self._check_live(version)
+        held = _InFlight(version, targets, [], [], self._times.microbatch() if self._times is not None else None)
+        hidden = inputs
+        for piece in self._pieces:
+            leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
+            compute = self._compute if held.sample is None else self._compute_timed
+            output: Tensor | None = compute(piece, leaf, held)
+            assert output is not None
+            hidden = output.detach()
+            if piece.is_recomputed:
+                output = None  # its graph is freed before that of the next piece is built
+            held.inputs.append(leaf)
+            held.outputs.append(output)
+        self._in_flight[key] = held
+        self._num_readers[version % 2] += 1
+        return hidden
+
+    def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        """Differentiate a microbatch by the weights that its forward read, and free its graph.
+
+        gradient: that of the output; None on the last stage. Returns the parameters' gradients, in the order of the
+        layers and their parameters, and that of the input; None on the first stage.
+        """
+        held = self._in_flight.pop(key)
+        by_piece: list[list[Tensor]] = []
+        for index in reversed(range(len(self._pieces))):
+            piece, leaf, output = self._pieces[index], held.inputs.pop(), held.outputs.pop()
+            if held.sample is not None:
+                held.sample.begin()
+            if output is None:
+                self._check_live(held.version)
+                output = self._compute(piece, leaf, held)
+            parameters = self._parameters[held.version % 2][index]
+            by = parameters if self._is_first and index == 0 else [*parameters, leaf]
+            gradients = list(torch.autograd.grad(output, by, None if gradient is None else (gradient,)))
+            if held.sample is not None:
+                held.sample.ended("backward", piece.first)
+            gradient = gradients.pop() if len(by) > len(parameters) else None
+            by_piece.append(gradients)
+        self._num_readers[held.version % 2] -= 1
+        if self._times is not None and held.sample is not None:
+            self._times.finished(held.sample)
+        return [tensor for gradients in reversed(by_piece) for tensor in gradients], gradient
+
+    def _compute(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
+        """Return a piece's output, or the loss, with its graph. A second call does identical operations."""
+        output = leaf
+        for module in self._modules[held.version % 2][piece.first : piece.end]:
+            output = module(output)
+        if self._is_last and piece.end == len(self._layers):
+            output = token_loss(output, held.targets)
+        return output
+
+    def _compute_timed(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
+        """Compute a piece with a mark after each layer, in the forward and in the coming backward."""
+        sample = held.sample
+        assert sample is not None
+        modules = self._modules[held.version % 2]
+        output = leaf
+        sample.begin()
+        for layer in range(piece.first, piece.end):
+            if layer > piece.first:
+                sample.ends_backward(layer, output)
+            output = modules[layer](output)
+            if self._is_last and layer == len(self._layers) - 1:
+                output = token_loss(output, held.targets)
+            sample.ended("forward", layer)
+        return output
+
+    def _check_live(self, version: int) -> None:
+        assert all(layer.versions.holds(version) for layer in self._layers), f"W_{version} is not live"
+
+    def version_of(self, key: tuple[int, int]) -> int:
+        """Return the version on which a microbatch in flight was computed."""
+        return self._in_flight[key].version
+
+    def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        """Do update(b) of every layer, with the finished gradients in backward's order."""
+        assert self._num_readers[(batch + 1) % 2] == 0, f"update {batch} would overwrite weights that are in use"
+        by_layer = split_by_layer(self._layers, gradients)
+        sample = self._times.update() if self._times is not None else None
+        if self._times is None or sample is None:
+            update_layers(self._layers, batch, by_layer)
+            return
+        for index, (layer, of_layer) in enumerate(zip(self._layers, by_layer, strict=True)):
+            layer.update(batch, of_layer)
+            sample.ended("update", index)
+        self._times.finished(sample)
+
+
+def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:
+    """Return a stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
+    if train.recompute == "none":
+        return (_Piece(0, len(names), is_recomputed=False),)
+    return tuple(_Piece(k, k + 1, is_recomputed=name.startswith("block.")) for k, name in enumerate(names))
+
+
+def _bound(module: nn.Module, parameters: ParameterSet) -> nn.Module:
+    """Return a module with the given parameters. Raises KeyError when one is missing."""
+    for path, part in module.named_modules():
+        for name in [name for name, _ in part.named_parameters(recurse=False)]:
+            part.register_parameter(name, parameters[f"{path}.{name}" if path else name])
+    return module

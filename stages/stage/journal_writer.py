@@ -1,0 +1,97 @@
+"""Makes the journal's rows from the losses of a last stage's microbatches, also if several replicas compute them."""
+
+import math
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from headway.stages.errors import NonFiniteLossError
+from headway.stages.ids import Batch
+from headway.stages.stage.context import StageContext
+from headway.stages.state.journal import Journal, JournalRow
+
+
+class BatchLosses:
+    """The own losses of the batches under way, on the device; no code has waited for them yet."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, dict[int, Tensor]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no batch is half computed."""
+        return not self._losses
+
+    def add(self, batch: int, microbatch: int, loss: Tensor) -> None:
+        """Add a forward's loss []."""
+        self._losses.setdefault(batch, {})[microbatch] = loss
+
+    def take(self, batch: int) -> tuple[Sequence[int], Tensor]:
+        """Return the microbatches of a batch, in order, and their losses, float32 [own microbatches]."""
+        of_batch = self._losses.pop(batch)
+        microbatches = sorted(of_batch)
+        return microbatches, torch.stack([of_batch[i] for i in microbatches])
+
+
+class JournalWriter:
+    """Appends a row as soon as all losses of the next batch are known, from any replica."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        context: StageContext,
+        *,
+        stops_at_non_finite: bool,
+        on_batch: Callable[[JournalRow], None] | None,
+    ) -> None:
+        """on_batch: is called with each row. `begin` cuts off rows from the context's boundary on."""
+        self._journal = journal
+        self._context = context
+        self._stops_at_non_finite = stops_at_non_finite
+        self._on_batch = on_batch
+        self._known: dict[int, dict[int, float]] = {}
+        self._next_batch = int(context.boundary)
+        self._batch_ended = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no batch is half known."""
+        return not self._known
+
+    def begin(self) -> None:
+        """Begin the run."""
+        self._journal.truncate(self._context.boundary)
+        self._batch_ended = perf_counter()
+
+    def add(self, batch: int, microbatches: Sequence[int], losses: Tensor) -> None:
+        """Add losses of a batch, in order of these microbatches. Waits for the device.
+
+        Raises NonFiniteLossError for the first loss of the batch that is not finite, if the job requires it.
+        """
+        known = self._known.setdefault(batch, {})
+        known.update(zip(microbatches, losses.tolist(), strict=True))
+        of_next = self._known.get(self._next_batch, {})
+        if len(of_next) < self._context.train.microbatches:
+            return
+        del self._known[self._next_batch]
+        self._append(self._next_batch, [of_next[i] for i in range(len(of_next))])
+        self._next_batch += 1
+
+    def _append(self, batch: int, losses: Sequence[float]) -> None:
+        for microbatch, loss in enumerate(losses):
+            if self._stops_at_non_finite and not math.isfinite(loss):
+                raise NonFiniteLossError(batch, microbatch, loss)
+        now = perf_counter()
+        row = JournalRow(
+            batch=Batch(batch),
+            microbatch_losses=tuple(losses),
+            tokens=self._context.train.tokens_per_batch,
+            seconds=now - self._batch_ended,
+            generation=self._context.generation,
+        )
+        self._batch_ended = now
+        self._journal.append(row)
+        if self._on_batch is not None:
+            self._on_batch(row)

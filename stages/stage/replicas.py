@@ -1,0 +1,137 @@
+"""The messages between replicas of a stage, seen from one of them: sums, reduced slices, losses, clip totals."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headway.stages.ids import Batch, Microbatch
+from headway.stages.links.frame_contract import FrameContract
+from headway.stages.links.link import Frame, FrameKind, Link
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.group_reduction import GroupReduction
+
+LEAD = 0
+"""Position of the replica that leads its stage."""
+
+
+class Siblings:
+    """The other replicas. A frame's microbatch identifies its sender: it is the sender's first."""
+
+    def __init__(self, context: StageContext, links: Mapping[int, Link], shapes: Sequence[torch.Size]) -> None:
+        """links: by position in the stage. shapes: of the stage's parameters, in backward's order."""
+        groups = context.replica_groups
+        assert sorted(links) == [k for k in range(len(groups)) if k != context.replica_index]
+        self._context = context
+        self._links = links
+        self._first_microbatch = Microbatch(groups[context.replica_index][0])
+        self._by_first_microbatch = {groups[k][0]: k for k in links}
+        self._next_losses = dict.fromkeys(links, int(context.boundary))
+        self._contracts = {
+            k: FrameContract.between_replicas(
+                context.model,
+                context.train,
+                layers=context.layers,
+                replica_groups=groups,
+                own=context.replica_index,
+                sibling=k,
+            )
+            for k in links
+        }
+        self._reduction = GroupReduction(
+            shapes,
+            groups,
+            replica_index=context.replica_index,
+            num_microbatches=context.train.microbatches,
+            first_batch=context.boundary,
+            device=context.device,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no batch is half reduced."""
+        return self._reduction.is_empty
+
+    @property
+    def lead(self) -> str:
+        """Return the leading replica, for messages; this one must be another."""
+        return self._links[LEAD].peer
+
+    def peer(self, frame: Frame) -> str | None:
+        """Return the sender of a frame, for messages."""
+        sibling = self._sender(frame)
+        return None if sibling is None else self._links[sibling].peer
+
+    def awaited(self, batch: int) -> str | None:
+        """Return the first replica that has not sent its part of a batch's reduction; None when all have."""
+        sibling = self._reduction.missing(batch)
+        return None if sibling is None else self._links[sibling].peer
+
+    def violation(self, frame: Frame) -> str | None:
+        """Return how a frame's tensors violate the protocol, or None."""
+        sibling = self._sender(frame)
+        if sibling is None:
+            return f"{frame.kind.name} of microbatch {frame.microbatch}, with which no other replica begins"
+        forms = [(tensor.dtype, tensor.shape) for tensor in frame.tensors]
+        return self._contracts[sibling].violation(frame.kind, forms)
+
+    def expects(self, frame: Frame, *, newest_batch: int) -> bool:
+        """Return whether a frame is its sender's next of its kind. newest_batch: the last that any replica may have
+        done.
+        """
+        sibling, batch = self._sender(frame), frame.batch
+        if frame.kind is FrameKind.STOP:
+            return sibling == LEAD
+        if sibling is None or batch > newest_batch:
+            return False
+        if frame.kind is FrameKind.LOSSES:
+            return batch == self._next_losses[sibling]
+        if frame.kind is FrameKind.SUMS:
+            return self._reduction.expects_sums(sibling, batch)
+        return self._reduction.expects_reduced(sibling, batch)
+
+    def end_batch(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> list[Tensor] | None:
+        """End the own backwards of a batch; sums: per held group. Returns as `received`."""
+        for sibling, part in self._reduction.contribute(batch, sums).items():
+            self._links[sibling].send(self._frame(FrameKind.SUMS, batch, part))
+        return self._go_on(batch)
+
+    def received(self, frame: Frame, tensor: Tensor) -> list[Tensor] | None:
+        """Take an expected SUMS or REDUCED. Returns the batch's mean gradient once all of it is here."""
+        sibling = self._sender(frame)
+        assert sibling is not None
+        if frame.kind is FrameKind.SUMS:
+            self._reduction.add_sums(frame.batch, sibling, tensor)
+        else:
+            self._reduction.add_reduced(frame.batch, sibling, tensor)
+        return self._go_on(frame.batch)
+
+    def received_losses(self, frame: Frame) -> tuple[int, ...]:
+        """Take expected LOSSES. Returns their microbatches."""
+        sibling, train = self._sender(frame), self._context.train
+        assert sibling is not None
+        self._next_losses[sibling] += 1
+        groups = self._context.replica_groups[sibling]
+        return tuple(i for i in range(train.microbatches) if i % train.reduction_groups in groups)
+
+    def send_losses(self, batch: int, losses: Tensor) -> None:
+        """Send the losses of a batch, float32 [microbatches of this replica], to the lead, before its sums."""
+        self._links[LEAD].send(self._frame(FrameKind.LOSSES, batch, losses))
+
+    def send_to_all(self, frame: Frame) -> None:
+        """Send the lead's clip total or stop to all others."""
+        for link in self._links.values():
+            link.send(frame)
+
+    def _go_on(self, batch: int) -> list[Tensor] | None:
+        mean = self._reduction.reduce_own(batch)
+        if mean is not None:
+            for link in self._links.values():
+                link.send(self._frame(FrameKind.REDUCED, batch, mean))
+        return self._reduction.finish(batch)
+
+    def _sender(self, frame: Frame) -> int | None:
+        return self._by_first_microbatch.get(frame.microbatch)
+
+    def _frame(self, kind: FrameKind, batch: int, tensor: Tensor) -> Frame:
+        return Frame(kind, self._context.generation, Batch(batch), self._first_microbatch, (tensor,))

@@ -1,0 +1,149 @@
+"""The result of every batch: the losses as they were computed, and their cost."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.stages.ids import Batch, Boundary, Generation, LayerName
+from headway.stages.stage.clipping import fold
+
+JOURNAL = LayerName("journal")
+"""The name under which a journal is stored and moved, as if it were a layer."""
+
+_DTYPES: dict[str, type[Any]] = {
+    "batch": np.int64,
+    "generation": np.int64,
+    "losses": np.float32,
+    "seconds": np.float64,
+    "tokens": np.int64,
+}
+_MIN_CAPACITY = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRow:
+    """The result of one batch."""
+
+    batch: Batch
+    microbatch_losses: tuple[float, ...]
+    """m float32 values, nats per token, in order."""
+    tokens: int
+    seconds: float
+    """Wall clock seconds since the last batch, on the last stage."""
+    generation: Generation
+
+    @property
+    def loss(self) -> float:
+        """Return (Σ float64(ℓ_i)) / m, in order of i."""
+        return fold(list(self.microbatch_losses)) / len(self.microbatch_losses)
+
+
+class Journal:
+    """Rows of consecutive batches; the last stage appends to it, and it moves with the head.
+
+    The rows are columns that grow by doubling: a long job's journal is handed to a writer without touching a row.
+    """
+
+    def __init__(self, rows: Iterable[JournalRow] = ()) -> None:
+        self._length = 0
+        self._columns = _empty(_MIN_CAPACITY, 0)
+        for row in rows:
+            self.append(row)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def rows(self) -> Sequence[JournalRow]:
+        """Return all rows, oldest first."""
+        columns = [self._columns[name][: self._length].tolist() for name in _DTYPES]
+        return tuple(
+            JournalRow(
+                batch=Batch(batch),
+                microbatch_losses=tuple(losses),
+                tokens=tokens,
+                seconds=seconds,
+                generation=Generation(generation),
+            )
+            for batch, generation, losses, seconds, tokens in zip(*columns, strict=True)
+        )
+
+    @property
+    def next_batch(self) -> Batch | None:
+        """Return the batch that must be appended next; None: any."""
+        return Batch(int(self._columns["batch"][self._length - 1]) + 1) if self._length else None
+
+    def append(self, row: JournalRow) -> None:
+        """Append the next batch. Raises ValueError for another batch, or another number of microbatches."""
+        if self._length and row.batch != self.next_batch:
+            raise ValueError(f"the journal goes on with batch {self.next_batch}, not {row.batch}")
+        width, capacity = len(row.microbatch_losses), len(self._columns["batch"])
+        if width != self._columns["losses"].shape[1]:
+            if self._length:
+                raise ValueError(f"batch {row.batch} has {width} microbatches, not those of the batches before")
+            self._columns = _empty(capacity, width)
+        if self._length == capacity:
+            grown = _empty(2 * capacity, width)
+            for name, column in self._columns.items():
+                grown[name][:capacity] = column
+            self._columns = grown
+        values = (row.batch, row.generation, row.microbatch_losses, row.seconds, row.tokens)
+        for name, value in zip(_DTYPES, values, strict=True):
+            self._columns[name][self._length] = value
+        self._length += 1
+
+    def truncate(self, boundary: Boundary) -> None:
+        """Cut to the batches below a boundary."""
+        self._length = self._length_below(boundary)
+
+    def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
+        """Return the rows, or those below a boundary, as columns.
+
+        These are: `losses` float32 [n, m], `seconds` float64 [n], the others int64 [n]. They are no copies, but rows
+        that are appended later do not change them.
+        """
+        length = self._length if below is None else self._length_below(below)
+        tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
+        return tensors if length else tensors | {"losses": torch.empty(0, 0)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Return the inverse of `tensors()`; copies. Raises ValueError when columns are missing, differ in length or
+        skip.
+        """
+        journal = cls()
+        try:
+            given = {name: tensors[name].numpy() for name in _DTYPES}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the journal has no column {error}") from error
+        if any(not column.ndim for column in given.values()):
+            raise ValueError("the journal's columns are no columns")
+        length = len(given["batch"])
+        for name, dtype in _DTYPES.items():
+            column = given[name]
+            if column.shape[0] != length or column.dtype != dtype or column.ndim != (2 if name == "losses" else 1):
+                raise ValueError(f"the journal's column {name} does not fit the others")
+        if length and (np.diff(given["batch"]) != 1).any():
+            raise ValueError("the journal's batches are not consecutive")
+        journal._columns = _empty(max(length, _MIN_CAPACITY), given["losses"].shape[1])
+        for name, column in given.items():
+            journal._columns[name][:length] = column
+        journal._length = length
+        return journal
+
+    def _length_below(self, boundary: Boundary) -> int:
+        if not self._length:
+            return 0
+        return min(self._length, max(0, boundary - int(self._columns["batch"][0])))
+
+
+def _empty(capacity: int, width: int) -> dict[str, "np.ndarray[Any, Any]"]:
+    """Return columns with room for these rows and microbatches."""
+    return {
+        name: np.empty((capacity, width) if name == "losses" else capacity, dtype=dtype)
+        for name, dtype in _DTYPES.items()
+    }

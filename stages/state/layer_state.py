@@ -1,0 +1,146 @@
+"""The whole state of a layer at a boundary: its live weight versions and its optimizer's state."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from headway.stages.ids import Boundary, LayerName
+from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.spec import ModelSpec, TrainSpec, weight_version
+from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
+from headway.stages.state.weight_versions import WeightVersions
+
+
+class LayerState:
+    """One layer, live. When a layer moves, its name, versions and optimizer move."""
+
+    __slots__ = ("delay", "name", "optimizer", "versions")
+
+    def __init__(self, name: LayerName, versions: WeightVersions, optimizer: LayerOptimizer, *, delay: int) -> None:
+        self.name = name
+        self.versions = versions
+        self.optimizer = optimizer
+        self.delay = delay
+
+    @classmethod
+    def initial(
+        cls,
+        name: LayerName,
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        seed: int,
+        device: torch.device | str,
+        optimizer_factory: OptimizerFactory,
+    ) -> Self:
+        """Return boundary 0: a function of the seed and the layer's name."""
+        weights = {n: tensor.to(device) for n, tensor in initial_parameters(name, model, seed=seed).items()}
+        optimizer = optimizer_factory(name, weights)
+        versions = WeightVersions(weights, version=0, dtype=getattr(torch, train.dtype))
+        return cls(name, versions, optimizer, delay=train.delay)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        name: LayerName,
+        tensors: Mapping[str, Tensor],
+        model: ModelSpec,
+        train: TrainSpec,
+        *,
+        boundary: Boundary,
+        device: torch.device | str,
+        optimizer_factory: OptimizerFactory,
+    ) -> Self:
+        """Return the inverse of `tensors()`. Copies. Raises ValueError when a tensor is missing, unknown or
+        misshapen.
+        """
+        slots: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            slot, _, rest = key.partition("/")
+            slots.setdefault(slot, {})[rest] = tensor
+        dtype: torch.dtype = getattr(torch, train.dtype)
+        newest = "current" if dtype == torch.float32 else "master"
+        needs_previous = _needs_previous(boundary, train.delay)
+        unknown = slots.keys() - {newest, "optim"} - ({"previous"} if needs_previous else set())
+        if unknown:
+            raise ValueError(f"a layer at boundary {boundary} has no {', '.join(sorted(unknown))}")
+        shapes = parameter_shapes(name, model)
+        weights = _checked(newest, slots, shapes, torch.float32, device)
+        previous = _checked("previous", slots, shapes, dtype, device) if needs_previous else None
+        optimizer = optimizer_factory(name, weights)
+        try:
+            optimizer.load_state(slots.get("optim", {}))
+        except KeyError as error:
+            raise ValueError(f"the optimizer's state does not fit: {error}") from error
+        versions = WeightVersions(weights, version=boundary, dtype=dtype, previous=previous)
+        return cls(name, versions, optimizer, delay=train.delay)
+
+    @property
+    def boundary(self) -> Boundary:
+        """Return b, when the newest version is W_b."""
+        return Boundary(self.versions.version)
+
+    def update(self, batch: int, gradients: Mapping[str, Tensor]) -> None:
+        """Do update(b): from boundary b to boundary b+1."""
+        self.versions.update(batch, self.optimizer, gradients)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the content of the boundary, flat. Live: not copies.
+
+        `current/<parameter>` W_b in fp32, `master/<parameter>` instead of it in a bfloat16 job;
+        `previous/<parameter>` W_{b-1} in the job's dtype, if the delay is 1 and b ≥ 1;
+        `optim/<slot>/<parameter>` the optimizer's state.
+        """
+        newest = "current" if self.versions.master is None else "master"
+        content = {f"{newest}/{name}": tensor for name, tensor in self.weights().items()}
+        if _needs_previous(self.boundary, self.delay):
+            plain = self.versions.plain(self.boundary - 1)
+            content |= {f"previous/{name}": tensor for name, tensor in plain.items()}
+        return content | {f"optim/{key}": tensor for key, tensor in self.optimizer.state().items()}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return W_b in fp32, by parameter name. Live: not copies."""
+        return self.versions.exact(self.boundary)
+
+
+def update_layers(layers: Sequence[LayerState], batch: int, gradients: Sequence[Mapping[str, Tensor]]) -> None:
+    """Do update(b) of a stage's layers, with the gradients of each: the bits equal each layer's own `update`."""
+    optimizers, versions = [layer.optimizer for layer in layers], [layer.versions for layer in layers]
+    begun = [of_layer.begin_update(batch) for of_layer in versions]
+    current, target = [weights for weights, _ in begun], [weights for _, weights in begun]
+    type(optimizers[0]).step_together(optimizers, batch, current=current, target=target, gradients=gradients)
+    for of_layer in versions:
+        of_layer.end_update(batch)
+
+
+def _needs_previous(boundary: int, delay: int) -> bool:
+    """Return whether batch b, the first after the boundary, is computed on an older version than W_b."""
+    return weight_version(boundary, delay) < boundary
+
+
+def _checked(
+    slot: str,
+    slots: Mapping[str, Mapping[str, Tensor]],
+    shapes: Mapping[str, torch.Size],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> dict[str, Tensor]:
+    """Return one slot's tensors in the module's order, copied to the device."""
+    given = slots.get(slot, {})
+    if given.keys() != shapes.keys():
+        raise ValueError(f"{slot} has not exactly the parameters {', '.join(shapes)}")
+    for name, shape in shapes.items():
+        if given[name].shape != shape or given[name].dtype != dtype:
+            raise ValueError(
+                f"{slot}/{name} is {given[name].dtype} {list(given[name].shape)} instead of {dtype} {list(shape)}"
+            )
+    return {name: given[name].to(device, copy=True) for name in shapes}
+
+
+def split_by_layer(layers: Sequence[LayerState], gradients: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """Return a stage's gradients, in backward's order, by layer and parameter name."""
+    numbered = iter(gradients)
+    return [{name: next(numbered) for name in layer.versions.sets[0]} for layer in layers]

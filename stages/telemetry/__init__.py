@@ -1,0 +1,1 @@
+"""What a worker records of itself: operations, seconds, times of layers."""

@@ -1,0 +1,234 @@
+"""Real worker processes under a supervisor: how each death is noticed, and who takes over."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.daemon.fault_points import ENVIRONMENT
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.format import encode
+from headway.daemon.records.records import Device
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.workers.roster import WorkerSettings
+from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, OrderKind, WorkerStatus
+from headway.daemon.workers.supervisor import Supervisor
+from headway.proto import control_pb2
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.schedule.schedule import schedule_depth
+from headway.stages.spec import ModelSpec, TrainSpec
+
+DEADLINE_S = 60.0
+LAYERS = ("embed", "block.0", "head")
+SPEC = JobSpec(
+    job=JobSection(name="tiny", seed=3),
+    model=ModelSpec(
+        num_hidden_layers=1, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2
+    ),
+    train=TrainSpec(batches=100_000, microbatches=4, microbatch_size=2, sequence_length=16, attention_backend="flash"),
+)
+
+
+class Ears:
+    """A listener that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.num_changes = 0
+        self.damaged: list[str] = []
+
+    def worker_changed(self) -> None:
+        """Counted."""
+        self.num_changes += 1
+
+    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:  # noqa: ARG002
+        """Everything can be kept."""
+        return ""
+
+    def worker_progressed(self, progress: control_pb2.Progress) -> None:
+        """Nobody asks."""
+
+    def worker_refused_file(self, path: str) -> None:
+        """Remembered."""
+        self.damaged.append(path)
+
+    def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+        """Nobody asks."""
+
+
+class Ground:
+    """A supervisor with one device, and the orders that a job needs."""
+
+    def __init__(self, folder: Path, *, num_spares: int, ports: str = "") -> None:
+        self.folder = folder
+        self.ears = Ears()
+        with writing_shards(folder / "data", vocab_size=256) as writer:
+            writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
+        settings = WorkerSettings(
+            node="a",
+            host="127.0.0.1",
+            ports=ports,
+            certificates=CertificateAuthority.create(folder / "authority").issue("a"),
+            runtime_dir=folder / "run",
+            output_dir=folder / "output",
+            logs_dir=folder / "logs",
+            num_spares=num_spares,
+        )
+        self.downs: list[tuple[int, ...]] = []
+        self.supervisor = Supervisor(
+            (Device(kind="cpu"),),
+            settings,
+            self.ears,
+            on_change=lambda: self.downs.append(self.supervisor.down_devices),
+        )
+
+    @property
+    def status(self) -> WorkerStatus:
+        """Of the one worker."""
+        return self.supervisor.statuses[0]
+
+    async def until(self, claim: Callable[[], Any], what: str) -> None:
+        """Return when the claim holds."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not claim():
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}; {self.status}"
+            await asyncio.sleep(0.02)
+
+    async def run_generation(self, generation: int) -> JobGeneration:
+        """Prepare and start a job of one stage; returns when it computes."""
+        await self.until(lambda: self.status.is_up, "a worker")
+        of, train = JobGeneration("tiny", generation), SPEC.train
+        depth = schedule_depth(train.schedule, train.microbatches, 1, 0)
+        stage = control_pb2.StageAssignment(index=0, num_stages=1, layers=LAYERS, depth=depth)
+        about: dict[str, Any] = {"job_name": "tiny", "generation": generation, "stage": stage}
+        log_path = str(self.supervisor.log_path("tiny"))
+        prepare = control_pb2.Prepare(
+            job=encode(SPEC), data_path=str(self.folder / "data"), log_path=log_path, device_index=0, **about
+        )
+        self.supervisor.order(0, OrderKind.PREPARE, of, control_pb2.Order(prepare=prepare))
+        await self.until(lambda: self.status.prepared == of or of in self.status.failures, "prepared")
+        sources = [control_pb2.LayerSource(layer=layer, initial=True) for layer in (*LAYERS, "journal")]
+        start = control_pb2.Start(timeline=generation, source_timeline=generation, sources=sources, **about)
+        self.supervisor.order(0, OrderKind.START, of, control_pb2.Order(start=start))
+        await self.until(lambda: self.status.started == of or of in self.status.failures, "started")
+        assert of not in self.status.failures, self.status.failures
+        await self.until(lambda: self.supervisor.heartbeats[0].operations > 0, "operations")
+        return of
+
+    async def failure(self, of: JobGeneration) -> Failure:
+        """Why a generation failed, once it has."""
+        await self.until(lambda: of in self.status.failures, "a failure")
+        return self.status.failures[of]
+
+    async def spare(self) -> int:
+        """The spare's pid, once it has attached."""
+
+        def attached() -> list[int]:
+            return [
+                handle.status.pid
+                for handle in self.supervisor._roster.everybody
+                if handle.index == SPARE_INDEX and handle.status.is_up
+            ]
+
+        await self.until(attached, "a spare")
+        return attached()[0]
+
+
+@asynccontextmanager
+async def ground(folder: Path, *, num_spares: int = 1, ports: str = "") -> AsyncIterator[Ground]:
+    """A started supervisor, which is stopped at the end."""
+    made = Ground(folder, num_spares=num_spares, ports=ports)
+    await made.supervisor.start()
+    try:
+        yield made
+    finally:
+        await made.supervisor.stop()
+
+
+@pytest.mark.slow
+async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) -> None:
+    """A worker is killed, its spare is there in no time; that one is stopped, then its spare's main thread hangs."""
+    faults = tmp_path / "faults.jsonl"
+    os.environ[ENVIRONMENT] = str(faults)
+    try:
+        async with ground(tmp_path) as field:
+            first = await field.run_generation(1)
+            spare = await field.spare()
+            assert os.getpriority(os.PRIO_PROCESS, spare) == os.getpriority(os.PRIO_PROCESS, os.getpid())
+
+            killed_at = time.monotonic()
+            os.kill(field.status.pid, signal.SIGKILL)
+            failure = await field.failure(first)
+            await field.until(lambda: field.status.is_up, "the spare as worker")
+            assert time.monotonic() - killed_at < 1.0
+            assert (field.status.pid, field.status.has_died, field.supervisor.down_devices) == (spare, False, ())
+            assert "ended by signal SIGKILL" in failure.text
+            assert (failure.batch >= 0, failure.fault, failure.is_hopeless) == (True, "", False)
+            assert (0,) not in field.downs
+
+            second = await field.run_generation(2)
+            spare = await field.spare()
+            stopped_at = time.monotonic()
+            os.kill(field.status.pid, signal.SIGSTOP)
+            failure = await field.failure(second)
+            assert 4.0 < time.monotonic() - stopped_at < 8.0
+            assert "said nothing for 5 s; it was killed" in failure.text
+            await field.until(lambda: field.status.pid == spare, "the spare as worker")
+
+            third = await field.run_generation(3)
+            faults.write_text(
+                json.dumps({"id": "h", "at": "operation", "when": {"generation": 3}, "do": "hang"}) + "\n"
+            )
+            await field.until((tmp_path / "faults.jsonl.struck").exists, "the fault")
+            hung_at = time.monotonic()
+            failure = await field.failure(third)
+            assert 4.0 < time.monotonic() - hung_at < 9.0
+            assert "stood still for 5 s in batch" in failure.text
+    finally:
+        del os.environ[ENVIRONMENT]
+
+
+async def test_a_worker_without_a_free_port_says_so_until_there_is_one(tmp_path: Path) -> None:
+    """Somebody listens at the only port that it may have: the device is down, the reason names the port; then it is."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with ground(tmp_path, num_spares=0, ports=str(port)) as field:
+            await field.until(lambda: field.supervisor.trouble, "a reason")
+            told = f"worker cpu:0 does not start: PortsTakenError: port {port} at 127.0.0.1 is in use"
+            assert field.supervisor.trouble.startswith(told)
+            assert field.supervisor.down_devices == (0,)
+            taken.close()
+            await field.until(lambda: field.status.is_up, "a worker")
+            assert (field.supervisor.trouble, field.status.address) == ("", f"127.0.0.1:{port}")
+
+
+@pytest.mark.slow
+async def test_workers_move_to_another_address_of_the_machine(tmp_path: Path) -> None:
+    """The one that is up ends with a word about why, and the next one listens at the new address."""
+    async with ground(tmp_path, num_spares=0) as field:
+        await field.until(lambda: field.status.is_up, "a worker")
+        before = field.status.pid
+        field.supervisor.move("127.0.0.2")
+        await field.until(lambda: field.status.is_up and field.status.pid != before, "the next worker")
+        assert field.status.address.startswith("127.0.0.2:")
+
+
+async def test_without_a_spare_the_device_is_down_until_the_next_worker_is_there(tmp_path: Path) -> None:
+    """The node's record has to say so meanwhile; an error of the worker's own has a fault line."""
+    async with ground(tmp_path, num_spares=0) as field:
+        await field.until(lambda: field.status.is_up, "a worker")
+        assert field.supervisor.down_devices == ()
+        before = field.status.pid
+        os.kill(before, signal.SIGKILL)
+        await field.until(lambda: field.supervisor.down_devices == (0,), "a device that is down")
+        await field.until(lambda: field.supervisor.down_devices == (), "a device that is up")
+        assert field.status.pid != before
+        assert field.downs[-2:] == [(0,), ()]

@@ -1,0 +1,169 @@
+"""An agent of one node without a cluster: etcd is a view, and the worker does nothing but run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.agent.agent import Agent
+from headway.daemon.agent.surroundings import Surroundings
+from headway.daemon.errors import ConflictError
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import (
+    NodeRecord,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    SpecRecord,
+    StagePlan,
+    StateRecord,
+)
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.proto import control_pb2
+from headway.stages.spec import ModelSpec
+
+LAYERS = ("embed", "block.0", "head")
+PARTS = (*LAYERS, "journal")
+G1 = JobGeneration("j", 1)
+PLAN = PlanRecord(
+    generation=1,
+    timeline=1,
+    stages=(StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=LAYERS, depth=4),),
+)
+
+
+def state_key(boundary: int) -> str:
+    """What node a says of a boundary."""
+    return Keys.state("j", 1, boundary, "a")
+
+
+@dataclass
+class EtcdOfOneView:
+    """Takes every transaction, and shows it at once unless it is to be lost."""
+
+    view: ClusterView
+    revision: int = 100
+    is_losing: bool = False
+    leases: list[int] = field(default_factory=list)
+    on_change: Callable[[Put | Delete], None] = lambda _: None
+    before: Callable[[], None] = lambda: None
+    """Happens when a transaction is under way."""
+
+    async def transaction(self, conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
+        """All changes in one revision, if the keys are as they were when it was decided."""
+        self.before()
+        if changed := [one.key for one in conditions if self.view.revision_of(one.key) != one.value]:
+            raise ConflictError(changed[0], "has changed")
+        self.revision += 1
+        for change in changes:
+            self.on_change(change)
+            if isinstance(change, Put):
+                self.leases.append(change.lease_id)
+            if not self.is_losing:
+                self.show(change.key, change.value if isinstance(change, Put) else None)
+        return self.revision
+
+    def show(self, key: str, value: bytes | None) -> None:
+        """What a watch would say."""
+        self.view.apply(key, value, mod_revision=self.revision, create_revision=self.revision)
+
+
+class QuietSupervisor:
+    """One worker that does nothing but run."""
+
+    def __init__(self) -> None:
+        self.statuses = (
+            WorkerStatus(
+                device_index=0, incarnation="w", pid=1, address="a:1", job="j", prepared=G1, started=G1, layers=LAYERS
+            ),
+        )
+
+    def forget(self, is_over: object) -> None:
+        """It has no failures."""
+
+    def order(self, *_: object, **__: object) -> bool:
+        """It obeys in its own time."""
+        return False
+
+    heartbeats: Mapping[int, control_pb2.Heartbeat] = {}
+
+    def log_path(self, *_: object) -> Path:
+        """It says nothing."""
+        return Path("worker.log")
+
+
+@dataclass
+class Scene:
+    """An agent of node a in a view of its own."""
+
+    view: ClusterView
+    etcd: EtcdOfOneView
+    store: StateStore
+    agent: Agent
+    lease_id: int = 1
+
+    @property
+    def job(self) -> JobView:
+        return self.view.jobs["j"]
+
+    def write(self, boundary: int, *, timeline: int = 1, size_bytes: int = 5) -> str:
+        """What a worker's snapshot is: files at their places, and the report."""
+        folder = self.store.directory_of("j", timeline, boundary)
+        files = []
+        for part in PARTS:
+            path = folder / f"{part}.safetensors"
+            path.write_bytes(b"s" * size_bytes)
+            files.append(
+                control_pb2.WrittenFile(layer=part, path=str(path), size_bytes=size_bytes, checksum=f"sha-{part}")
+            )
+        wrote = control_pb2.Wrote(
+            job="j", generation=1, boundary=boundary, files=files, timeline=timeline, is_snapshot=True
+        )
+        return self.agent.worker_wrote(wrote)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that the agent does."""
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def registered(self, boundary: int) -> StateRecord | None:
+        return self.job.state.get((1, boundary), {}).get("a")
+
+    @asynccontextmanager
+    async def at_work(self, supervisor: "QuietSupervisor | None" = None) -> AsyncIterator[None]:
+        """While the agent runs."""
+        working = asyncio.create_task(self.agent.run(supervisor or QuietSupervisor()))  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+
+
+def make_scene(tmp_path: Path, **more: Any) -> Scene:
+    """more: of the agent's surroundings."""
+    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=1))
+    job = JobView(
+        name="j", submission=SpecRecord(spec=spec, uid="u"), plan=PLAN, phase=PhaseRecord(phase=Phase.RUNNING)
+    )
+    record = NodeRecord(
+        name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
+    )
+    view = ClusterView(jobs={"j": job}, nodes={"a": record})
+    store = StateStore(tmp_path / "store", quota_bytes=1000)
+    store.open()
+    etcd = EtcdOfOneView(view)
+    around = {"etcd": etcd, "library": None, "client": None, "checkpoint_root": tmp_path, "reach": None} | more
+    agent = Agent(
+        Surroundings(node="a", incarnation="a-1", lease_id=lambda: found.lease_id, view=view, store=store, **around)
+    )
+    found = Scene(view, etcd, store, agent)
+    return found

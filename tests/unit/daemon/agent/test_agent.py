@@ -1,0 +1,305 @@
+"""What a node's agent writes into etcd and its store, with an etcd that is a view."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.steps import Step
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import NodeRecord, StateFile, StateRecord
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.workers.status import Failure, JobGeneration
+from headway.proto import control_pb2
+from tests.unit.daemon.agent.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, state_key
+
+
+async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:
+    """The lease lapsed and its records went; there is a new one: what is held is registered again under it."""
+    async with scene.at_work():
+        assert scene.write(20) == ""
+        await scene.until(lambda: scene.registered(20) is not None)
+        record = scene.registered(20)
+        assert record is not None
+        assert record.files == {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS}
+        scene.lease_id = 2
+        scene.etcd.revision += 1
+        scene.etcd.show(state_key(20), None)
+        scene.agent.cluster_changed()
+        await scene.until(lambda: scene.registered(20) is not None)
+    leases = [lease for lease in scene.etcd.leases if lease]
+    assert leases[0] == 1
+    assert leases[-1] == 2
+
+
+async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Scene) -> None:
+    """Between decision and write the job went back, to a new timeline: the boundary of the old one is not told of."""
+    elsewhere = (replace(PLAN.stages[0], node="b"),)
+    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=elsewhere)
+
+    def go_back() -> None:
+        scene.etcd.before = lambda: None
+        scene.etcd.revision += 1
+        scene.etcd.show(Keys.of("j", "plan"), encode(back))
+
+    scene.etcd.before = go_back
+    async with scene.at_work():
+        scene.write(20)
+        await scene.until(lambda: not scene.store.contents)
+    assert scene.registered(20) is None
+    assert not scene.etcd.leases, "nothing was put"
+
+
+async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd came back from a backup without our last write: when the view is made anew, it is due again.
+
+    Not because time passed: what is on its way back by the watch is waited for without an end here.
+    """
+    monkeypatch.setattr("headway.daemon.agent.agent.WATCH_S", 1000.0)
+    scene.etcd.is_losing = True
+    async with scene.at_work():
+        scene.write(20)
+        await scene.until(lambda: scene.etcd.revision > 101)
+        assert scene.registered(20) is None
+        job = scene.job
+        scene.view.start_anew(now=0.0)
+        scene.view.jobs["j"] = job
+        scene.view.nodes["a"] = NodeRecord(
+            name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
+        )
+        scene.etcd.is_losing = False
+        scene.agent.cluster_changed()
+        await scene.until(lambda: scene.registered(20) is not None)
+
+
+async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> None:
+    """A third restorable boundary is there: the oldest one's record goes while its files are still held."""
+    held_at_delete: list[bool] = []
+
+    def note(change: Put | Delete) -> None:
+        if isinstance(change, Delete):
+            held_at_delete.append(scene.store.get(StateKey("j", 1, 20, "head")) is not None)
+
+    scene.etcd.on_change = note
+    async with scene.at_work():
+        for boundary in (20, 40, 60):
+            scene.write(boundary)
+            await scene.until(lambda boundary=boundary: scene.registered(boundary) is not None)  # type: ignore[misc]
+        await scene.until(lambda: not any(key.boundary == 20 for key in scene.store.contents))
+    assert held_at_delete == [True]
+    assert scene.registered(20) is None
+    assert {key.boundary for key in scene.store.contents} == {40, 60}
+
+
+async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 was written, but late, 60 was not: both space the snapshots out, and 60 alone is to come from a sibling."""
+    seen: list[NodeState] = []
+
+    def look(_: object, node: NodeState, **__: object) -> list[Step]:
+        seen.append(node)
+        return []
+
+    monkeypatch.setattr("headway.daemon.agent.agent.next_steps", look)
+    about: dict[str, Any] = {"job": "j", "generation": 1, "reason": "late"}
+    async with scene.at_work():
+        scene.agent.worker_missed_snapshot(control_pb2.SnapshotMissed(**about, boundary=40, factor=2, written=True))
+        await scene.until(lambda: any(node.spacings.get(G1) == Spacing(2, 40) for node in seen))
+        assert not seen[-1].missed
+        scene.agent.worker_missed_snapshot(control_pb2.SnapshotMissed(**about, boundary=60, factor=4))
+        await scene.until(lambda: any(node.spacings.get(G1) == Spacing(4, 60) for node in seen))
+    assert seen[-1].missed == {G1: (60,)}
+
+
+async def test_a_damaged_file_is_held_and_registered_no_more(scene: Scene, tmp_path: Path) -> None:
+    """A worker refuses a file: it is gone from store and disk, and from the record."""
+    async with scene.at_work():
+        scene.write(20)
+        await scene.until(lambda: scene.registered(20) is not None)
+        path = tmp_path / "store" / "j" / "1" / "20" / "head.safetensors"
+        scene.agent.worker_refused_file(str(path))
+        assert not path.exists()
+        await scene.until(lambda: "head" not in (record.files if (record := scene.registered(20)) else {"head": 0}))
+
+
+def test_a_snapshot_of_another_past_is_deleted(scene: Scene) -> None:
+    """It was written for a timeline that is no ancestor of the plan's: late, and of no use."""
+    assert scene.write(20, timeline=7) == ""
+    assert not scene.store.contents
+    assert not list(scene.store.directory_of("j", 7, 20).iterdir())
+
+
+def test_a_snapshot_without_room_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
+    """The quota has no room for all of it: why is one line, and what there is of it is let go."""
+    assert "store_quota_bytes allows 1000" in scene.write(20, size_bytes=400)
+    assert not scene.store.contents
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
+    """It lies there already, and without it everything since the last boundary would be computed again."""
+    wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
+    path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
+    path.write_bytes(b"s" * 2000)
+    wrote.files.add(layer="head", path=str(path), size_bytes=2000, checksum="x")
+    assert scene.agent.worker_wrote(wrote) == ""
+    assert [file.path for file in scene.store.contents.values()] == [path]
+
+
+async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b is asked first and says nothing; when its record goes, c is asked: no silence is waited for."""
+    asked: list[list[NodeEndpoint]] = []
+    holders = {name: NodeEndpoint(name, f"{name}:1") for name in "bc"}
+
+    async def fetch(*_: object, endpoints: list[NodeEndpoint], **__: object) -> None:
+        asked.append(endpoints)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
+    own = scene.view.nodes["a"]
+    for name in "bc":
+        scene.view.nodes[name] = replace(own, name=name, incarnation=f"{name}-1", address=f"{name}:1")
+        files = {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS}
+        scene.job.state.setdefault((1, 20), {})[name] = StateRecord(incarnation=f"{name}-1", generation=1, files=files)
+    back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
+    scene.job.plan = replace(PLAN, **back, source_timeline=1)  # type: ignore[arg-type]
+    supervisor = QuietSupervisor()
+    supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+    working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
+    try:
+        await scene.until(lambda: [holders["b"], holders["c"]] in asked)
+        del scene.view.nodes["b"]
+        scene.agent.cluster_changed()
+        await scene.until(lambda: [holders["c"]] in asked)
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
+
+
+async def test_a_fetch_that_was_ended_before_it_began_is_due_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody holds the head, so plan 2 is given up while its fetches are still to begin; plan 3 fetches the same."""
+    asked: list[str] = []
+
+    async def fetch(*about: object, **_: object) -> None:
+        key = about[2]
+        assert isinstance(key, StateKey)
+        asked.append(key.layer)
+        await asyncio.Event().wait()
+
+    def fail(_: int, of: JobGeneration, reason: str) -> None:
+        [status] = supervisor.statuses
+        supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
+
+    monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
+    scene.view.steady_since = -1000.0
+    scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
+    held = {part: StateFile(size_bytes=5, checksum=f"sha-{part}") for part in PARTS if part != "head"}
+    scene.job.state[1, 20] = {"b": StateRecord(incarnation="b-1", generation=1, files=held)}
+    back = {"timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes", "source_timeline": 1}
+    scene.job.plan = replace(PLAN, generation=2, **back)  # type: ignore[arg-type]
+    supervisor = QuietSupervisor()
+    supervisor.fail = fail  # type: ignore[attr-defined]
+    supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+    async with scene.at_work(supervisor):
+        await scene.until(lambda: bool(supervisor.statuses[0].failures))
+        assert asked == []
+        held["head"] = StateFile(size_bytes=5, checksum="sha-head")
+        scene.job.plan = replace(scene.job.plan, generation=3)
+        supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 3), failures={}),)
+        scene.agent.cluster_changed()
+        await scene.until(lambda: {"embed", "block.0", "head"} <= set(asked))
+
+
+async def test_a_slow_copy_stands_back_for_a_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a copies b's layer at leisure; then a's own worker is to load it: the copy ends, and it is fetched in a hurry."""
+    asked: list[tuple[str, bool]] = []
+    ended: list[str] = []
+
+    async def fetch(*about: object, unhurried: bool, **__: object) -> None:
+        key = about[2]
+        assert isinstance(key, StateKey)
+        asked.append((key.layer, unhurried))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(key.layer)
+            raise
+
+    monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
+    scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
+    own = scene.job.plan = replace(
+        PLAN,
+        stages=(
+            replace(PLAN.stages[0], node="b", node_incarnation="b-1", layers=("embed",)),
+            replace(PLAN.stages[0], layers=("block.0", "head")),
+        ),
+    )
+    files = {"embed": StateFile(size_bytes=5, checksum="sha-embed")}
+    scene.job.state[1, 20] = {"b": StateRecord(incarnation="b-1", generation=1, files=files)}
+    supervisor = QuietSupervisor()
+    working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
+    try:
+        await scene.until(lambda: asked == [("embed", True)])
+        back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
+        scene.job.plan = replace(own, stages=PLAN.stages, **back, source_timeline=1)  # type: ignore[arg-type]
+        supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+        scene.agent.cluster_changed()
+        await scene.until(lambda: ("embed", False) in asked)
+        assert ended == ["embed"]
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
+
+
+async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_served(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the plan of j asks raises: its worker is failed with the reason, once, and the agent goes on."""
+    failed: list[tuple[JobGeneration, str]] = []
+
+    def fail(_: int, of: JobGeneration, reason: str) -> None:
+        failed.append((of, reason))
+        [status] = supervisor.statuses
+        supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
+
+    def broken(*_: object) -> Iterator[Step]:
+        raise ZeroDivisionError("no layers")
+
+    supervisor = QuietSupervisor()
+    supervisor.fail = fail  # type: ignore[attr-defined]
+    monkeypatch.setattr("headway.daemon.agent.steps_due._plan_steps", broken)
+    async with scene.at_work(supervisor):
+        await scene.until(lambda: bool(failed))
+        scene.agent.cluster_changed()
+        await scene.until(lambda: not scene.agent._due.is_set())
+    assert failed == [(G1, "node a cannot serve this job: ZeroDivisionError: no layers")]
+
+
+async def test_a_step_that_raises_an_unexpected_error_rests_and_is_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration meets a bug twice, and is there in the end."""
+    transaction, num = scene.etcd.transaction, 0
+
+    async def buggy(conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
+        nonlocal num
+        num += 1
+        if num <= 2:
+            raise AttributeError("nobody expected this")
+        return await transaction(conditions, changes)
+
+    monkeypatch.setattr(scene.etcd, "transaction", buggy)
+    async with scene.at_work():
+        assert scene.write(40) == ""
+        await scene.until(lambda: scene.view.revision_of(state_key(40)) > 0)
+    assert num >= 3

@@ -1,0 +1,120 @@
+"""A node finds out by itself whether it can use the checkpoint folders of its jobs."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from headway.daemon.agent import checkpoint_access
+from headway.daemon.agent.checkpoint_access import CheckpointAccess
+from headway.daemon.errors import RecoveryError
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
+from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from tests.fakes.moody_file_system import Mood, moody
+
+STAGE = StagePlan(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)
+PLAN = PlanRecord(generation=1, timeline=1, stages=(STAGE,))
+
+
+@pytest.fixture
+def mood() -> Iterator[Mood]:
+    with moody() as mood:
+        yield mood
+
+
+def job(folder: str, name: str = "j") -> JobView:
+    spec = JobSpec(job=JobSection(name=name), fault=FaultSpec(checkpoint_dir=folder))
+    return JobView(name=name, plan=PLAN, submission=SpecRecord(spec=spec, uid="u"))
+
+
+async def until(access: CheckpointAccess, *, lacks: bool) -> None:
+    running = asyncio.create_task(access.run())
+    async with asyncio.timeout(20.0):
+        while ("j" in access.lacking) is not lacks:
+            await asyncio.sleep(0.001)
+    running.cancel()
+
+
+async def test_missing_credentials_are_found_before_a_checkpoint_and_their_coming_too(
+    mood: Mood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is named by a plan: it says that it lacks access, with the URL; later it has it, and takes that back."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    monkeypatch.setattr(checkpoint_access, "AGAIN_S", 0.01)
+    access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
+    told: list[dict[str, str]] = []
+    access.on_change = lambda: told.append(dict(access.lacking))
+    mood.error = lambda: PermissionError("Forbidden")
+    await until(access, lacks=True)
+    assert "moody://b/" in access.lacking["j"]
+    assert "this node has no access: Forbidden" in access.lacking["j"]
+    mood.error = None
+    await until(access, lacks=False)
+    assert [bool(lacking) for lacking in told] == [True, False]
+
+
+async def test_a_hung_file_system_delays_no_report_about_another(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More jobs on a hung bucket than are looked at at once; the node still says within a moment what it lacks."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    hung = {f"h{number}": job("moody://hung/c", f"h{number}") for number in range(checkpoint_access.MOST_AT_ONCE + 1)}
+    view = ClusterView(jobs={**hung, "j": job("moody://poor/c")})
+    access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
+    mood.hung = "hung"
+    mood.gate.clear()
+    mood.error = lambda: PermissionError("Forbidden")
+    await until(access, lacks=True)
+    assert access.lacking.keys() == {"j"}
+    assert mood.num_calls == 2, "one call hangs, and no other was made there"
+
+
+async def test_only_so_many_file_systems_are_looked_at_at_once(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve buckets hang: eight threads wait, and the others get their turn when these are given up."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    view = ClusterView(jobs={f"h{number}": job(f"moody://hung-{number}", f"h{number}") for number in range(12)})
+    access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
+    mood.gate.clear()
+    running = asyncio.create_task(access.run())
+    async with asyncio.timeout(20.0):
+        while mood.num_calls < checkpoint_access.MOST_AT_ONCE:
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert mood.num_calls == checkpoint_access.MOST_AT_ONCE
+        mood.gate.set()
+        while mood.num_calls < 12:
+            await asyncio.sleep(0.001)
+    running.cancel()
+
+
+@pytest.mark.parametrize("node", ["a", "elsewhere"])
+async def test_an_outage_is_no_want_of_access(mood: Mood, monkeypatch: pytest.MonkeyPatch, node: str) -> None:
+    """The server does not answer: nothing is said of this node. A node that no plan names does not even ask."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    access = CheckpointAccess(node=node, view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
+    mood.error = lambda: RecoveryError("moody://b", "away")
+    running = asyncio.create_task(access.run())
+    async with asyncio.timeout(20.0):
+        while node == "a" and not mood.num_calls:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    running.cancel()
+    assert not access.lacking
+    assert bool(mood.num_calls) is (node == "a")
+
+
+async def test_a_look_that_ended_before_it_began_is_made_again(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The activity is ended in the moment in which a look is due, and started again."""
+    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
+    mood.error = lambda: PermissionError("Forbidden")
+
+    def fail() -> None:
+        raise KeyError("j")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(access, "_forget_jobs_that_are_gone", fail)
+        with pytest.raises(BaseExceptionGroup):
+            await access.run()
+    assert not mood.num_calls
+    await until(access, lacks=True)

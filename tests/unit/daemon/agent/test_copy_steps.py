@@ -1,0 +1,145 @@
+"""Which copies a node fetches for others, and when snapshots are spaced out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from headway.daemon.agent.copy_steps import copy_steps
+from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.records import (
+    CheckpointFile,
+    NodeRecord,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    SpecRecord,
+    StagePlan,
+    StateFile,
+    StateRecord,
+)
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.stages.spec import ModelSpec
+
+FRONT, BACK = ("embed", "block.0"), ("head", JOURNAL)
+G3 = JobGeneration("j", 3)
+PLAN = PlanRecord(
+    generation=3,
+    timeline=3,
+    ancestry=((1, 20),),
+    stages=(
+        StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=FRONT, depth=4),
+        StagePlan(node="b", node_incarnation="b-1", device_index=0, layers=BACK[:1], depth=4),
+    ),
+)
+"""With two nodes each is the other's only buddy."""
+
+
+def told(name: str, *parts: str) -> StateRecord:
+    files = {part: StateFile(size_bytes=10, checksum=f"sha-{part}") for part in parts}
+    return StateRecord(incarnation=f"{name}-1", generation=3, files=files)
+
+
+def view(state: dict[tuple[int, int], dict[str, StateRecord]]) -> ClusterView:
+    spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=1))
+    job = JobView(name="j", submission=SpecRecord(spec=spec), plan=PLAN, state=state)
+    nodes = {
+        name: NodeRecord(
+            name=name, incarnation=f"{name}-1", address="", host=name, site="", devices=(), memory_bytes=0,
+            arithmetic_class="",
+        )
+        for name in "ab"
+    }  # fmt: skip
+    return ClusterView(jobs={"j": job}, nodes=nodes)
+
+
+def node(*held: tuple[int, str], **fields: object) -> NodeState:
+    """Node a, whose worker runs, with these (boundary, part)."""
+    files = {StateKey("j", 3, boundary, part): StoredFile(Path("/s"), 10, f"sha-{part}") for boundary, part in held}
+    running = WorkerStatus(device_index=0, incarnation="w", job="j", prepared=G3, started=G3)
+    return NodeState(name="a", incarnation="a-1", workers=(running,), held=files, **fields)  # type: ignore[arg-type]
+
+
+def copies(boundary: int, *parts: str, timeline: int = 3) -> FetchCopies:
+    """Copies of b's parts."""
+    files = tuple(CopyFile(part, ("b",), CheckpointFile(size_bytes=10, checksum=f"sha-{part}")) for part in parts)
+    return FetchCopies("j", 3, timeline, boundary, 1, files)
+
+
+def steps(state: dict[tuple[int, int], dict[str, StateRecord]], of: NodeState) -> list[Step]:
+    return list(copy_steps(view(state), of))
+
+
+def test_a_buddy_fetches_all_of_a_stages_files_in_one_step() -> None:
+    """b has told of its head and journal at 40: both are fetched; those that are here already are not."""
+    state = {(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK)}}
+    assert steps(state, node()) == [copies(40, *BACK)]
+    assert steps(state, node((40, "head"))) == [copies(40, JOURNAL)]
+    assert steps(state, node((40, "head"), (40, JOURNAL))) == []
+
+
+def test_the_oldest_boundary_comes_first_and_alone() -> None:
+    """40 and 60 are not safe: 40 is fetched; when it is here, 60."""
+    state = {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in (40, 60)}
+    assert steps(state, node()) == [copies(40, *BACK)]
+    assert steps(state, node((40, "head"), (40, JOURNAL))) == [copies(60, *BACK)]
+
+
+def test_nothing_older_than_a_restorable_boundary_is_fetched() -> None:
+    """60 is safe: 40 is not worth a byte."""
+    state = {
+        (3, 40): {"b": told("b", *BACK)},
+        (3, 60): {"a": told("a", *FRONT, *BACK), "b": told("b", *FRONT, *BACK)},
+    }
+    assert steps(state, node()) == []
+
+
+def test_boundaries_off_the_timeline_are_not_fetched() -> None:
+    """Timeline 1 was left at 20: its 40 is nobody's past, its 20 is."""
+    assert steps({(1, 40): {"b": told("b", *BACK)}}, node()) == []
+    assert steps({(1, 20): {"b": told("b", *BACK)}}, node()) == [copies(20, *BACK, timeline=1)]
+
+
+def test_an_owner_that_is_gone_is_not_asked() -> None:
+    """b's record is of the daemon before: there is nothing to fetch."""
+    assert steps({(3, 40): {"b": replace(told("b", *BACK), incarnation="b-0")}}, node()) == []
+
+
+def test_snapshots_are_spaced_out_when_copies_lag() -> None:
+    """Four boundaries wait for copies: every second snapshot only; four more after that: every fourth."""
+
+    def lagging(*boundaries: int) -> dict[tuple[int, int], dict[str, StateRecord]]:
+        return {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in boundaries}
+
+    def spaced(boundaries: tuple[int, ...], **fields: object) -> list[Step]:
+        return [step for step in steps(lagging(*boundaries), node(**fields)) if isinstance(step, OrderSpaceSnapshots)]
+
+    assert spaced((20, 40, 60)) == []
+    assert spaced((20, 40, 60, 80)) == [OrderSpaceSnapshots(0, G3, 2, 80)]
+    told_once = {G3: Spacing(2, 80)}
+    assert spaced((20, 40, 60, 80, 120), spacings=told_once) == []
+    assert spaced((20, 40, 60, 80, 120, 160, 200, 240), spacings=told_once) == [OrderSpaceSnapshots(0, G3, 4, 240)]
+
+
+def test_what_a_lost_owner_leaves_is_copied_again() -> None:
+    """The back's owner b is gone, and c alone has its files: a fetches them before c is lost too."""
+    job_view = view({(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK), "c": told("c", *FRONT, *BACK)}})
+    nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
+    (step,) = copy_steps(replace(job_view, nodes=nodes), node((40, "embed"), (40, "block.0")))
+    assert isinstance(step, FetchCopies)
+    assert (step.stage_index, [file.layer for file in step.files]) == (1, ["head", JOURNAL])
+    assert {file.holders for file in step.files} == {("c",)}
+
+
+def test_a_recovering_job_is_copied_for_the_plan_to_come() -> None:
+    """c takes the back over from b, which is gone: a, its buddy, fetches what c alone has."""
+    job_view = view({(3, 40): {"a": told("a", *FRONT), "c": told("c", *FRONT, *BACK)}})
+    nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
+    back = replace(PLAN.stages[1], node="c", node_incarnation="c-1")
+    coming = replace(PLAN, generation=4, timeline=4, stages=(PLAN.stages[0], back))
+    job = replace(job_view.jobs["j"], phase=PhaseRecord(phase=Phase.RECOVERING), next=coming)
+    (step,) = copy_steps(replace(job_view, jobs={"j": job}, nodes=nodes), node((40, "embed"), (40, "block.0")))
+    assert isinstance(step, FetchCopies)
+    assert [file.layer for file in step.files] == ["head", JOURNAL]

@@ -1,0 +1,432 @@
+"""What nodes do about a stage that several of them hold: who opens data, dials whom, writes, copies, stops."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.agent.copy_steps import copy_steps
+from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.steps import (
+    CopyToCheckpoint,
+    FetchCopies,
+    FetchState,
+    OpenData,
+    OrderChooseStop,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+    ProveLink,
+    RegisterWorker,
+    SourceKind,
+    Step,
+)
+from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.records.records import (
+    NodeRecord,
+    PlanRecord,
+    Save,
+    SpecRecord,
+    StagePlan,
+    StateFile,
+    StateRecord,
+    StopRecord,
+    WorkerPort,
+    WorkerRecord,
+    WorkerState,
+)
+from headway.daemon.situation.boundaries import copier, restorable
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.order_messages import order_message
+from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
+from headway.stages.spec import ModelSpec, TrainSpec
+
+FRONT, MIDDLE, BACK = ("embed", "block.0"), ("block.1",), ("head",)
+LAYERS = (*FRONT, *MIDDLE, *BACK)
+SPEC = JobSpec(
+    job=JobSection(name="j"),
+    model=ModelSpec(num_hidden_layers=2),
+    data=DataSpec(sha256="sha"),
+    train=TrainSpec(reduction_groups=4, microbatches=8),
+)
+
+
+def part(node: str, layers: tuple[str, ...], *groups: int, device: int = 0) -> StagePlan:
+    return StagePlan(
+        node=node, node_incarnation=f"{node}-1", device_index=device, layers=layers, depth=2, groups=groups
+    )
+
+
+def plan_of(generation: int, *workers: StagePlan, **fields: Any) -> PlanRecord:
+    known: dict[str, Any] = {"timeline": 1, "source_timeline": 1}
+    return PlanRecord(generation=generation, stages=workers, **(known | fields))
+
+
+TWO_ONE_TWO = plan_of(
+    1, part("a", FRONT, 0, 1, 2), part("b", FRONT, 3), part("c", MIDDLE), part("d", BACK, 0, 1), part("e", BACK, 2, 3)
+)
+POSITIONS = dict(zip("abcde", range(5), strict=True))
+
+
+def view_of(plan: PlanRecord, *, states: dict[str, WorkerState] | None = None, **fields: Any) -> ClusterView:
+    """All workers of a plan, on nodes a, b, c …, have told the same state unless `states` says otherwise."""
+    workers = {}
+    for position, stage in enumerate(plan.stages):
+        told = (states or {}).get(stage.node, WorkerState.READY)
+        workers[plan.generation, position] = WorkerRecord(
+            node=stage.node, incarnation=f"w-{stage.node}", address=f"{stage.node}:1", pid=7, state=told
+        )
+    nodes = {
+        name: NodeRecord(
+            name=name, incarnation=f"{name}-1", address="", host=name, site="", devices=(), memory_bytes=0,
+            arithmetic_class="",
+        )
+        for name in "abcdefg"
+    }  # fmt: skip
+    job = JobView(name="j", submission=SpecRecord(spec=SPEC), plan=plan, workers=workers, **fields)
+    return ClusterView(jobs={"j": job}, nodes=nodes)
+
+
+def node(name: str, *held: tuple[int, str], devices: int = 1, **status: Any) -> NodeState:
+    """A node with the data at hand, its files of timeline 1, and workers that have prepared generation 1."""
+    g1 = JobGeneration("j", 1)
+    known: dict[str, Any] = {"incarnation": f"w-{name}", "job": "j", "prepared": g1, **status}
+    return NodeState(
+        name=name,
+        incarnation=f"{name}-1",
+        workers=tuple(WorkerStatus(device_index=index, **known) for index in range(devices)),
+        held={
+            StateKey("j", 1, boundary, layer): StoredFile(Path("/s"), 10, f"sha-{layer}") for boundary, layer in held
+        },
+        data_paths={"sha": "/data"},
+    )
+
+
+def started(name: str, *held: tuple[int, str], at: int | None = None, **status: Any) -> NodeState:
+    """Its worker runs generation 1, or stands at a boundary of it."""
+    g1 = JobGeneration("j", 1)
+    layers = TWO_ONE_TWO.stages[POSITIONS[name]].layers
+    stopped = Standstill(g1, at) if at is not None else None
+    return node(name, *held, started=g1, stopped=stopped, layers=layers, has_journal=name == "d", **status)
+
+
+def of_kind(steps: list[Step], *kinds: type[Step]) -> list[Step]:
+    return [step for step in steps if isinstance(step, kinds)]
+
+
+def start_of(name: str, plan: PlanRecord = TWO_ONE_TWO, **fields: Any) -> OrderStart:
+    (start,) = of_kind(next_steps(view_of(plan, **fields), node(name)), OrderStart)
+    assert isinstance(start, OrderStart)
+    return start
+
+
+def linked(start: OrderStart) -> tuple[list[int], list[int], list[int]]:
+    found = (start.neighbours.upstream, start.neighbours.downstream, start.neighbours.siblings)
+    upstream, downstream, siblings = ([neighbour.position for neighbour in neighbours] for neighbours in found)
+    return upstream, downstream, siblings
+
+
+# --- Start ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_replica_of_the_first_stage_opens_the_data() -> None:
+    """a and b both read tokens, c does not."""
+    view = view_of(TWO_ONE_TWO)
+    view.jobs["j"].next, view.jobs["j"].plan = TWO_ONE_TWO, None
+    opened = {
+        name: bool(of_kind(next_steps(view, replace(node(name, prepared=None), data_paths={})), OpenData))
+        for name in "abcde"
+    }
+    assert opened == {"a": True, "b": True, "c": False, "d": False, "e": False}
+
+
+def test_a_worker_has_links_with_whom_it_shares_groups_and_with_its_siblings() -> None:
+    """2-1-2: c is linked with everybody; the others with c and with their own sibling."""
+    assert linked(start_of("a")) == ([], [2], [1])
+    assert linked(start_of("b")) == ([], [2], [0])
+    assert linked(start_of("c")) == ([0, 1], [3, 4], [])
+    assert linked(start_of("d")) == ([2], [], [4])
+    assert linked(start_of("e")) == ([2], [], [3])
+
+
+def test_replicas_without_a_common_group_have_no_link() -> None:
+    """a holds 0 and 1, b 2 and 3; c holds 0, d 1 to 3: no microbatch goes from b to c."""
+    plan = plan_of(1, part("a", FRONT, 0, 1), part("b", FRONT, 2, 3), part("c", BACK, 0), part("d", BACK, 1, 2, 3))
+    assert linked(start_of("a", plan)) == ([], [2, 3], [1])
+    assert linked(start_of("b", plan)) == ([], [3], [0])
+    assert linked(start_of("c", plan)) == ([0], [], [3])
+
+
+@pytest.mark.parametrize(("name", "missing"), [("c", 4), ("a", 1), ("d", 4)])
+def test_start_waits_for_every_neighbour(name: str, missing: int) -> None:
+    """One of its neighbours or siblings has not said where it listens: nothing is ordered yet."""
+    view = view_of(TWO_ONE_TWO)
+    del view.jobs["j"].workers[1, missing]
+    assert not of_kind(next_steps(view, node(name)), OrderStart)
+
+
+def test_the_order_tells_groups_and_positions(tmp_path: Path) -> None:
+    """d, worker 3, is stage 2 of 3 with groups 0 and 1; its sibling is worker 4, of groups 2 and 3."""
+    store = StateStore(tmp_path, quota_bytes=1 << 20)
+    start = order_message(start_of("d"), lambda _: SPEC, store, lambda _: tmp_path).message.start
+    assert (start.stage.index, start.stage.num_stages, start.stage.worker) == (2, 3, 3)
+    assert list(start.stage.groups) == [0, 1]
+    (sibling,), (above,) = start.siblings, start.upstream
+    assert (sibling.stage, sibling.worker, list(sibling.groups), sibling.address) == (2, 4, [2, 3], "e:1")
+    assert (above.stage, above.worker, list(above.groups), above.collective) == (1, 2, [], False)
+    assert start.snapshot_dir
+
+
+def test_only_the_lead_of_the_last_stage_has_the_journal() -> None:
+    """d loads it, its sibling e does not."""
+    assert [source.layer for source in start_of("d").sources] == [*BACK, JOURNAL]
+    assert [source.layer for source in start_of("e").sources] == [*BACK]
+
+
+def test_two_replicas_on_one_node_write_one_snapshot() -> None:
+    """Node a computes both replicas of the front on two devices: the second would write the same files."""
+    plan = plan_of(1, part("a", FRONT, 0, 1), part("a", FRONT, 2, 3, device=1), part("b", (*MIDDLE, *BACK)))
+    starts = of_kind(next_steps(view_of(plan), node("a", devices=2)), OrderStart)
+    assert [start.takes_snapshots for start in starts if isinstance(start, OrderStart)] == [True, False]
+
+
+# --- Stop and save ----------------------------------------------------------------------------------------------------
+
+
+def stopping(save: Save, boundary: int | None, successor: PlanRecord | None = None) -> ClusterView:
+    stop = StopRecord(generation=1, save=save, boundary=boundary)
+    states = dict.fromkeys("abcde", WorkerState.RUNNING)
+    return view_of(TWO_ONE_TWO, states=states, stop=stop, next=successor)
+
+
+def test_the_lead_of_the_first_stage_chooses_and_all_others_are_told() -> None:
+    """Nobody but a is asked; when the boundary is known, b, its sibling, is told like the rest."""
+    asked = {name: of_kind(next_steps(stopping(Save.MOVES, None), started(name)), OrderChooseStop) for name in "abcde"}
+    assert {name: len(orders) for name, orders in asked.items()} == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 0}
+    g1 = JobGeneration("j", 1)
+    view = stopping(Save.MOVES, 7)
+    assert of_kind(next_steps(view, started("b")), OrderStopAt) == [OrderStopAt(0, g1, 7)]
+    chose = started("a", chosen=Standstill(g1, 7))
+    assert not of_kind(next_steps(view, chose), OrderStopAt)
+
+
+def written_by(view: ClusterView) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for name in "abcde":
+        for step in of_kind(next_steps(view, started(name, at=7)), OrderWrite):
+            assert isinstance(step, OrderWrite)
+            found[name] = step.layers
+    return found
+
+
+def test_a_checkpoint_is_written_and_copied_by_the_leads_alone() -> None:
+    """2-1-2 stops for a checkpoint: a, c and d write each part once; e's file of the head is not copied."""
+    view = stopping(Save.CHECKPOINT, 7)
+    assert written_by(view) == {"a": FRONT, "c": MIDDLE, "d": (*BACK, JOURNAL)}
+    assert of_kind(next_steps(view, started("d", (7, "head"), (7, JOURNAL), at=7)), CopyToCheckpoint)
+    assert not of_kind(next_steps(view, started("e", (7, "head"), at=7)), CopyToCheckpoint)
+
+
+def test_the_lead_writes_what_a_worker_of_the_next_plan_lacks() -> None:
+    """f joins the front's replicas: a writes the front; b, who stays, and a itself go on live."""
+    successor = replace(
+        plan_of(2, part("b", FRONT, 0, 1), part("f", FRONT, 2, 3), *TWO_ONE_TWO.stages[2:]), source="nodes"
+    )
+    assert written_by(stopping(Save.MOVES, 7, successor)) == {"a": FRONT, "d": (JOURNAL,)}
+
+
+def test_nothing_is_written_for_replicas_that_change_places() -> None:
+    """b leads in the next plan and a follows, the middle goes to whom has it: every layer stays where it is live."""
+    successor = plan_of(
+        2, part("b", FRONT, 0), part("a", FRONT, 1, 2, 3), part("c", MIDDLE), part("e", BACK), source="nodes"
+    )
+    assert written_by(stopping(Save.MOVES, 7, successor)) == {"d": (JOURNAL,)}
+
+
+def test_a_replica_goes_on_live_and_fetches_the_journal_that_it_never_had() -> None:
+    """e alone holds the back in plan 2: its head is live from plan 1, the journal comes from d's node."""
+    after = plan_of(2, part("a", (*FRONT, *MIDDLE)), part("e", BACK), source="nodes", boundary=7)
+    told = StateRecord(incarnation="d-1", generation=1, files={JOURNAL: StateFile(size_bytes=1, checksum="x")})
+    view = view_of(after, state={(1, 7): {"d": told}})
+    ready = replace(started("e", at=7).workers[0], prepared=JobGeneration("j", 2))
+    (fetch,) = of_kind(next_steps(view, replace(started("e"), workers=(ready,))), FetchState)
+    assert isinstance(fetch, FetchState)
+    assert (fetch.key.layer, fetch.holders) == (JOURNAL, ("d",))
+    here = replace(started("e", (7, JOURNAL)), workers=(ready,))
+    (start,) = of_kind(next_steps(view, here), OrderStart)
+    assert isinstance(start, OrderStart)
+    assert {source.layer: source.kind for source in start.sources} == {
+        "head": SourceKind.LIVE,
+        JOURNAL: SourceKind.FILE,
+    }
+
+
+# --- Copies -----------------------------------------------------------------------------------------------------------
+
+
+def told(name: str, *parts: str) -> StateRecord:
+    files = {part: StateFile(size_bytes=10, checksum=f"sha-{part}") for part in parts}
+    return StateRecord(incarnation=f"{name}-1", generation=1, files=files)
+
+
+def snapshot(**others: StateRecord) -> ClusterView:
+    """Boundary 20, as the workers wrote it."""
+    own = {
+        "a": told("a", *FRONT), "b": told("b", *FRONT), "c": told("c", *MIDDLE), "d": told("d", *BACK, JOURNAL),
+        "e": told("e", *BACK),
+    }  # fmt: skip
+    return view_of(TWO_ONE_TWO, state={(1, 20): own | others})
+
+
+def fetched_by(name: str, view: ClusterView, *held: tuple[int, str], missed: tuple[int, ...] = ()) -> list[str]:
+    state = replace(started(name, *held), missed={JobGeneration("j", TWO_ONE_TWO.generation): missed})
+    steps = [step for step in copy_steps(view, state) if isinstance(step, FetchCopies)]
+    return [file.layer for step in steps for file in step.files]
+
+
+def test_siblings_are_each_others_copies_and_fetch_the_journal_alone() -> None:
+    """Two copies are wanted: the front and the head have them already; the journal goes to e, the middle to a node."""
+    view = snapshot()
+    fetched = {name: fetched_by(name, view, *((20, layer) for layer in TWO_ONE_TWO.stages[POSITIONS[name]].layers))
+               for name in "abcde"}  # fmt: skip
+    assert fetched == {"a": [], "b": [], "c": [], "d": [], "e": [JOURNAL]}
+    spare = [step for name in "fg" for step in copy_steps(view, node(name))]
+    assert [file.layer for step in spare if isinstance(step, FetchCopies) for file in step.files] == ["block.1"]
+    assert not restorable(view.jobs["j"], view.nodes)
+    safe = snapshot(e=told("e", *BACK, JOURNAL), f=told("f", *MIDDLE))
+    assert restorable(safe.jobs["j"], safe.nodes) == ((1, 20),)
+
+
+def test_a_sibling_whose_own_snapshot_is_still_being_written_fetches_no_layer() -> None:
+    """e has written nothing of 20 yet: it fetches the journal, its head comes by itself."""
+    view = snapshot()
+    del view.jobs["j"].state[1, 20]["e"]
+    assert fetched_by("e", view) == [JOURNAL]
+
+
+def test_a_replica_that_missed_its_snapshot_has_it_from_its_sibling() -> None:
+    """e could not write boundary 20, nor could a, which leads the front: each fetches its layers, e the journal too.
+
+    Of the boundary that e did write, and of stages with one worker, nobody fetches more than before.
+    """
+    view = snapshot()
+    for name in "ae":
+        del view.jobs["j"].state[1, 20][name]
+    assert fetched_by("e", view, missed=(20,)) == ["head", JOURNAL]
+    assert fetched_by("a", view, missed=(20,)) == [*FRONT]
+    assert fetched_by("e", view, missed=(40,)) == [JOURNAL]
+    assert fetched_by("c", view, missed=(20,)) == []
+
+
+def test_a_replica_fetches_what_was_written_before_its_plan() -> None:
+    """Boundary 20 is of the plan before, when d alone held the head: e, which holds it from 40 on, fetches a copy."""
+    view = snapshot()
+    job = view.jobs["j"]
+    job.plan = replace(TWO_ONE_TWO, boundary=40)
+    del job.state[1, 20]["e"]
+    assert fetched_by("e", view) == ["head", JOURNAL]
+
+
+def test_the_lead_of_a_stage_copies_its_files_to_the_checkpoint() -> None:
+    """Both d and e hold the head: d copies it; once d is gone, e does."""
+    view = snapshot()
+    job = view.jobs["j"]
+    assert [copier(job, (1, 20), layer, view.nodes) for layer in (*LAYERS, JOURNAL)] == ["a", "a", "c", "d", "d"]
+    del view.nodes["d"]
+    assert copier(job, (1, 20), "head", view.nodes) == "e"
+
+
+def test_before_a_plan_comes_into_force_every_neighbour_is_dialled_from_both_ends() -> None:
+    """The middle of 2-1-2 dials all four; a replica of the first stage dials its sibling and the middle."""
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+
+    def dialled(name: str, *proven: int) -> list[tuple[int, str]]:
+        g1, mine = JobGeneration("j", 1), POSITIONS.get(name, -1)
+        state = replace(node(name), proven={(g1, mine, other, f"w-{'abcde'[other]}") for other in proven})
+        return [(step.other, step.target.address) for step in next_steps(view, state) if isinstance(step, ProveLink)]
+
+    assert dialled("c") == [(0, "a:1"), (1, "b:1"), (3, "d:1"), (4, "e:1")]
+    assert dialled("a") == [(1, "b:1"), (2, "c:1")]
+    assert dialled("c", 0, 3) == [(1, "b:1"), (4, "e:1")]
+    assert dialled("f") == []
+
+
+def test_a_neighbour_that_is_not_ready_yet_or_has_failed_is_not_dialled() -> None:
+    view = view_of(TWO_ONE_TWO, states={"a": WorkerState.FAILED})
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+    del job.workers[1, POSITIONS["d"]]
+    steps = next_steps(view, node("c"))
+    assert [step.other for step in steps if isinstance(step, ProveLink)] == [POSITIONS["b"], POSITIONS["e"]]
+
+
+def test_a_worker_says_that_it_reaches_its_neighbours_once_it_reaches_all() -> None:
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+
+    def told(*proven: int) -> tuple[int, ...] | None:
+        proofs = {(JobGeneration("j", 1), 0, other, f"w-{'abcde'[other]}") for other in proven}
+        state = replace(node("a"), proven=proofs)
+        [step] = [step for step in next_steps(view, state) if isinstance(step, RegisterWorker)]
+        assert len(step.record.proven or ()) == len(step.record.proven_workers)
+        return step.record.proven
+
+    assert told() == told(1) == ()
+    assert told(1, 2) == (1, 2)
+
+
+def test_neighbours_are_dialled_while_all_workers_still_get_ready() -> None:
+    """Nobody has told of itself in this plan: they are dialled where their nodes have them listen, and once all have
+    answered, the worker's first record says so.
+    """
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+    job.workers.clear()
+    for name in "bcde":
+        view.nodes[name] = replace(
+            view.nodes[name], workers=(WorkerPort(device_index=0, address=f"{name}:7", incarnation=f"w-{name}"),)
+        )
+    steps = next_steps(view, node("a", prepared=None))
+    dialled = [(step.other, step.target.address, step.target.worker) for step in steps if isinstance(step, ProveLink)]
+    assert dialled == [(1, "b:7", "w-b"), (2, "c:7", "w-c")]
+    proofs = {(JobGeneration("j", 1), 0, other, worker) for other, _, worker in dialled}
+    [step] = of_kind(next_steps(view, replace(node("a"), proven=proofs)), RegisterWorker)
+    assert isinstance(step, RegisterWorker)
+    assert (step.record.state, step.record.proven) == (WorkerState.READY, (1, 2))
+    assert step.record.proven_workers == ("w-b", "w-c")
+
+
+@pytest.mark.parametrize(("lost_peer", "is_dialled"), [(-1, False), (0, True)])
+def test_a_process_that_has_died_is_not_dialled_and_one_that_lost_a_neighbour_is(
+    lost_peer: int, is_dialled: bool
+) -> None:
+    """c failed in plan 1, and its node's record still names that process: a spare may be about to take its place."""
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    failed = replace(job.workers[1, 2], state=WorkerState.FAILED, lost_peer=lost_peer)
+    job.next, job.workers = replace(TWO_ONE_TWO, generation=2), {(1, 2): failed}
+    view.nodes["c"] = replace(view.nodes["c"], workers=(WorkerPort(device_index=0, address="c:7", incarnation="w-c"),))
+    steps = next_steps(view, node("a"))
+    assert [step.other for step in steps if isinstance(step, ProveLink)] == ([2] if is_dialled else [])
+
+
+def test_a_proof_of_a_process_that_was_replaced_does_not_count() -> None:
+    """b's first process has answered, and another one has its place and is ready: it is dialled as well."""
+    view = view_of(TWO_ONE_TWO)
+    job = view.jobs["j"]
+    job.plan, job.next = None, job.plan
+    g1 = JobGeneration("j", 1)
+    state = replace(node("a"), proven={(g1, 0, 1, "w-b before"), (g1, 0, 2, "w-c")})
+    steps = next_steps(view, state)
+    assert [(step.other, step.target.worker) for step in steps if isinstance(step, ProveLink)] == [(1, "w-b")]
+    [step] = of_kind(steps, RegisterWorker)
+    assert isinstance(step, RegisterWorker)
+    assert (step.record.proven, step.record.proven_workers) == ((), ())

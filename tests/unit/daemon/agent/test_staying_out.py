@@ -1,0 +1,92 @@
+"""A node that cannot write its state folder: it does nothing about newer plans, says so, and comes back by itself."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.daemon.agent.steps import OrderPrepare
+from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.node.membership import Membership
+from headway.daemon.planning.plan_question import ask
+from headway.daemon.planning.planner import PlanRefused, make_plan
+from headway.daemon.records.records import Device, NodeRecord, seen_key
+from headway.daemon.runtime.activities import Activities
+from headway.daemon.situation.situation import Case
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from tests.fakes.simulated_cluster import small_spec
+from tests.unit.daemon.agent.order_views import SPLIT, job, node, view_of, worker
+
+FULL = "state_dir /s cannot be written: No space left on device"
+NODE = NodeRecord(
+    name="a",
+    incarnation="a-1",
+    address="",
+    host="a",
+    site="",
+    devices=(Device(kind="cpu"),),
+    memory_bytes=0,
+    arithmetic_class="x",
+)
+
+
+class Memory:
+    """A state folder whose disk is full, until it is not."""
+
+    def __init__(self) -> None:
+        self.generations = {"j": 1}
+        self.is_full = True
+
+    def saw_generations(self, seen: dict[str, int]) -> bool:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        self.generations = seen
+        return True
+
+
+def test_it_says_so_in_its_record_until_there_is_room() -> None:
+    """Full: it stays out, and its generations are the old ones; with room it announces the new ones and is back."""
+    record = NODE
+    memory, activities = Memory(), Activities()
+
+    class Registration:
+        @property
+        def record(self) -> NodeRecord:
+            return record
+
+        def change(self, **fields: Any) -> None:
+            nonlocal record
+            record = replace(record, **fields)
+
+    cluster, config = SimpleNamespace(view=ClusterView()), SimpleNamespace(state_dir="/s")
+    house = SimpleNamespace(memory=memory, activities=activities, cluster=cluster, config=config)
+    membership = Membership.__new__(Membership)
+    membership._house, membership._registration, membership._troubles = house, Registration(), {}  # type: ignore[assignment]
+    assert not membership._remember_generations()
+    assert (record.stays_out, record.generations) == (FULL, {})
+    assert activities.ailments == {"state folder": FULL}
+    memory.is_full = False
+    assert membership._remember_generations()
+    assert (record.stays_out, activities.ailments) == ("", {})
+
+
+def test_new_plans_leave_it_out_and_name_the_reason() -> None:
+    """Alone it has no plan; beside another node the plan is on that one; a next plan that names it is dropped."""
+    out = replace(NODE, stays_out=FULL)
+    alone = make_plan(small_spec("j"), [out])
+    assert isinstance(alone, PlanRefused)
+    assert f"node a stays out of plans: {FULL}" in alone.reason
+    assert [seat.node for seat in ask(small_spec("j"), [out, replace(NODE, name="b")]).seats] == ["b"]
+    view = ClusterView(nodes={"a": replace(out, incarnation=SPLIT.stages[0].node_incarnation)})
+    case = Case(job=JobView(name="j", next=SPLIT), view=view, now=0.0, written_at=0.0)
+    assert case.unusable(SPLIT) is not None
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_it_obeys_no_plan_that_it_has_not_written_down(is_remembered: bool) -> None:
+    """The number of `next` is in its state folder, or not: then there is no Prepare."""
+    found = job(next=SPLIT)
+    remembered = {seen_key("j", found.uid): SPLIT.generation if is_remembered else SPLIT.generation - 1}
+    steps = next_steps(view_of(found), node(worker(), remembered=remembered))
+    assert any(isinstance(step, OrderPrepare) for step in steps) is is_remembered

@@ -1,0 +1,203 @@
+"""What an agent does while the data of a job cannot be read: it tells of an outage, and gives up on a mistake."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.agent import agent as agent_module
+from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent
+from headway.daemon.agent.steps import FetchState
+from headway.daemon.agent.surroundings import Surroundings
+from headway.daemon.data.library import Reading
+from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.records.records import CheckpointFile, NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.runtime.activities import Activities
+from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.status import Failure, JobGeneration, WorkerStatus
+from tests.unit.daemon.agent.agent_scene import PLAN, EtcdOfOneView
+
+AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
+MISSING = RecoveryError("/mnt/data", "no token shards here")
+
+
+@dataclass
+class Library:
+    """The data of one job, which cannot be opened while there is an error."""
+
+    error: Exception | None
+    num_asked: int = 0
+    earlier: list[Exception] = field(default_factory=list)
+    """Errors of the attempts before that."""
+    reading: dict[str, Reading] = field(default_factory=dict)
+
+    async def open(self, _: DataSpec) -> Path:
+        self.num_asked += 1
+        if self.earlier:
+            raise self.earlier.pop(0)
+        if self.error is not None:
+            raise self.error
+        return Path("/mnt/data")
+
+    def state_of(self, _: str) -> str:
+        return ""
+
+
+@dataclass
+class IdleWorker:
+    """One worker that waits for a job."""
+
+    statuses: tuple[WorkerStatus, ...] = (WorkerStatus(device_index=0, incarnation="w", pid=1, address="a:1"),)
+    failed: list[str] = field(default_factory=list)
+    ordered: list[object] = field(default_factory=list)
+
+    def fail(self, _: int, of: JobGeneration, reason: str) -> None:
+        self.failed.append(reason)
+        self.statuses = (self.statuses[0].failed(Failure(reason), of=of),)
+
+    def forget(self, _: object) -> None:
+        """It has no failures."""
+
+    def order(self, *order: object, **__: object) -> bool:
+        self.ordered.append(order)
+        return False
+
+    def log_path(self, *_: object) -> Path:
+        return Path("worker.log")
+
+
+@pytest.fixture
+def at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], tuple[Any, ...]]:
+    """An agent that is to prepare a job's first stage; steps that failed rest for a moment only."""
+    monkeypatch.setattr(agent_module, "REST_S", 0.001)
+
+    def begin(error: Exception) -> tuple[Any, ...]:
+        submission = SpecRecord(spec=JobSpec(job=JobSection(name="j")), uid="u")
+        job = JobView(name="j", submission=submission, next=PLAN, phase=PhaseRecord(phase=Phase.PREPARING))
+        record = NodeRecord(
+            name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
+        )
+        view = ClusterView(jobs={"j": job}, nodes={"a": record})
+        store = StateStore(tmp_path / "store", quota_bytes=1000)
+        store.open()
+        library, activities, worker = Library(error), Activities(), IdleWorker()
+        around: dict[str, Any] = {"etcd": EtcdOfOneView(view), "library": library, "client": None, "reach": None}
+        agent = Agent(
+            Surroundings(
+                node="a",
+                incarnation="a-1",
+                lease_id=lambda: 1,
+                view=view,
+                store=store,
+                checkpoint_root=tmp_path,
+                activities=activities,
+                **around,
+            )
+        )
+        return agent, library, activities, worker
+
+    return begin
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_an_outage_is_told_and_tried_for_as_long_as_it_lasts(
+    at_work: Callable[[Exception], tuple[Any, ...]],
+) -> None:
+    """Many more attempts than a transfer has: the node's record says why, until the data is there and is taken."""
+    agent, library, activities, worker = at_work(AWAY)
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await until(lambda: library.num_asked > 2 * MAX_ATTEMPTS)
+    assert activities.ailments == {"data of j": str(AWAY)}
+    assert worker.failed == []
+    library.error = None
+    await until(lambda: bool(worker.ordered))
+    assert activities.ailments == {}
+    working.cancel()
+    await asyncio.wait({working})
+
+
+async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exception], tuple[Any, ...]]) -> None:
+    """A path that is wrong on this node: after MAX_ATTEMPTS the worker's generation fails, with the reason."""
+    agent, library, activities, worker = at_work(MISSING)
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await until(lambda: bool(worker.failed))
+    assert library.num_asked == MAX_ATTEMPTS
+    assert "no token shards here" in worker.failed[0]
+    assert activities.ailments == {}
+    working.cancel()
+    await asyncio.wait({working})
+
+
+async def test_attempts_during_an_outage_are_not_charged_afterwards(
+    at_work: Callable[[Exception], tuple[Any, ...]],
+) -> None:
+    """Twenty attempts met an outage, one more another error: it is the first, and the next attempt succeeds."""
+    agent, library, _, worker = at_work(AWAY)
+    library.error, library.earlier = None, [AWAY] * 20 + [MISSING]
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await until(lambda: bool(worker.ordered or worker.failed))
+    assert worker.failed == []
+    assert library.num_asked == 22
+    working.cancel()
+    await asyncio.wait({working})
+
+
+FETCH = FetchState(
+    0, JobGeneration("j", 1), StateKey("j", 1, 5, "head"), (), "/mnt/c", CheckpointFile(size_bytes=1, checksum="c")
+)
+
+
+@pytest.mark.parametrize("error", [RecoveryError("j/1/5/head", "store_quota_bytes allows 10"), KeyError("head")])
+async def test_what_is_no_outage_of_the_checkpoint_is_given_up(
+    at_work: Callable[[Exception], tuple[Any, ...]], error: Exception
+) -> None:
+    """This node has no room for a file, or the daemon has a bug: five attempts, and no outage is told."""
+    agent, _, activities, worker = at_work(AWAY)
+    for _ in range(MAX_ATTEMPTS):
+        assert worker.failed == []
+        agent._failed(FETCH, error, worker)
+    assert len(worker.failed) == 1
+    assert activities.ailments == {}
+
+
+async def test_a_checkpoint_that_is_away_is_waited_for(at_work: Callable[[Exception], tuple[Any, ...]]) -> None:
+    agent, _, activities, worker = at_work(AWAY)
+    for _ in range(2 * MAX_ATTEMPTS):
+        agent._failed(FETCH, AWAY, worker)
+    assert worker.failed == []
+    assert activities.ailments == {"checkpoint of j": str(AWAY)}
+
+
+async def test_data_that_no_plan_wants_is_not_opened_further(
+    at_work: Callable[[Exception], tuple[Any, ...]],
+) -> None:
+    """The plan is dropped while its data is on the way: whoever asked for it is cancelled."""
+    agent, library, _, worker = at_work(AWAY)
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: DataSpec) -> Path:
+        began.set()
+        try:
+            return await asyncio.Future()
+        finally:
+            ended.set()
+
+    library.open = hang
+    working = asyncio.create_task(agent._carry_out_steps(worker))
+    await asyncio.wait_for(began.wait(), 20)
+    agent._around.view.jobs.clear()
+    agent.cluster_changed()
+    await asyncio.wait_for(ended.wait(), 20)
+    working.cancel()
+    await asyncio.wait({working})

@@ -1,0 +1,125 @@
+"""Beginning a job with a checkpoint, and listing what there is; the cluster is only a view."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.client.checkpoint_folder import begin_with, check_fits, list_checkpoints, read_checkpoint
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.format import encode, to_builtins
+from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+
+SPEC = JobSpec(job=JobSection(name="demo"))
+
+
+def write(folder: Path, boundary: int, *, timeline: int = 1, job: str = "demo", at: float = 0.0, **more: Any) -> Path:
+    """A checkpoint of one small file, with its manifest; relative, as a local cluster writes it."""
+    place = folder / f"{timeline:08d}-{boundary:010d}"
+    place.mkdir(parents=True)
+    (place / "embed.safetensors").write_bytes(b"x" * 10)
+    files = {"embed": CheckpointFile(size_bytes=10, checksum="y")}
+    record = CheckpointRecord(timeline=timeline, boundary=boundary, url="checkpoints/old", files=files, **more)
+    told = {"format": 1, "job": job, "generation": 7, "spec": to_builtins(SPEC), **to_builtins(record)}
+    (place / "manifest.json").write_bytes(encode(told))
+    if at:
+        os.utime(place / "manifest.json", (at, at))
+    return place
+
+
+def test_the_newest_manifest_is_taken_wherever_it_lies(tmp_path: Path) -> None:
+    """Of a job's folder with two submissions the one written last; of a boundary's folder that one."""
+    write(tmp_path / "demo" / "first", 90, at=100.0)
+    newest = write(tmp_path / "demo" / "second", 40, timeline=3, at=200.0)
+    for place in (tmp_path, tmp_path / "demo", newest):
+        found = read_checkpoint(str(place))
+        assert (found.checkpoint.boundary, found.checkpoint.url, found.generation) == (40, str(newest), 7)
+        assert found.spec == SPEC
+
+
+def test_a_checkpoint_without_its_manifest_does_not_exist(tmp_path: Path) -> None:
+    """It is listed as not complete; a folder of only such is refused in one line."""
+    place = write(tmp_path / "demo", 40)
+    (place / "manifest.json").unlink()
+    (found,) = list_checkpoints(str(tmp_path))
+    assert (found.boundary, found.timeline, found.is_complete, found.size_bytes) == (40, 1, False, 10)
+    with pytest.raises(ConfigError, match="found no checkpoint"):
+        read_checkpoint(str(tmp_path))
+    with pytest.raises(ConfigError, match="the folder does not exist"):
+        read_checkpoint(str(tmp_path / "nowhere"))
+
+
+def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    """Torn JSON, and JSON that is something else."""
+    place = write(tmp_path / "demo", 40)
+    for text in ('{"job": "de', '{"job": "demo"}', "[]"):
+        (place / "manifest.json").write_text(text)
+        with pytest.raises(ConfigError, match="is not a checkpoint's manifest") as refused:
+            read_checkpoint(str(tmp_path))
+        assert "\n" not in str(refused.value)
+
+
+def test_folders_of_several_jobs_are_not_guessed_about(tmp_path: Path) -> None:
+    """The jobs are named, so that one can be chosen."""
+    write(tmp_path / "demo", 40)
+    write(tmp_path / "other", 80, job="other")
+    with pytest.raises(ConfigError, match="several jobs: demo, other"):
+        read_checkpoint(str(tmp_path))
+
+
+def test_memory_urls_serve_as_folders_do() -> None:
+    """Any fsspec file system: here one in memory."""
+    import fsspec
+
+    file_system = fsspec.filesystem("memory")
+    record = CheckpointRecord(timeline=1, boundary=40, url="u")
+    told = {"job": "demo", "generation": 2, "spec": to_builtins(SPEC), **to_builtins(record)}
+    file_system.pipe_file("/bucket/demo/uid/00000001-0000000040/manifest.json", encode(told))
+    found = read_checkpoint("memory://bucket/demo")
+    assert found.checkpoint.url == "memory://bucket/demo/uid/00000001-0000000040"
+
+
+def test_another_jobs_checkpoint_names_its_parent_and_takes_over_no_folder(tmp_path: Path) -> None:
+    """The job that wrote it is named, so that its folder is not deleted as the new job's own, even by a namesake."""
+    write(tmp_path / "demo", 40, earlier=("checkpoints/older",), dropped=("checkpoints/oldest",))
+    first = begin_with(read_checkpoint(str(tmp_path)))
+    assert (first.origin_job, first.earlier, first.dropped) == ("demo", (), ())
+
+
+def test_a_job_that_does_not_fit_is_refused_with_the_key(tmp_path: Path) -> None:
+    """Another model, optimizer or number format is refused; another rate, seed or name is not."""
+    write(tmp_path / "demo", 40)
+    manifest = read_checkpoint(str(tmp_path))
+    rate = replace(SPEC.optim, rest=replace(SPEC.optim.rest, lr=1.0), warmup_batches=3)
+    check_fits(replace(SPEC, job=JobSection(name="child", seed=9), optim=rate), manifest, "job.toml")
+    wide = replace(SPEC, model=replace(SPEC.model, hidden_size=512))
+    with pytest.raises(ConfigError, match=r"job\.toml:model\.hidden_size: is 512, but the checkpoint of demo has 256"):
+        check_fits(wide, manifest, "job.toml")
+    with pytest.raises(ConfigError, match=r"train\.dtype"):
+        check_fits(replace(SPEC, train=replace(SPEC.train, dtype="bfloat16")), manifest, "job.toml")
+    with pytest.raises(ConfigError, match=r"optim\.error_feedback: is 0, but the checkpoint of demo was made with 1"):
+        check_fits(replace(SPEC, optim=replace(SPEC.optim, error_feedback=0.0)), manifest, "job.toml")
+    with pytest.raises(ConfigError, match=r"train\.batches: 40 batches are done at boundary 40"):
+        check_fits(replace(SPEC, train=replace(SPEC.train, batches=40)), manifest, "job.toml")
+
+
+def test_the_command_lists_checkpoints(tmp_path: Path, headway: Any) -> None:
+    """`checkpoints JOB --in DIR` asks no cluster: oldest first, the unfinished too."""
+    write(tmp_path / "demo" / "uid", 40, at=100.0)
+    (write(tmp_path / "demo" / "uid", 80, at=200.0) / "manifest.json").unlink()
+    code, out, _ = headway("checkpoints", "demo", "--in", str(tmp_path), "--json")
+    assert code == 0
+    assert {(entry["boundary"], entry["is_complete"]) for entry in json.loads(out)} == {(40, True), (80, False)}
+    code, out, _ = headway("checkpoints", "demo", "--in", str(tmp_path))
+    assert out.count("incomplete") == 1
+    assert headway("checkpoints", "nobody", "--in", str(tmp_path))[0] == 2
+
+
+def test_submit_wants_a_job_or_a_checkpoint(headway: Any) -> None:
+    """Neither is a usage error of one line."""
+    code, _, err = headway("submit")
+    assert (code, err) == (2, "headway: submit: name a job file, or a checkpoint with --from\n")

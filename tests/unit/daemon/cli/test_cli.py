@@ -1,0 +1,334 @@
+"""What the command line prints, and with which code it ends."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from headway.daemon.cli.main import app, run
+from headway.daemon.errors import ConflictError, JobFailedError, StoreUnreachableError
+
+ROOT = Path(__file__).resolve().parents[4]
+Headway = Callable[..., tuple[int, str, str]]
+
+HEAVY = {"torch", "grpc", "numpy", "matplotlib", "rich.live", "fsspec", "cryptography", "asyncio"}
+
+
+def command_names() -> list[list[str]]:
+    """Every command, subcommands included, as words."""
+    group = typer.main.get_command(app)
+    words: list[list[str]] = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        words.append([name])
+        words += [[name, inner] for inner in getattr(command, "commands", {})]
+    return words
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    """`headway --help` in a fresh interpreter imports neither torch nor grpc, within 0.5 s of processor time."""
+    code = (
+        "import sys\nfrom headway.daemon.cli.main import run\ncode = run(['--help'])\n"
+        f"print('LOADED', *sorted({HEAVY!r} & set(sys.modules)))\nsys.exit(code)"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert done.stdout.splitlines()[-1] == "LOADED"
+    assert min(seconds) < 0.5
+
+
+def test_a_job_is_submitted_without_torch() -> None:
+    """What `submit` reads of the data, and all that `run` needs to refuse a job file, imports no torch."""
+    code = (
+        "import sys, headway.daemon.local.run\nfrom headway.daemon.jobs.resolve import resolve_job\n"
+        "from headway.stages.data.tokens import read_index\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("words", command_names(), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(words: list[str], headway: Headway) -> None:
+    """`headway COMMAND --help` ends well and has a line that can be typed."""
+    code, out, _ = headway(*words, "--help")
+    assert code == 0
+    typed = " ".join(["headway", *words])
+    usage, *rest = out.split("\n\n", 1)
+    assert typed in usage
+    group = words in (["config"], ["data"])
+    assert group or any(line.strip().startswith(typed + " ") for line in rest[0].splitlines()), out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["run", "--nope", "x.toml"], "No such option"),
+        (["run"], "Missing argument"),
+        (["up", "--nodes", "0"], "--nodes"),
+        (["run", "missing.toml", "--out", "x"], "missing.toml: no such job file"),
+        (["reference", "missing.toml", "--out", "x"], "missing.toml: no such job file"),
+        (["reference", str(ROOT / "docs/jobs/small.toml"), "--out", "/proc/x"], "/proc/x: cannot be written to"),
+        (
+            ["reference", str(ROOT / "docs/jobs/small.toml"), "--out", "x", "--coded-cuts", "block.1"],
+            "--coded-cuts: this job's links round nothing, so cuts change no bit",
+        ),
+        (["certs", "/proc/x", "a"], "/proc/x: cannot be made"),
+        (["certs", "x", "a", "--days", "99999999999"], "--days"),
+        (["data", "prepare", str(ROOT / "README.md"), "--out", "/proc/x"], "/proc/x: cannot be written to"),
+        (["submit", "missing.toml"], "missing.toml: no such job file"),
+        (["plan", "missing.toml"], "missing.toml: no such job file"),
+        (["status", "x", "--etcd", "localhost:1", "--certs", "/nonexistent"], "/nonexistent/ca.pem"),
+    ],
+)
+def test_usage_errors_are_one_line_and_code_2(arguments: list[str], line: str, headway: Headway) -> None:
+    """A wrong flag, file or folder gives one line on stderr, nothing on stdout, and code 2."""
+    code, out, err = headway(*arguments)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert err.startswith("headway: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["config"]], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(arguments: list[str], headway: Headway) -> None:
+    """Its commands stand on lines of their own; the code is that of a usage error."""
+    code, out, err = headway(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: headway")
+    assert "\nCommands:\n" in err
+
+
+def test_no_cluster_is_one_line_and_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway) -> None:
+    """In a folder without a cluster, readers say how to get one; also when `up` was killed and left its file."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADWAY_ETCD", "HEADWAY_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(30)
+    for prepare in (False, True):
+        if prepare:
+            (tmp_path / ".headway").mkdir()
+            content = {"pid": gone.pid, "etcd": ["127.0.0.1:1"], "certificates": "/x"}
+            (tmp_path / ".headway" / "cluster.json").write_text(json.dumps(content))
+        code, out, err = headway("jobs")
+        assert (code, out) == (3, "")
+        assert "start one with `headway up`" in err
+        assert err.count("\n") == 1
+
+
+def test_an_etcd_that_is_absent_is_one_line_and_code_3(headway: Headway) -> None:
+    """Nobody listens at --etcd: one line that names it, code 3."""
+    code, _, err = headway("nodes", "--etcd", "127.0.0.1:1")
+    assert code == 3
+    assert "127.0.0.1:1" in err
+    assert err.count("\n") == 1
+
+
+def test_jobs_as_json(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`jobs --json` is a list of reports in order of submission."""
+    code, out, _ = headway("jobs", "--json")
+    assert code == 0
+    demo, broken = json.loads(out)
+    assert (demo["name"], demo["phase"], demo["batch"], demo["batches"], demo["loss"]) == (
+        "demo",
+        "running",
+        49,
+        150,
+        2.5,
+    )
+    assert demo["seconds_left"] == pytest.approx(100.0)
+    assert (broken["name"], broken["phase"], broken["batch"], broken["exact"]) == ("broken", "failed", None, None)
+
+
+def test_status_as_json(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`status --json` says who holds which layers, with the workers' states, and whether the job is exact."""
+    code, out, _ = headway("status", "demo", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["schema"] == 1
+    assert [stage["node"] for stage in report["stages"]] == ["a", "b"]
+    assert [stage["worker"] for stage in report["stages"]] == ["running", ""]
+    assert [layer for stage in report["stages"] for layer in stage["layers"]] == report["layers"]
+    assert (report["exact"], report["exact_reason"], report["plan_reason"]) == (True, "one class", "node b joined")
+
+
+def test_status_for_people(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`status` draws stages, nodes and the leader; a failed job's traceback is printed whole."""
+    code, out, _ = headway("status", "demo")
+    assert code == 0
+    for text in ("running", "generation 3", "batch 50/150", "stage 0 on a: embed, block.0-3", "leads", "exact: yes"):
+        assert text in out
+    code, out, _ = headway("status", "broken")
+    assert fake_cluster.TRACEBACK.strip() in out
+
+
+def test_nodes_and_events_as_json(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`nodes --json` and `events --json` are the records themselves."""
+    _, out, _ = headway("nodes", "--json")
+    assert [found["name"] for found in json.loads(out)] == ["a", "b"]
+    _, out, _ = headway("events", "demo", "--json")
+    assert json.loads(out) == [{"at": 1.0, "text": "Node b joined.", "generation": 3}]
+
+
+def test_plan_as_json(headway: Headway, tmp_path: Path) -> None:
+    """`plan --nodes 2 --json` needs no cluster and places every layer once."""
+    (tmp_path / "job.toml").write_text('[job]\nname = "tiny"\n')
+    code, out, _ = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--json")
+    assert code == 0
+    plan = json.loads(out)
+    layers = [layer for stage in plan["stages"] for layer in stage["layers"]]
+    assert layers[0] == "embed"
+    assert len(set(layers)) == len(layers) == 10
+
+
+def test_unknown_job_and_node_are_named_with_those_that_exist(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`status nope` lists the jobs, code 2."""
+    code, _, err = headway("status", "nope")
+    assert (code, err) == (2, "headway: job nope: no such job; there are demo, broken\n")
+
+
+def test_a_job_that_runs_cannot_be_removed(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`jobs rm` of a running job says to cancel it first."""
+    code, _, err = headway("jobs", "rm", "demo")
+    assert (code, err) == (2, "headway: job demo: is running; first `headway cancel demo`\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (JobFailedError("demo", "failed", "a worker failed", "ValueError: x", "run/failure.log"), 4),
+        (ConflictError("job demo", "keeps changing"), 3),
+        (TimeoutError("job demo: still running"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=["failed", "conflict", "timeout", "interrupt"],
+)
+def test_errors_have_their_codes(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, headway: Headway, fake_cluster: ModuleType
+) -> None:
+    """Each kind of error ends in its exit code, with one line or, after Ctrl-C, none."""
+
+    async def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fake_cluster.FakeSession, "view", fail)
+    found, out, err = headway("jobs")
+    assert (found, out) == (code, "")
+    assert err.count("\n") == (0 if code == 130 else 1)
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HEADWAY_DEBUG=1 lets an error through as it was raised."""
+    monkeypatch.setenv("HEADWAY_DEBUG", "1")
+    with pytest.raises(Exception, match="no such job file"):
+        run(["run", "missing.toml", "--out", "x"])
+
+
+def test_certificates_for_a_cluster(tmp_path: Path, headway: Headway) -> None:
+    """`certs` makes an authority, then adds to it; each name gets the three files that --certs wants."""
+    authority = tmp_path / "ca"
+    assert headway("certs", str(authority), "node-a=10.0.0.7,a.example")[0] == 0
+    assert headway("certs", str(authority), "admin")[0] == 0
+    for name in ("node-a", "admin"):
+        assert {file.name for file in (authority / name).iterdir()} == {"ca.pem", "cert.pem", "key.pem"}
+    assert (authority / "admin" / "ca.pem").read_bytes() == (authority / "ca.pem").read_bytes()
+
+
+def test_config_show_takes_file_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway
+) -> None:
+    """`config show` prints what a daemon would run with: the environment over the file."""
+    (tmp_path / "node.toml").write_text('name = "a"\nsite = "berlin"\n')
+    monkeypatch.setenv("HEADWAY_SITE", "paris")
+    code, out, _ = headway("config", "show", "--config", str(tmp_path / "node.toml"), "--json")
+    assert code == 0
+    settings = json.loads(out)
+    assert (settings["name"], settings["site"]) == ("a", "paris")
+
+
+def test_version(headway: Headway) -> None:
+    """`--version` prints the installed one."""
+    code, out, _ = headway("--version")
+    assert code == 0
+    assert out.count(".") == 2
+
+
+def test_plan_with_little_memory_says_what_is_needed(headway: Headway, tmp_path: Path) -> None:
+    """`plan --nodes 2 --memory` refuses a job that does not fit, in one line; with more memory it is placed."""
+    (tmp_path / "job.toml").write_text('[job]\nname = "tiny"\n')
+    code, _, err = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "0.01")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert headway("plan", str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "64")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "meaning"),
+    [
+        ("Ssl handshake failed: error:1000007d:SSL routines:CERTIFICATE_VERIFY_FAILED: self signed", "not signed by"),
+        ("Ssl handshake failed: SSLV3_ALERT_UNKNOWN_CA", "of another authority"),
+        ("Ssl handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "speaks no TLS"),
+    ],
+)
+def test_a_wrong_certificate_is_told_in_words(
+    told: str, meaning: str, monkeypatch: pytest.MonkeyPatch, headway: Headway, fake_cluster: ModuleType
+) -> None:
+    """gRPC's text of a failed handshake becomes one sentence that begins with who was called."""
+
+    async def fail(_: object) -> None:
+        raise StoreUnreachableError("10.0.0.7:2379", told)
+
+    monkeypatch.setattr(fake_cluster.FakeSession, "view", fail)
+    code, _, err = headway("jobs")
+    assert code == 3
+    assert err.startswith("headway: 10.0.0.7:2379: ")
+    assert meaning in err
+    assert "SSL" not in err.replace("TLS", "")
+
+
+def test_doubtful_data_is_told(tmp_path: Path, headway: Headway) -> None:
+    """`data prepare` warns of an empty file and of one that is no text, and takes what there is."""
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("once upon a time " * 100)
+    (tmp_path / "books" / "b.txt").write_bytes(b"")
+    (tmp_path / "books" / "c.bin").write_bytes(b"PNG\x00\xff" * 10)
+    (tmp_path / "books" / "d.txt").write_text("ä" * 70_000)
+    code, _, err = headway("data", "prepare", str(tmp_path / "books"), "--out", str(tmp_path / "out"))
+    assert code == 0
+    assert "b.txt: is empty" in err
+    assert "c.bin: does not look like text (a zero byte at 3)" in err
+    assert err.count("\n") == 2
+
+
+def test_a_plan_alone_is_for_this_machine(headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan JOB.toml` where no cluster runs: this machine's devices, and a line that says so; a named one is asked."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADWAY_ETCD", "HEADWAY_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "job.toml").write_text('[job]\nname = "x"\n')
+    code, out, err = headway("plan", "job.toml")
+    assert code == 0
+    assert "this-machine" in out
+    assert "so the plan is for this machine alone; --nodes N plans for more" in err
+    code, _, err = headway("plan", "job.toml", "--cluster", "nowhere")
+    assert code == 3
+    assert "nowhere: no cluster runs here" in err
+
+
+def test_a_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the completion that `--install-completion` installs asks: commands that begin so."""
+    monkeypatch.setenv("_HEADWAY_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "headway sta")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit) as ended:
+        run([])
+    assert (ended.value.code, capsys.readouterr().out.split()) == (0, ["status"])

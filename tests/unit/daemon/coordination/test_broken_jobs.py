@@ -1,0 +1,117 @@
+"""An error of the coordinator about one job: that job fails with the traceback, and the others are decided about."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.daemon.coordination import broken_jobs, coordinator
+from headway.daemon.coordination.claims import _Settling
+from headway.daemon.coordination.commands import BrokenJob, Transaction
+from headway.daemon.coordination.coordinator import decide
+from headway.daemon.leader.job_troubles import JobTroubles
+from headway.daemon.records.format import decode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Phase, PhaseRecord
+from headway.daemon.situation.plan_cache import Purpose
+from headway.daemon.situation.situation import Case
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+
+
+def breaking(name: str, error: Exception, original: Any) -> Any:
+    """A function of a case that raises for one job."""
+
+    def broken(case: Case, *rest: Any) -> Any:
+        if case.job.name == name:
+            raise error
+        return original(case, *rest)
+
+    return broken
+
+
+@pytest.mark.parametrize("place", ["waits", "first_row"])
+def test_a_job_that_breaks_the_coordinator_fails_alone(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A condition, or what follows, raises about the first: it fails, with the traceback; the second begins."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("first"))
+    cluster.submit(small_spec("second"))
+    monkeypatch.setattr(
+        coordinator, place, breaking("first", ZeroDivisionError("no layers"), getattr(coordinator, place))
+    )
+    decision = decide(cluster.truth(), now=cluster.now + 10.0)
+    by_job = {command.job: command for command in decision.commands}
+    failing, starting = by_job["first"], by_job["second"]
+    assert isinstance(failing, Transaction)
+    assert isinstance(starting, Transaction)
+    phase = decode(failing.puts[Keys.of("first", "phase")], PhaseRecord)
+    assert phase.phase is Phase.FAILED
+    assert phase.reason == "the coordinator cannot decide about this job: ZeroDivisionError: no layers"
+    assert "Traceback" in phase.error
+    assert Keys.of("second", "next") in starting.puts
+    assert [found.job for found in decision.broken] == ["first"]
+
+
+def test_a_job_that_cannot_even_be_failed_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command, and the leader is told; nor is there one when memory is short, or when the job is over."""
+    cluster = SimulatedCluster()
+    cluster.submit(small_spec("first"))
+    view, error = cluster.truth(), RuntimeError("x")
+    case = Case(job=view.jobs["first"], view=view, now=0.0, written_at=0.0)
+    found = broken_jobs.broken("first", error)
+    assert broken_jobs.give_up(case, found, error) is not None
+    assert broken_jobs.give_up(case, found, MemoryError()) is None
+    over = replace(case.job, phase=PhaseRecord(phase=Phase.FAILED))
+    assert broken_jobs.give_up(replace(case, job=over), found, error) is None
+    monkeypatch.setattr(broken_jobs, "move", breaking("first", error, None))
+    assert broken_jobs.give_up(case, found, error) is None
+
+
+def test_the_leader_tells_which_job_it_cannot_serve() -> None:
+    """Once while it lasts; a decision that etcd refuses is tried ever later, and both are over when they are over."""
+    told: list[tuple[str, str]] = []
+    troubles = JobTroubles(tell=lambda job, reason: told.append((job, reason)), clock=lambda: 0.0)
+    found = BrokenJob(job="first", reason="KeyError: 'x'", traceback="…")
+    troubles.not_decided([found])
+    troubles.not_decided([found])
+    assert told == [("first", "the coordinator cannot decide about this job: KeyError: 'x'")]
+    troubles.not_decided([])
+    pauses = [troubles.not_carried_out("second", "too large") for _ in range(8)]
+    assert pauses[-1] > 10 * pauses[0]
+    troubles.carried_out("second")
+    assert [reason for _, reason in told][1] == ""
+    assert told[-2:] == [("second", "a decision was not carried out 8 times in a row: too large"), ("second", "")]
+
+
+def test_a_job_that_is_removed_troubles_nobody_any_more() -> None:
+    told: list[tuple[str, str]] = []
+    troubles = JobTroubles(tell=lambda job, reason: told.append((job, reason)), clock=lambda: 0.0)
+    troubles.not_carried_out("first", "too large")
+    troubles.keep_only({"first"})
+    assert told == [("first", "a decision was not carried out: too large")]
+    troubles.keep_only({"second"})
+    assert told[1:] == [("first", "")]
+
+
+def test_a_job_whose_claim_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan on what it is owed cannot be asked for: the other waiting job begins nevertheless."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    cluster.submit(small_spec("first"), user="alice@one")
+    cluster.submit(small_spec("second"), user="bob@two")
+    original = _Settling._plan
+
+    def broken(self: _Settling, case: Case, purpose: Purpose, busy: frozenset[tuple[str, int]]) -> Any:
+        if case.job.name == "first":
+            raise ZeroDivisionError("no layers")
+        return original(self, case, purpose, busy)
+
+    monkeypatch.setattr(_Settling, "_plan", broken)
+    decision = decide(cluster.truth(), now=cluster.now + 10.0)
+    by_job = {command.job: command for command in decision.commands}
+    failing, starting = by_job["first"], by_job["second"]
+    assert isinstance(failing, Transaction)
+    assert isinstance(starting, Transaction)
+    assert decode(failing.puts[Keys.of("first", "phase")], PhaseRecord).phase is Phase.FAILED
+    assert Keys.of("second", "next") in starting.puts

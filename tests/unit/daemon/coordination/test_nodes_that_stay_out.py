@@ -1,0 +1,77 @@
+"""Nodes that ask to be left out of plans (a full state folder, no address) and obey none meanwhile, simulated."""
+
+import pytest
+
+from headway.daemon.records.records import Phase
+from tests.fakes.simulated_cluster import SimulatedCluster
+from tests.unit.daemon.coordination.test_random_orders import build, finish, happen
+from tests.unit.daemon.coordination.test_recovery import recovered, trained
+from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until
+
+FULL = "state_dir /s cannot be written: No space left on device"
+KIND = ("join", "drain", "elect", "fail", "crash", "lapse")
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))]
+
+
+def recovering(*names: str, **spec: object) -> SimulatedCluster:
+    """A job whose worker on `a` has died; its next plan is offered, and nobody has heard of that yet."""
+    cluster = trained(*names, batches=6, **spec)
+    cluster.fail_worker("a")
+    run_until(cluster, Phase.RECOVERING)
+    return cluster
+
+
+def test_a_recovery_goes_on_without_a_node_that_begins_to_stay_out() -> None:
+    """A member of `next` cannot write its state folder: others take over within a moment, not after the deadline."""
+    cluster = recovering("a", "b", "c")
+    cluster.say("b", stays_out=FULL)
+    began = cluster.now
+    after = recovered(cluster)
+    assert "b" not in {stage.node for stage in after.stages}
+    assert cluster.now - began < 10
+    assert any(text.startswith(f"Node b stays out of new plans: {FULL}; goes back to") for text in events(cluster))
+    assert not cluster.facts().failures.get("b"), "the node is not to blame"
+
+
+def test_where_nobody_is_left_the_job_names_the_node_that_stays_out_and_goes_on_when_it_is_back() -> None:
+    cluster = recovering("a", "b", min_nodes=2)
+    cluster.say("b", stays_out=FULL)
+    cluster.calm(max_rounds=10)
+    phase = cluster.phase("first")
+    assert phase.phase is Phase.RECOVERING
+    assert f"node b stays out of plans: {FULL}" in phase.reason
+    cluster.say("b", stays_out="")
+    assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
+
+
+def test_a_plan_that_all_are_ready_for_comes_into_force_where_nobody_else_is_left() -> None:
+    """The node that stays out has written the plan down already."""
+    cluster = recovering("a", "b", min_nodes=2)
+    offered = cluster.phase("first").generation
+    for node in cluster.nodes.values():
+        for _ in range(3):
+            cluster.deliver(node)
+            cluster.act(node)
+    for node in cluster.nodes.values():
+        cluster.deliver(node)
+        cluster.act(node)
+    cluster.say("b", stays_out=FULL)
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING, max_rounds=3)
+    assert plan(cluster).generation == offered
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_nodes_stay_out_and_come_back_and_every_job_finishes(block: int) -> None:
+    """At any moment beside joins, drains and deaths; when all have room again, the jobs reach their end."""
+    for seed in range(block * 3, block * 3 + 3):
+        cluster, chance = build(seed)
+        for _ in range(600):
+            cluster.random_step()
+            living = sorted(name for name, node in cluster.nodes.items() if node.is_alive)
+            if living and chance.random() < 0.02:
+                cluster.say(chance.choice(living), stays_out=chance.choice(("", FULL)))
+            if chance.random() < 0.01:
+                happen(cluster, chance.choice(KIND), chance)
+        for name in [name for name, node in cluster.nodes.items() if node.is_alive]:
+            cluster.say(name, stays_out="")
+        finish(cluster, seed)

@@ -1,0 +1,59 @@
+"""What `status` and `jobs` say of jobs that wait."""
+
+import pytest
+
+from headway.daemon.coordination.queue_order import queue
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Phase, UsageRecord
+from headway.daemon.reports import job_report
+from headway.daemon.reports.job_report import report_line, reports_in
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+
+
+def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
+    """Alice runs; her next job, bob's, and an urgent one wait: urgent, bob (who has used less), alice."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("now", batches=10**6), user="alice@host")
+    cluster.calm(until=lambda: cluster.phase("now").phase is Phase.RUNNING)
+    cluster.submit(small_spec("next"), user="alice@host")
+    cluster.submit(small_spec("of-bob"), user="bob@host")
+    cluster.submit(small_spec("urgent").with_priority(7), user="alice@elsewhere")
+    cluster.store.transact({}, {Keys.USAGE: encode(UsageRecord(seconds={"alice": 500.0}))})
+    cluster.calm(max_rounds=4)
+    view = cluster.truth()
+    reports = {report.name: report for report in reports_in(view, view.jobs.values())}
+    assert {name: report.queue_position for name, report in reports.items()} == {
+        "now": None,
+        "urgent": 1,
+        "of-bob": 2,
+        "next": 3,
+    }
+    urgent = reports["urgent"]
+    assert (urgent.user, urgent.priority, urgent.queue_length) == ("alice", 7, 3)
+    assert report_line(urgent, now=0.0) == (
+        "urgent: queued · 1 of 3 in the queue · "
+        "waits for devices of job now: keeps its devices until it has run for 600 s"
+    )
+
+
+def test_many_jobs_are_told_of_with_one_look_at_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 jobs wait: their order is found once for all of them, and each has its own place."""
+    cluster = SimulatedCluster()
+    names = [f"job-{number}" for number in range(300)]
+    for name in names:
+        cluster.submit(small_spec(name))
+    view, looks = cluster.truth(), 0
+
+    def counted(view: ClusterView, *, now: float) -> list[JobView]:
+        nonlocal looks
+        looks += 1
+        return queue(view, now=now)
+
+    monkeypatch.setattr(job_report, "queue", counted)
+    reports = job_report.reports_in(view, view.jobs_in_order())
+    assert [(report.name, report.queue_position) for report in reports] == list(zip(names, range(1, 301), strict=True))
+    assert {report.queue_length for report in reports} == {300}
+    assert looks == 1

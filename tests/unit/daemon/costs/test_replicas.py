@@ -1,0 +1,246 @@
+"""Replicas in plans: shares by speed, whole groups, one class of arithmetic, and what people are told of them."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.costs.replica_shares import best_shares, group_ends, interleaved, least_seconds
+from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.planning.planner import ClusterPlan
+from headway.daemon.preview.plan_simulation import forecast
+from headway.daemon.records.records import replicas_of
+from headway.stages.schedule.schedule import replica_depth
+from tests.unit.daemon.planning.clusters import job, node, planned, refused
+
+
+def replicated(shape: tuple[int, ...], *, speeds: tuple[float, ...], **train: object) -> ClusterPlan:
+    """A plan of a wanted shape on nodes of these speeds."""
+    spec = job(num_blocks=4, placement=PlacementSpec(replicas=shape), **train)  # type: ignore[arg-type]
+    return planned(spec, [node(f"n{index}", speed=speed) for index, speed in enumerate(speeds)])
+
+
+@pytest.mark.parametrize(("m", "num_groups", "sizes"), [(8, 2, (4, 4)), (8, 3, (3, 3, 2)), (5, 5, (1,) * 5)])
+def test_groups_have_their_microbatches(m: int, num_groups: int, sizes: tuple[int, ...]) -> None:
+    """Microbatch i is in group i mod G."""
+    ends = group_ends(m, num_groups)
+    assert tuple(end - first for first, end in itertools.pairwise(ends.tolist())) == sizes
+    assert sizes == tuple(sum(i % num_groups == group for i in range(m)) for group in range(num_groups))
+
+
+def test_shares_follow_the_speeds() -> None:
+    """A card of twice the speed beside two others has half of the groups."""
+    ends = group_ends(16, 8)
+    assert best_shares([0.5, 1.0, 1.0], [0.0, 0.0, 0.0], [8, 8, 8], ends) == (4, 2, 2)
+    seconds = least_seconds(
+        [np.array([each]) for each in (0.5, 1.0, 1.0)], [np.zeros(1)] * 3, [np.array([8])] * 3, ends
+    )
+    assert seconds[0] == pytest.approx(4.0)
+
+
+def test_memory_limits_a_share() -> None:
+    """The fast one has room for one group only; where the others have none left, nothing fits."""
+    ends = group_ends(8, 4)
+    assert best_shares([0.1, 1.0], [0.0, 0.0], [1, 4], ends) == (1, 3)
+    with pytest.raises(ValueError, match="do not fit"):
+        best_shares([0.1, 1.0], [0.0, 0.0], [1, 2], ends)
+
+
+def test_a_plan_says_which_groups_each_replica_has() -> None:
+    """Together all, none twice, dealt out in turn from the first; a stage of one worker names none."""
+    plan = replicated((2, 1, 3), speeds=(1.0,) * 6, reduction_groups=4, microbatches=8)
+    assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 3]
+    for positions in replicas_of(plan.stages):
+        held = [plan.stages[position].groups for position in positions]
+        if len(held) == 1:
+            assert held == [()]
+        else:
+            assert sorted(itertools.chain(*held)) == [0, 1, 2, 3]
+            assert held[0][0] == 0
+            assert held == sorted(held)
+    assert [estimate.stage_index for estimate in plan.estimates] == [0, 0, 1, 2, 2, 2]
+    assert sum(estimate.share for estimate in plan.estimates) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_microbatches", "held"),
+    [
+        ((4,), 8, [(0, 1, 2, 3)]),
+        ((2, 2), 8, [(0, 2), (1, 3)]),
+        ((3, 1), 8, [(0, 2, 3), (1,)]),
+        ((1, 6, 1), 16, [(0,), (1, 3, 4, 5, 6, 7), (2,)]),
+        # The first two have a microbatch more: as many of those as if they followed one another.
+        ((3, 1), 10, [(0, 1, 2), (3,)]),
+        ((1, 3), 10, [(0,), (1, 2, 3)]),
+        ((2, 4), 9, [(0, 2), (1, 3, 4, 5)]),
+    ],
+)
+def test_groups_are_dealt_out_in_turn(
+    shares: tuple[int, ...], num_microbatches: int, held: list[tuple[int, ...]]
+) -> None:
+    """Each replica has as many groups as its share, with as many microbatches, and the turns come evenly."""
+    assert list(interleaved(shares, num_microbatches)) == held
+
+
+def test_a_fast_card_alone_beside_two_slow_ones() -> None:
+    """One model that two stages would cut badly: three layers, one of them most of the work."""
+    spec = job(num_blocks=1, microbatches=16, reduction_groups=8)
+    plan = planned(spec, [node("fast", speed=2.0), node("s1"), node("s2")])
+    groups = {stage.node: len(stage.groups) for stage in plan.stages}
+    assert groups == {"fast": 4, "s1": 2, "s2": 2}
+
+
+def test_replicas_are_of_one_arithmetic() -> None:
+    """Two classes on one stage would not make the same update: each stage is of one class, or there is one worker."""
+    spec = job(num_blocks=1, microbatches=16, reduction_groups=8)
+    nodes = [node("a"), node("b", arithmetic_class="two"), node("c"), node("d", arithmetic_class="two")]
+    plan = planned(spec, nodes)
+    classes = {each.name: each.arithmetic_class for each in nodes}
+    for positions in replicas_of(plan.stages):
+        assert len({classes[plan.stages[position].node] for position in positions}) == 1
+    wanted = job(num_blocks=1, microbatches=16, reduction_groups=8, placement=PlacementSpec(replicas=(2,)))
+    assert refused(wanted, [node("a"), node("b", arithmetic_class="two")])
+
+
+def test_never_more_replicas_than_groups() -> None:
+    """Two groups: two replicas at most, however many nodes there are."""
+    plan = planned(job(num_blocks=1, microbatches=4, reduction_groups=2), [node(f"n{index}") for index in range(7)])
+    assert max(map(len, replicas_of(plan.stages))) <= 2
+
+
+def test_a_shape_that_a_job_wants_is_kept_or_waited_for() -> None:
+    """2-1-2 on five nodes; with four the reason says what is missing."""
+    plan = replicated((2, 1, 2), speeds=(1.0, 2.0, 1.0, 1.0, 1.0), reduction_groups=2)
+    assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 2]
+    spec = job(num_blocks=4, placement=PlacementSpec(replicas=(2, 1, 2)), reduction_groups=2)
+    reason = refused(spec, [node(f"n{index}") for index in range(4)])
+    assert reason == "waits for 1 more free device: replicas = [2, 1, 2] asks for 5 workers, 4 free"
+
+
+def test_a_shape_holds_among_many_nodes() -> None:
+    """Twenty nodes of different speeds, five wanted: five fast ones."""
+    spec = job(num_blocks=4, placement=PlacementSpec(replicas=(2, 1, 2)), reduction_groups=2)
+    plan = planned(spec, [node(f"n{index}", speed=1 + index / 10) for index in range(20)])
+    assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 2]
+    assert min(int(stage.node[1:]) for stage in plan.stages) >= 15
+
+
+def test_a_slow_node_that_would_hurt_is_a_spare() -> None:
+    """A hundredth of the others' speed: even one group, or the embedding, would take it too long."""
+    spec = job(num_blocks=1, microbatches=16, reduction_groups=4)
+    plan = planned(spec, [node("a"), node("b"), node("slow", speed=0.001)])
+    assert plan.spares == ("slow",)
+    assert "Spare: slow." in plan.explanation()
+
+
+def test_the_depth_of_a_replica_goes_with_its_share() -> None:
+    """Half of a depth of 8, and one more; never more than the stage's."""
+    assert [replica_depth(8, num_held=held, num_microbatches=16) for held in (4, 8, 16)] == [3, 5, 8]
+    assert replica_depth(1, num_held=1, num_microbatches=4) == 1
+    plan = replicated((2, 1), speeds=(1.0, 1.0, 1.0), reduction_groups=2, schedule="gpipe")
+    assert [stage.depth for stage in plan.stages] == [5, 5, 8]
+
+
+def test_the_depth_of_a_replica_counts_its_microbatches() -> None:
+    """Five microbatches in four groups: the first two groups are three of them, not half."""
+    plan = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=5, schedule="gpipe")
+    assert [stage.groups for stage in plan.stages] == [(0, 1), (2, 3)]
+    assert [stage.depth for stage in plan.stages] == [4, 3]
+
+
+def test_gradient_sums_are_counted_by_groups_held() -> None:
+    """Four groups on one worker are four gradient sets. Shared by two, each has two and two on their way to the other,
+    and of its half of the parameters two batches of the other's two groups, and their sum."""
+    spec = job(num_blocks=4, microbatches=8, reduction_groups=4)
+    alone = planned(spec, [node("a")]).estimates[0]
+    shared = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=8).estimates[0]
+    parameters = sum(cost.num_parameters for cost in layer_costs(spec))
+    sets = 2 + 2 + 0.5 * (2 * 2 + 1)
+    assert shared.device_bytes - alone.device_bytes == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
+
+
+def test_a_reduction_that_does_not_hide_counts() -> None:
+    """Over a link of 1 MB/s the sums take longer than a batch: the plan is as slow as that, or has no replicas."""
+    slow = LinkAssumptions(site_bytes_per_s=1e6)
+    spec = job(num_blocks=4, placement=PlacementSpec(replicas=(2,)), reduction_groups=2)
+    plan = planned(spec, [node("a"), node("b")], links=slow)
+    [reduction] = plan.reductions
+    assert not reduction.is_hidden or reduction.batch_seconds <= plan.predicted_batch_seconds
+    assert plan.predicted_batch_seconds == pytest.approx(reduction.batch_seconds)
+    assert "The reduction between the replicas of stage 0 sets the pace" in plan.explanation()[0]
+    free = job(num_blocks=4, reduction_groups=2)
+    assert all(not stage.groups for stage in planned(free, [node("a"), node("b")], links=slow).stages)
+
+
+def test_a_reduction_without_delay_counts_fully() -> None:
+    """1f1b waits for it at the end of every batch."""
+    plans = [replicated((2,), speeds=(1.0, 1.0), reduction_groups=2, schedule=name) for name in ("1f1b", "2bw")]
+    [flushing], [delayed] = (plan.reductions for plan in plans)
+    assert (flushing.is_hidden, delayed.is_hidden) == (False, True)
+    computing = [max(estimate.batch_seconds for estimate in plan.estimates) for plan in plans]
+    assert plans[0].predicted_batch_seconds == pytest.approx(computing[0] + flushing.batch_seconds)
+    assert plans[1].predicted_batch_seconds == pytest.approx(computing[1])
+
+
+def test_recomputing_a_block_costs_a_forward_and_saves_memory() -> None:
+    """Four forwards' worth instead of three; activations shrink to the block's input."""
+    kept, again = (layer_costs(job(recompute=name))[1] for name in ("none", "block"))
+    assert (kept.forward_flops + kept.backward_flops) * 4 == (again.forward_flops + again.backward_flops) * 3
+    assert again.activation_bytes < kept.activation_bytes / 10
+    slow, fast = (planned(job(recompute=name), [node("a")]).predicted_batch_seconds for name in ("block", "none"))
+    assert 1.2 < slow / fast < 4 / 3
+
+
+def test_one_block_that_is_computed_again_is_counted_whole() -> None:
+    """However many blocks: nothing is saved at one microbatch in flight and one block, and only the inputs of more."""
+    kept, again = (layer_costs(job(recompute=name))[1] for name in ("none", "block"))
+    assert again.activation_bytes + again.recomputed_bytes == kept.activation_bytes
+    plans = [planned(job(num_blocks=number, recompute="block"), [node("a")]).estimates[0] for number in (1, 5)]
+    each = again.resident_bytes + again.group_bytes + again.activation_bytes
+    assert plans[1].device_bytes - plans[0].device_bytes == 4 * each
+    ends = [cost for cost in layer_costs(job(recompute="block")) if cost.name in ("embed", "head")]
+    needed = each + sum(cost.resident_bytes + cost.group_bytes + cost.activation_bytes for cost in ends)
+    assert plans[0].device_bytes == needed + again.recomputed_bytes
+
+
+def test_explanation_tells_of_replicas_links_and_reduction() -> None:
+    """Who shares what, what each link carries, and what the replicas tell one another."""
+    plan = replicated((2, 1), speeds=(1.0, 1.0, 1.0), reduction_groups=4, microbatches=8)
+    text = "\n".join(plan.explanation())
+    assert "Stage 0 on n0 (replica 1 of 2): " in text
+    assert "50% of the microbatches (groups 0 and 2)" in text
+    assert "n0 → n2: 512 KiB a microbatch each way, 4 microbatches and " in text
+    assert "Replicas of stage 0: " in text
+    assert "while the next batch computes" in text
+
+
+# --- What the simulator says ---------------------------------------------------------------------------------------
+
+
+def _simulated_over_predicted(seed: int) -> tuple[float, list[int]]:
+    """(ratio, workers of each stage) of a plan for unlike nodes, in a network that costs nothing."""
+    chance = random.Random(seed)
+    num_nodes = chance.randint(5, 16)
+    spec = job(
+        num_blocks=chance.randint(3, num_nodes + 6),
+        microbatches=chance.choice((32, 64)),
+        reduction_groups=chance.choice((4, 8, 16, 32)),
+    )
+    nodes = [node(f"n{index}", speed=chance.uniform(1, 8)) for index in range(num_nodes)]
+    free = LinkAssumptions(site_bytes_per_s=1e12, site_round_trip_s=1e-6)
+    plan = planned(spec, nodes, links=free)
+    seconds = forecast(spec, plan.stages, nodes, links=free).step_seconds
+    return seconds / plan.predicted_batch_seconds, [len(positions) for positions in replicas_of(plan.stages)]
+
+
+def test_uneven_replicas_take_as_long_as_predicted() -> None:
+    """Twenty plans whose stages have unlike numbers of unlike workers: what the simulator sees is what was promised,
+    within 3 % on average and 20 % where turns fall worst. With groups that follow one another it was 40 %."""
+    ratios = [ratio for ratio, shape in map(_simulated_over_predicted, range(24)) if max(shape) > 1]
+    assert len(ratios) >= 20
+    assert sum(ratios) / len(ratios) <= 1.03
+    assert max(ratios) <= 1.2
+    assert min(ratios) >= 0.99, "nobody is faster than the slowest worker"

@@ -1,0 +1,154 @@
+"""A tokenizers file serves for its vocabulary: no text is lost by its settings, and no text becomes the end of one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.data.data_tokenizer import tokenizer_of
+from headway.daemon.data.prepare import prepare
+from headway.daemon.data.special_tokens import special_tokens
+from headway.daemon.errors import ConfigError
+from headway.stages.data.tokens import TokenShards, read_index
+
+tokenizers = pytest.importorskip("tokenizers")
+
+END = "<|endoftext|>"
+
+
+def byte_level(path: Path, *, end: str = END, is_special: bool = True) -> Any:
+    """A tokenizer of bytes, and one token more for the end of a text."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = tokenizers.models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_tokens([tokenizers.AddedToken(end, special=is_special, normalized=False)])
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def prepared(tmp_path: Path, **options: Any) -> list[int]:
+    prepare([str(tmp_path / "in.txt")], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), **options)
+    return list(TokenShards.open(tmp_path / "out")._maps[0])
+
+
+def test_its_truncation_and_padding_are_not_obeyed(tmp_path: Path) -> None:
+    """A file that says 8 tokens at most, padded to 16: every token of the text is there, and nothing else."""
+    tokenizer = byte_level(tmp_path / "tokenizer.json")
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "in.txt").write_text("x" * 1000)
+    found = prepared(tmp_path)
+    assert len(found) == 1001
+    assert len(set(found)) == 2
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_its_name_in_a_text_is_not_the_end(tmp_path: Path, is_special: bool) -> None:
+    """A text about `<|endoftext|>`: its thirteen characters, and one end after the document."""
+    byte_level(tmp_path / "tokenizer.json", is_special=is_special)
+    (tmp_path / "in.txt").write_text(f"say {END} twice: {END}")
+    found = prepared(tmp_path)
+    assert found.count(256) == 1
+    assert found[-1] == 256
+    assert len(found) == len(f"say {END} twice: {END}") + 1
+
+
+def test_its_name_as_a_word_is_not_the_end(tmp_path: Path) -> None:
+    """A vocabulary of words that has the name as a word: the text's is two unknown words."""
+    model = tokenizers.models.WordLevel({"?": 0, "one": 1, END: 2}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "in.txt").write_text(f"one {END} one")
+    assert prepared(tmp_path) == [1, 0, 0, 1, 2]
+
+
+def words(path: Path, vocabulary: dict[str, int], *, is_folded: bool = False) -> None:
+    """A tokenizer of words, which takes them in lower case if is_folded."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if is_folded:
+        tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.save(str(path))
+
+
+def test_its_name_in_other_letters_is_not_the_end(tmp_path: Path) -> None:
+    """A normalizer makes the name of a word that is written otherwise: that is cut too."""
+    words(tmp_path / "tokenizer.json", {"?": 0, "one": 1, "<eos>": 2}, is_folded=True)
+    (tmp_path / "in.txt").write_text("one <EOS> ONE <eos>")
+    assert prepared(tmp_path) == [1, 0, 0, 1, 0, 0, 2]
+
+
+def test_its_name_over_and_over_is_not_the_end(tmp_path: Path) -> None:
+    """`aa` is the end, and the text has five of its letters: a cut may make it once more."""
+    model = tokenizers.models.BPE(vocab={"a": 0, "b": 1, "aa": 2}, merges=[("a", "a")])
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "in.txt").write_text("baaaaab")
+    assert prepared(tmp_path, end_of_text="aa") == [1, 0, 0, 0, 0, 0, 1, 2]
+
+
+def test_an_end_of_one_character_is_refused_in_a_text(tmp_path: Path) -> None:
+    """It cannot be cut, and no other token stands for it: one line that says what to do, and no end inside a text."""
+    words(tmp_path / "tokenizer.json", {"?": 0, "one": 1, "¶": 2})
+    (tmp_path / "in.txt").write_text("one ¶ one")
+    with pytest.raises(ConfigError, match=r"takes '¶' in a text for its end.*name another token with --end-of-text"):
+        prepared(tmp_path, end_of_text="¶")
+    (tmp_path / "in.txt").write_text("one one")
+    assert prepared(tmp_path, end_of_text="¶") == [1, 1, 2]
+
+
+@pytest.mark.parametrize("told", ["<fin>", {"content": "<fin>", "lstrip": False}])
+def test_the_end_is_what_its_config_names(tmp_path: Path, told: object) -> None:
+    """A name that nobody else has, in tokenizer_config.json beside the file; it goes along to a model."""
+    byte_level(tmp_path / "tokenizer.json", end="<fin>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": told, "bos_token": "<nobody>"}))
+    (tmp_path / "in.txt").write_text("ab")
+    assert prepared(tmp_path)[-1] == 256
+    found = tokenizer_of(tmp_path / "out", read_index(tmp_path / "out"))
+    assert found is not None
+    assert found.special.ids == {"eos_token_id": 256, "bos_token_id": None, "pad_token_id": None}
+    assert found.special.texts == {"eos_token": "<fin>"}
+
+
+def test_the_end_may_be_told(tmp_path: Path) -> None:
+    """--end-of-text goes before all else; one that is no token is refused, and none at all is warned of."""
+    byte_level(tmp_path / "tokenizer.json", end="<fin>")
+    (tmp_path / "in.txt").write_text("ab")
+    with pytest.raises(ConfigError, match=r"--end-of-text: '<end>' is not a token of"):
+        prepared(tmp_path, end_of_text="<end>")
+    warnings: list[str] = []
+    prepare(
+        [str(tmp_path / "in.txt")],
+        tmp_path / "without",
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        warn=warnings.append,
+    )
+    assert len(warnings) == 1
+    assert "name it with --end-of-text" in warnings[0]
+    assert prepared(tmp_path, end_of_text="<fin>")[-1] == 256
+
+
+def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
+    """Torn JSON beside the tokenizer."""
+    byte_level(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    (tmp_path / "in.txt").write_text("ab")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: the tokenizer_config\.json beside it cannot be read"):
+        prepared(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {"model": {"vocab": [["a", 0.0], ["</s>", -1.0]]}},
+        {"model": {"vocab": {"a": 0, "</s>": 1}}},
+        {"added_tokens": [{"id": 1, "content": "</s>"}], "model": {"vocab": {}}},
+    ],
+)
+def test_each_kind_of_vocabulary_is_known(tokenizer: dict[str, Any]) -> None:
+    """Unigram lists, tables, and tokens that were added."""
+    assert special_tokens(tokenizer, {}).eos_token_id == 1

@@ -1,0 +1,243 @@
+"""Data is hashed once for each state of its files, and never trained on in a state that was not hashed."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from headway.daemon.data import verified_shards
+from headway.daemon.data.library import DataLibrary, Reading
+from headway.daemon.data.verified_shards import VerifiedShards
+from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ReadingRecord
+from headway.daemon.records.records import SpecRecord
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.situation.deadlines import Deadlines
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.start_progress import MOST_READINGS
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.tokens import TokenShards, fingerprint, read_index
+from headway.stages.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards of 5000 tokens each."""
+    folder = tmp_path / "data"
+    with writing_shards(folder, vocab_size=256, shard_tokens=5000) as writer:
+        writer.append(np.arange(10_000, dtype=np.int64) % 256)
+    return folder
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were read to be hashed."""
+    names: list[str] = []
+    real = verified_shards._sha256
+
+    def note(file: Path, advance: verified_shards.Advance) -> str:
+        names.append(file.name)
+        return real(file, advance)
+
+    monkeypatch.setattr(verified_shards, "_sha256", note)
+    return names
+
+
+def library(folder: Path, memory: Path) -> DataLibrary:
+    return DataLibrary(folder.parent / "cache", cast(NodeClient, None), list, memory=memory)
+
+
+def shards(folder: Path) -> list[Path]:
+    return [folder / shard.file for shard in read_index(folder).shards]
+
+
+def spec_of(folder: Path) -> DataSpec:
+    return DataSpec(source=str(folder), sha256=read_index(folder).sha256)
+
+
+async def test_each_state_of_a_file_is_hashed_once(folder: Path, tmp_path: Path, hashed: list[str]) -> None:
+    """Opened twice, by a daemon and by the one after it: read once. One shard gets another time: that one is read."""
+    memory, data = tmp_path / "memory.json", spec_of(folder)
+    first = library(folder, memory)
+    for _ in range(2):
+        await first.open(data)
+    await library(folder, memory).open(data)
+    assert len(hashed) == len(shards(folder)) == 2
+    os.utime(shards(folder)[1])
+    await library(folder, memory).open(data)
+    assert hashed[2:] == [shards(folder)[1].name]
+
+
+@pytest.mark.parametrize("keeps_its_time", [False, True])
+async def test_an_altered_file_is_hashed_again_and_refused(
+    folder: Path, tmp_path: Path, hashed: list[str], keeps_its_time: bool
+) -> None:
+    """A byte is changed after the file was verified, with its old time or not: the next plan does not begin."""
+    opened = library(folder, tmp_path / "memory.json")
+    await opened.open(spec_of(folder))
+    file = shards(folder)[0]
+    before = file.stat()
+    raw = bytearray(file.read_bytes())
+    raw[0] ^= 1
+    file.write_bytes(raw)
+    if keeps_its_time:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(RecoveryError, match="was changed or damaged"):
+        await opened.open(spec_of(folder))
+
+
+def test_a_worker_takes_the_state_that_was_verified_and_no_other(folder: Path) -> None:
+    """Same files → opened without reading them. One was written to since → refused, whatever it holds."""
+    VerifiedShards().verify(folder, lambda _: None)
+    state = fingerprint(folder)
+    assert TokenShards.open(folder, verified=state).num_tokens == 10_000
+    file = shards(folder)[0]
+    file.write_bytes(file.read_bytes())
+    with pytest.raises(DataError, match="was written to since it was verified"):
+        TokenShards.open(folder, verified=state)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"[", b"[1]", b'{"a": 1}', b'{"a": ["x", [1, 2]]}', b"[" * 100_000])
+def test_a_memory_that_cannot_be_read_is_no_memory(folder: Path, tmp_path: Path, garbage: bytes) -> None:
+    """Half a file, another format: everything is hashed again, and remembered."""
+    memory = tmp_path / "memory.json"
+    memory.write_bytes(garbage)
+    verified = VerifiedShards(memory)
+    assert verified.num_bytes_to_read(folder) == 10_000
+    verified.verify(folder, lambda _: None)
+    assert VerifiedShards(memory).num_bytes_to_read(folder) == 0
+
+
+async def test_who_asks_meanwhile_waits_for_the_same_and_progress_is_told(
+    folder: Path, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two plans and a look ahead at once: one pass over the files, and how far it is can be seen."""
+    monkeypatch.setattr(verified_shards, "CHUNK_BYTES", 1000)
+    opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
+    seen: list[Reading] = []
+    real = verified_shards._sha256
+
+    def watch(file: Path, advance: verified_shards.Advance) -> str:
+        def noted(num_bytes: int) -> None:
+            advance(num_bytes)
+            seen.append(opened.reading[data.sha256])
+
+        return real(file, noted)
+
+    monkeypatch.setattr(verified_shards, "_sha256", watch)
+    await asyncio.gather(opened.open(data), opened.open(data), opened.look_ahead(data))
+    assert len(hashed) == 2
+    assert [reading.num_bytes for reading in seen] == list(range(1000, 10_001, 1000))
+    assert {reading.total_bytes for reading in seen} == {10_000}
+    assert opened.reading == {}
+
+
+async def test_the_same_data_in_two_folders_has_two_states(folder: Path, tmp_path: Path) -> None:
+    """Another job names a copy of it: a worker of the first still takes what was verified in its own folder."""
+    opened, copy = library(folder, tmp_path / "memory.json"), tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for each in (folder, copy):
+        await opened.open(spec_of(each))
+    assert [opened.state_of(str(each)) for each in (folder, copy)] == [fingerprint(folder), fingerprint(copy)]
+
+
+async def test_one_job_s_wrong_path_is_not_another_s_error(folder: Path, tmp_path: Path) -> None:
+    """Both ask for the same data at once, and one names a folder that is not there: the other opens its own."""
+    opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
+    wrong = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
+    asked = [opened.open(each) for each in (wrong, data, wrong)]
+    first, found, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert found == folder
+    assert "nowhere" in str(first)
+    assert "nowhere" in str(last)
+
+
+@pytest.mark.parametrize("kind", ["a folder above", "a name that is too long", "a circle of links"])
+async def test_a_path_that_leads_nowhere_is_a_mistake(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Data was read in a folder below it, and not there: that is no outage."""
+    opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
+    await opened.open(data)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    wrong = {
+        "a folder above": tmp_path,
+        "a name that is too long": tmp_path / ("x" * 300),
+        "a circle of links": tmp_path / "circle",
+    }[kind]
+    with pytest.raises(RecoveryError) as caught:
+        await opened.open(DataSpec(source=str(wrong), sha256=data.sha256))
+    assert not isinstance(caught.value, StorageAwayError)
+
+
+def reading(view: ClusterView, node: str, num_bytes: int, *, now: float, total: int = 9) -> None:
+    revision = 5 if not view.revisions else 1 + max(view.last_revision_of(Keys.reading("j", name)) for name in "ab")
+    record = encode(ReadingRecord(num_bytes=num_bytes, total_bytes=total))
+    view.apply(Keys.reading("j", node), record, mod_revision=revision, create_revision=5, now=now)
+
+
+@pytest.fixture
+def waiting() -> tuple[ClusterView, Deadlines]:
+    """A job whose workers are to be ready, since 10."""
+    view, spec = ClusterView(steady_since=0.0), JobSpec(job=JobSection(name="j"))
+    job = JobView(name="j", submission=SpecRecord(spec=spec, uid="u"), entered_at=10.0)
+    view.jobs["j"] = job
+    return view, Deadlines(job, view, spec)
+
+
+def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """The time for the workers to be ready counts from the last byte that a node has got on by."""
+    view, deadlines = waiting
+    within_s = preparation_s(deadlines.spec.train)
+    assert deadlines.prepare == 10.0 + within_s
+    reading(view, "a", 1, now=500.0)
+    assert deadlines.prepare == 500.0 + within_s
+    assert view.jobs["j"].readings == {"a": ReadingRecord(num_bytes=1, total_bytes=9)}
+    reading(view, "a", 2, now=510.0)
+    reading(view, "b", 1, now=520.0)
+    assert deadlines.prepare == 520.0 + within_s
+
+
+def test_a_node_that_stands_still_gets_no_longer(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """It says the same again, is gone and says it again: nothing counts that was not new."""
+    view, deadlines = waiting
+    reading(view, "a", 5, now=500.0)
+    until = deadlines.prepare
+    reading(view, "a", 5, now=600.0)
+    view.apply(Keys.reading("j", "a"), None, mod_revision=50, create_revision=5, now=610.0)
+    reading(view, "b", 5, now=500.0)
+    reading(view, "a", 5, now=620.0)
+    assert deadlines.prepare == until
+    reading(view, "a", 0, total=3, now=630.0)
+    assert deadlines.prepare == 630.0 + preparation_s(deadlines.spec.train), "a file is done: fewer bytes are left"
+
+
+def test_a_node_that_fetches_what_proved_damaged_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """Its copy is read to the end and is damaged: the same bytes come from another node, and take as long again."""
+    view, deadlines = waiting
+    within_s = preparation_s(deadlines.spec.train)
+    for num_bytes, now in ((1, 500.0), (9, 510.0), (0, 520.0), (1, 600.0), (8, 700.0)):
+        reading(view, "a", num_bytes, now=now)
+        assert deadlines.prepare == now + within_s
+
+
+def test_a_node_that_begins_again_for_ever_is_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """So often it counts as getting on, and no more."""
+    view, deadlines = waiting
+    now = 500.0
+    for _ in range(MOST_READINGS):
+        for num_bytes in (0, 4, 8):
+            now += 10.0
+            reading(view, "a", num_bytes, now=now)
+    until = deadlines.prepare
+    assert until == now + preparation_s(deadlines.spec.train)
+    for num_bytes in (0, 4, 8) * 2:
+        now += 10.0
+        reading(view, "a", num_bytes, now=now)
+    assert deadlines.prepare == until

@@ -1,0 +1,202 @@
+"""What a job file may say, and the one line that each slip gets."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import pytest
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.jobs.rules import LATER
+from headway.optim.spec import GroupSpec
+
+DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
+NAMED = '[job]\nname = "tiny"\n'
+
+REFUSED = {
+    "unknown section": ('[jb]\nname = "x"', "job.toml:jb: unknown section; did you mean `job`?"),
+    "unknown key": ('[job]\nname = "x"\nsede = 3', "job.toml:job.sede: unknown key; did you mean `seed`?"),
+    "key of another section": (NAMED + "[model]\nbatches = 3", "model.batches: unknown key; it belongs in [train]"),
+    "key like no other": (NAMED + "[data]\nzzz = 3", "data.zzz: unknown key; there are source, sha256"),
+    "section that is no table": ("job = 3", "job.toml:job: expected a table, got an integer"),
+    "no name": ("[job]\nseed = 1", "job.toml:job: `name` is missing"),
+    "no section at all": ("", "job.toml:job: `name` is missing"),
+    "not TOML": ("job]", "job.toml: not valid TOML"),
+    "string for a number": (NAMED + '[train]\nbatches = "3"', "train.batches: expected int, got str ('3')"),
+    "true for a number": (NAMED + "[train]\nbatches = true", "train.batches: expected int, got bool (true)"),
+    "fraction for a count": (NAMED + "[train]\nbatches = 1.5", "train.batches: expected int, got float (1.5)"),
+    "not a number": (NAMED + "[train]\nclip_norm = nan", "train.clip_norm: expected a finite number, got nan"),
+    "unknown schedule": (NAMED + '[train]\nschedule = "1f1"', "did you mean `1f1b`?"),
+    "unknown optimizer": (NAMED + '[optim]\nrest = { name = "adamm" }', "optim.rest.name: 'adamm' is not one of muon,"),
+    "group without a name": (NAMED + "[optim]\nrest = { lr = 0.1 }", "job.toml:optim.rest: `name` is missing"),
+    "setting of another optimizer": (
+        NAMED + '[optim]\nmatrices = { name = "adamw", momentum = 0.9 }',
+        "optim.matrices.momentum: adamw does not use `momentum`; leave it out (it uses betas, eps, lr, weight_decay)",
+    ),
+    "muon for the rest": (NAMED + '[optim]\nrest = { name = "muon" }', "optim.rest.name: muon takes 2-D weights"),
+    "beta of one": (
+        NAMED + '[optim]\nrest = { name = "adamw", betas = [0.9, 1.0] }',
+        "optim.rest.betas: each must be at least 0 and below 1, got 1.0",
+    ),
+    "three betas": (
+        NAMED + '[optim]\nrest = { name = "adamw", betas = [0.9, 0.9, 0.9] }',
+        "optim.rest.betas: expected",
+    ),
+    "momentum of one": (NAMED + '[optim]\nmatrices = { name = "muon", momentum = 1.0 }', "optim.matrices.momentum"),
+    "no learning rate": (
+        NAMED + '[optim]\nrest = { name = "sgd", lr = 0.0 }',
+        "optim.rest.lr: must be above 0, is 0.0",
+    ),
+    "negative decay": (
+        NAMED + '[optim]\nrest = { name = "sgd", weight_decay = -1 }',
+        "optim.rest.weight_decay: must be",
+    ),
+    "negative error feedback": (NAMED + "[optim]\nerror_feedback = -1.0", "optim.error_feedback: must be at least 0"),
+    "heads that do not divide": (
+        NAMED + "[model]\nnum_attention_heads = 7",
+        "model.num_attention_heads: 7 heads do not divide hidden_size 256; choose a divisor",
+    ),
+    "key heads that do not divide": (
+        NAMED + "[model]\nnum_key_value_heads = 3",
+        "model.num_key_value_heads: 3 key/value heads do not divide num_attention_heads 8; choose a divisor",
+    ),
+    "odd head": (
+        NAMED + "[model]\nhidden_size = 24",
+        "model.hidden_size: hidden_size 24 over 8 heads gives a head of 3; rotary positions need an even one",
+    ),
+    "tied embeddings": (NAMED + "[model]\ntie_word_embeddings = true", "model.tie_word_embeddings: true is refused"),
+    "small vocabulary": (
+        NAMED + "[model]\nvocab_size = 100",
+        "model.vocab_size: 100 is too small for data of 256 tokens",
+    ),
+    "more groups than microbatches": (
+        NAMED + "[train]\nreduction_groups = 9",
+        "train.reduction_groups: 9 groups cannot be filled by 8 microbatches; set it to 8 or less",
+    ),
+    "no batches": (NAMED + "[train]\nbatches = 0", "train.batches: must be at least 1, is 0"),
+    "no microbatches": (NAMED + "[train]\nmicrobatches = 0", "train.microbatches: must be at least 1, is 0"),
+    "no sequences": (NAMED + "[train]\nmicrobatch_size = 0", "train.microbatch_size: must be at least 1, is 0"),
+    "no tokens": (NAMED + "[train]\nsequence_length = 0", "train.sequence_length: must be at least 1, is 0"),
+    "no threads": (NAMED + "[train]\nthreads = 0", "train.threads: must be at least 1, is 0"),
+    "no layers": (NAMED + "[model]\nnum_hidden_layers = 0", "model.num_hidden_layers: must be at least 1, is 0"),
+    "negative clip": (NAMED + "[train]\nclip_norm = -1.0", "train.clip_norm: must be at least 0, is -1.0"),
+    "negative seed": ('[job]\nname = "x"\nseed = -1', "job.seed: must be at least 0, is -1"),
+    "name with spaces": ('[job]\nname = "My Job"', "'my-job' would do"),
+    "name with a slash": ('[job]\nname = "a/b"', "job.name: 'a/b' is not 1 to 63"),
+    "name too long": (f'[job]\nname = "{"x" * 64}"', "job.name"),
+    "no source": (NAMED + '[data]\nsource = ""', "data.source: is empty"),
+    "more nodes than layers": (NAMED + "[placement]\nmin_nodes = 11", "placement.min_nodes: 11 nodes cannot share 10"),
+    "most below least": (
+        NAMED + "[placement]\nmin_nodes = 3\nmax_nodes = 2",
+        "placement.max_nodes: 2 is below min_nodes",
+    ),
+    "more replicas than groups": (
+        NAMED + "[train]\nreduction_groups = 2\n[placement]\nreplicas = [1, 3]",
+        "placement.replicas: 3 replicas cannot share 2 reduction groups; set train.reduction_groups to 3",
+    ),
+    "a stage of nobody": (NAMED + "[placement]\nreplicas = [1, 0]", "placement.replicas: each stage has at least 1"),
+    "more stages than layers": (
+        NAMED + "[placement]\nreplicas = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]",
+        "placement.replicas: names 11 stages, but 10 layers and",
+    ),
+    "evaluation": (NAMED + "[train]\neval_every = 5", "train.eval_every: 5 asks for held-out evaluation, which this"),
+    "recomputation of what": (
+        NAMED + '[train]\nrecompute = "blocks"',
+        "train.recompute: 'blocks' is not one of none, block; did you mean `block`?",
+    ),
+    "lossy wire": (
+        NAMED + '[train]\nwire = "int8"\nexactness = "required"',
+        'train.wire: "int8" makes the bits depend on the cuts, which exactness = "required" does not allow',
+    ),
+    "compression between what": (NAMED + '[train]\nwire_between = "nodes"', "'nodes' is not one of sites, stages"),
+    "no copy": (NAMED + "[fault]\ncopies = 0", "fault.copies: must be at least 1, is 0"),
+    "too many copies": (NAMED + "[fault]\ncopies = 17", "fault.copies: must be at most 16, is 17"),
+    "no checkpoint kept": (NAMED + "[fault]\ncheckpoints_kept = 0", "fault.checkpoints_kept: must be at least 1"),
+    "link without time": (NAMED + "[fault]\nlink_timeout_s = 0.5", "fault.link_timeout_s: must be at least 1, is 0.5"),
+    "snapshots before the start": (NAMED + "[fault]\nsnapshot_every = -1", "fault.snapshot_every: must be at least 0"),
+    "what to do at nan": (
+        NAMED + '[fault]\nnon_finite = "halt"',
+        "fault.non_finite: 'halt' is not one of stop, continue",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_with_one_line_that_says_where(text: str, line: str) -> None:
+    """A job that cannot be run is refused in one line with file, section, key and what to do."""
+    with pytest.raises(ConfigError) as refused:
+        parse_job(text, "job.toml")
+    assert line in str(refused.value)
+    assert str(refused.value).startswith("job.toml")
+    assert "\n" not in str(refused.value)
+
+
+def test_every_later_feature_is_refused_by_a_named_case() -> None:
+    """The list of what is not there yet has a case above for each of its keys."""
+    lines = " ".join(line + text for text, line in REFUSED.values())
+    for key in LATER:
+        assert key.split(".")[1] in lines
+
+
+def test_defaults_of_a_named_job() -> None:
+    """A file that gives only a name is the job of all defaults."""
+    assert parse_job(NAMED) == JobSpec(job=JobSection(name="tiny"))
+
+
+def test_reference_file_equals_the_defaults() -> None:
+    """docs/jobs/reference.toml, which lists every key, describes the job of all defaults."""
+    assert read_job(DOCS / "reference.toml") == JobSpec(job=JobSection(name="reference"))
+
+
+def test_reference_file_has_every_key() -> None:
+    """No key of the schema is left out of docs/jobs/reference.toml; each optimizer group gives all that it uses."""
+    raw = tomllib.loads((DOCS / "reference.toml").read_text())
+    for section, kind in get_type_hints(JobSpec).items():
+        assert set(raw[section]) == {item.name for item in dataclasses.fields(kind)}, section
+    everything = {item.name for item in dataclasses.fields(GroupSpec)}
+    assert set(raw["optim"]["matrices"]) | set(raw["optim"]["rest"]) == everything
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.toml")), ids=lambda path: path.name)
+def test_every_job_of_the_docs_can_be_run(path: Path) -> None:
+    """The job files that people copy from are valid."""
+    read_job(path)
+
+
+def test_faults_are_the_jobs_to_choose() -> None:
+    """Every [fault] key is taken; a checkpoint may come more often than a snapshot, and either may be off."""
+    told = "snapshot_every = 0\ncopies = 16\ncheckpoint_every = 3\nlink_timeout_s = 5\nnon_finite = 'continue'"
+    fault = parse_job(NAMED + "[fault]\n" + told).fault
+    assert (fault.snapshot_every, fault.copies, fault.checkpoint_every) == (0, 16, 3)
+    assert (fault.link_timeout_s, fault.non_finite) == (5.0, "continue")
+
+
+def test_an_integer_may_stand_for_a_number() -> None:
+    """`clip_norm = 1` means 1.0; nothing else is converted."""
+    assert parse_job(NAMED + "[train]\nclip_norm = 1").train.clip_norm == 1.0
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    """A path without a file, a folder and a binary file each give one line with the path."""
+    (tmp_path / "binary.toml").write_bytes(b"[job]\nname = '\xff'")
+    for path, line in (
+        (tmp_path / "none.toml", "no such job file"),
+        (tmp_path, "cannot read this job file"),
+        (tmp_path / "binary.toml", "line 2 is not UTF-8"),
+    ):
+        with pytest.raises(ConfigError, match=line) as refused:
+            read_job(path)
+        assert refused.value.where == str(path)
+
+
+@pytest.mark.parametrize("link", ["grpc", "collective", "auto"])
+def test_the_command_line_may_choose_other_links(link: Literal["grpc", "collective", "auto"]) -> None:
+    """--link replaces what the file says, and nothing else; without it the file counts."""
+    spec = parse_job(NAMED + '[train]\nlink = "collective"')
+    assert spec.with_link(None) == spec
+    chosen = spec.with_link(link)
+    assert chosen.train.link == link
+    assert chosen.with_link("collective") == spec

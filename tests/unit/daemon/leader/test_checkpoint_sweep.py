@@ -1,0 +1,206 @@
+"""Folders of checkpoints that never came to be: which they are, and that they go from a real file system."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
+from headway.daemon.leader.checkpoint_sweep import NUM_LOOKS, CheckpointSweep
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, left_folders
+from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
+from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.view.cluster_view import ClusterView, JobView
+
+PLAN = PlanRecord(generation=5, timeline=5, ancestry=((1, 20), (3, 60)))
+"""Timeline 3 grew out of 1 at boundary 20, timeline 5 out of 3 at 60."""
+
+
+def url(timeline: int, boundary: int, directory: str = "checkpoints") -> str:
+    return boundary_url(directory, "j", timeline=timeline, boundary=boundary, uid="u")
+
+
+def job(**fields: object) -> JobView:
+    """It runs on timeline 5; its checkpoint is 40 of timeline 3, and 20 is kept."""
+    spec = JobSpec(job=JobSection(name="j"), fault=FaultSpec(checkpoint_dir="checkpoints"))
+    known: dict[str, object] = {
+        "submission": SpecRecord(spec=spec, uid="u"),
+        "plan": PLAN,
+        "phase": PhaseRecord(phase=Phase.RUNNING, generation=5),
+        "checkpoint": CheckpointRecord(timeline=3, boundary=40, url=url(3, 40), earlier=(url(1, 20),)),
+    }
+    return JobView(name="j", **(known | fields))  # type: ignore[arg-type]
+
+
+def left(of: JobView, *places: tuple[int, int], has_manifest: bool = False, view: ClusterView | None = None) -> list[
+    tuple[int, int]
+]:  # fmt: skip
+    found = [BoundaryFolder(*place, has_manifest) for place in places]
+    return [folder.place for folder in left_folders(view or ClusterView(jobs={"j": of}), of, found)]
+
+
+def test_what_a_plan_may_still_complete_stays() -> None:
+    """60 of timeline 3 is the run's past and due; of 5 anything may come; of 6 this view has not heard yet."""
+    places = ((1, 20), (3, 40), (3, 60), (5, 80), (6, 80))
+    assert left(job(), *places) == left(job(), *places, has_manifest=True) == []
+
+
+def test_what_was_rolled_back_or_overtaken_is_left() -> None:
+    """80 of timeline 3 and all of 4 were given up, with a manifest or without; 30 is older than the checkpoint."""
+    places = ((1, 40), (3, 30), (3, 80), (4, 20), (4, 80))
+    assert left(job(), *places) == left(job(), *places, has_manifest=True) == list(places)
+
+
+def test_a_job_that_is_over_completes_nothing_more() -> None:
+    """Cancelled while 80 was copied; one whose manifest is there stays, for people. Failed or paused: may go on."""
+    for phase, expected in ((Phase.CANCELLED, [(5, 80)]), (Phase.FAILED, []), (Phase.PAUSED, [])):
+        of = job(plan=None, phase=PhaseRecord(phase=phase, lineage=PLAN.lineage))
+        assert left(of, (5, 80)) == expected
+        assert left(of, (5, 80), has_manifest=True) == []
+
+
+def test_a_job_without_a_past_leaves_all_as_it_is() -> None:
+    """It began with a parent's checkpoint, or with nothing, and no plan is known yet; or its folder is not its own."""
+    parents = CheckpointRecord(timeline=9, boundary=40, url="/parents/p/v/00000009-0000000040", origin_job="p")
+    for checkpoint in (None, parents):
+        assert left(job(plan=None, checkpoint=checkpoint), (3, 40)) == []
+    assert left(job(submission=replace(job().submission, uid="")), (4, 20)) == []  # type: ignore[type-var]
+
+
+def test_what_another_job_begins_with_stays() -> None:
+    """A person submitted a job from a folder that this one has no use for."""
+    child = JobView(
+        name="c", checkpoint=CheckpointRecord(timeline=4, boundary=80, url=url(4, 80, "/root/checkpoints/"))
+    )
+    of = job()
+    view = ClusterView(jobs={"j": of, "c": child})
+    assert left(of, (4, 80), (4, 20), view=view) == [(4, 20)]
+
+
+def test_a_driver_that_fails_in_a_way_of_its_own_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an OSError: it is told, and the next job is looked at."""
+    asked: list[str] = []
+
+    def listing(url: str) -> list[tuple[int, int, bool]]:
+        asked.append(url)
+        raise KeyError("no such bucket")
+
+    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.list_boundaries", listing)
+    view = ClusterView(jobs={"j": job(), "k": replace(job(), name="k")}, steady_since=0.0)
+    asyncio.run(CheckpointSweep(view, is_leading=lambda: True, checkpoint_root=tmp_path).sweep())
+    assert [url.rpartition("checkpoints/")[2] for url in asked] == ["j/u", "k/u"]
+
+
+def test_left_folders_go_from_the_file_system(tmp_path: Path) -> None:
+    """By the leader alone, while etcd is in sight; a job that stands still is looked at no more after a few times."""
+    for place in ((3, 40), (3, 80), (5, 80)):
+        folder = tmp_path / url(*place)
+        folder.mkdir(parents=True)
+        (folder / "embed.safetensors").write_bytes(b"half")
+    (tmp_path / "checkpoints/j/u/notes").mkdir()
+    of = job()
+    view = ClusterView(jobs={"j": of})
+    is_leading = False
+
+    def folders() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "checkpoints/j/u").iterdir())
+
+    sweep = CheckpointSweep(view, is_leading=lambda: is_leading, checkpoint_root=tmp_path)
+    before = folders()
+    asyncio.run(sweep.sweep())
+    is_leading = True
+    asyncio.run(sweep.sweep())
+    assert folders() == before, "etcd is out of sight"
+    view.set_in_sight(True, now=0.0)
+    asyncio.run(sweep.sweep())
+    assert folders() == ["00000003-0000000040", "00000005-0000000080", "notes"]
+    of.plan, of.phase = None, PhaseRecord(phase=Phase.PAUSED, lineage=PLAN.lineage)
+    for _ in range(NUM_LOOKS):
+        asyncio.run(sweep.sweep())
+    (tmp_path / url(4, 20)).mkdir()
+    asyncio.run(sweep.sweep())
+    assert "00000004-0000000020" in folders()
+    of.plan = PLAN
+    asyncio.run(sweep.sweep())
+    assert "00000004-0000000020" not in folders()
+
+
+def test_what_a_late_write_leaves_goes_from_where_nobody_looks(tmp_path: Path) -> None:
+    """A manifest appears after its boundary was swept and its job is over. Its writer does not lead, and deletes it.
+
+    While etcd is out of sight it waits. What the job keeps stays.
+    """
+    of = job(plan=None, phase=PhaseRecord(phase=Phase.FINISHED, lineage=PLAN.lineage))
+    view = ClusterView(jobs={"j": of})
+    sweep = CheckpointSweep(view, is_leading=lambda: False, checkpoint_root=tmp_path)
+    late, kept = tmp_path / url(3, 80), tmp_path / url(3, 40)
+    for folder in (late, kept):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_bytes(b"{}")
+
+    async def until_swept(*, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            while late.exists():
+                await asyncio.sleep(0.001)
+
+    async def scenario() -> None:
+        running = asyncio.create_task(sweep.run())
+        try:
+            sweep.wrote_late("j")
+            with pytest.raises(TimeoutError):
+                await until_swept(within_s=0.1)
+            view.set_in_sight(True, now=0.0)
+            sweep.wrote_late("gone")
+            sweep.wrote_late("j")
+            await until_swept(within_s=10.0)
+        finally:
+            running.cancel()
+
+    asyncio.run(scenario())
+    assert kept.exists()
+
+
+def test_a_late_write_that_cannot_be_looked_after_is_looked_after_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder cannot be listed just then: the next round does it."""
+    attempts: list[str] = []
+
+    def listing(url: str) -> list[tuple[int, int, bool]]:
+        attempts.append(url)
+        if len(attempts) == 1:
+            raise OSError("away")
+        return []
+
+    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.list_boundaries", listing)
+    view = ClusterView(jobs={"j": job()}, steady_since=0.0)
+    sweep = CheckpointSweep(view, is_leading=lambda: False, checkpoint_root=tmp_path)
+    sweep.wrote_late("j")
+    for _ in range(3):
+        asyncio.run(sweep.sweep())
+    assert len(attempts) == 2
+
+
+async def test_late_writes_do_not_put_off_the_look_at_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come more often than all jobs are looked at."""
+    monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.SWEEP_PERIOD_S", 0.05)
+    sweep = CheckpointSweep(ClusterView(), is_leading=lambda: True, checkpoint_root=None)
+    swept: list[object] = []
+    looked_at_all = asyncio.Event()
+
+    async def look(names: object = None) -> None:
+        swept.append(names)
+        if names is None:
+            looked_at_all.set()
+        sweep.wrote_late("j")
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(sweep, "sweep", look)
+    running = asyncio.create_task(sweep.run())
+    sweep.wrote_late("j")
+    try:
+        await asyncio.wait_for(looked_at_all.wait(), 10.0)
+    finally:
+        running.cancel()
+    assert {"j"} in swept

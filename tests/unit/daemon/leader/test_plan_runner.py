@@ -1,0 +1,217 @@
+"""The leader's plans beside its loop: the loop stays responsive, and what comes late is told."""
+
+import asyncio
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import replace
+
+from headway.daemon.leader.plan_runner import AT_ONCE_S, RETRY_S, PlanningDesk
+from headway.daemon.planning.plan_question import PlanQuestion, ask
+from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError
+from headway.daemon.records.records import Device, NodeRecord
+from headway.daemon.situation.plan_cache import PlanBook, PlanRequest, Purpose
+from tests.fakes.simulated_cluster import small_spec
+
+GIB = 2**30
+DEADLINE_S = 60.0
+
+
+def request(num_nodes: int, *, num_blocks: int = 3, job: str = "first", tight: bool = False) -> PlanRequest:
+    spec = small_spec(job, num_blocks=num_blocks)
+    if tight:
+        model = replace(spec.model, hidden_size=1024, intermediate_size=2752)
+        spec = replace(spec, model=model, train=replace(spec.train, microbatches=512, reduction_groups=64))
+    nodes = [
+        NodeRecord(
+            name=f"n{index}",
+            incarnation=f"n{index}-1",
+            address="",
+            host=f"n{index}",
+            site=f"site {index % 5}",
+            devices=(Device(kind="cpu", speed=1.0 + index % 7, memory_bytes=16 * GIB if tight else 0),),
+            memory_bytes=0,
+            arithmetic_class="one",
+        )
+        for index in range(num_nodes)
+    ]
+    return PlanRequest(job=job, purpose=Purpose.BEST, question=ask(spec, nodes))
+
+
+class StoppedAtFirst(PlannerPool):
+    """Its process is stopped as soon as it is there, and goes on when it is told, or at the deadline."""
+
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        assert self.process is None, "one is enough"
+        self.process = super()._spawn()
+        self.process.send_signal(signal.SIGSTOP)
+        timer = threading.Timer(DEADLINE_S, self.go_on)
+        timer.daemon = True
+        timer.start()
+        return self.process
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+
+async def test_the_loop_goes_on_while_a_heavy_plan_is_computed() -> None:
+    """12 devices, 200 layers: while its process stands still the loop has its turns; it goes on, and the plan comes."""
+    book = PlanBook()
+    planners = StoppedAtFirst()
+    desk, wanted = PlanningDesk(book, compute=planners.answer), request(12, num_blocks=198)
+    try:
+        assert not desk.take_up([wanted], until=time.monotonic() + DEADLINE_S)
+        (under_way,) = desk.under_way
+        assert desk.wake_at is not None
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+            desk.collect()
+        assert not under_way.done()
+        assert book.find(wanted) is None
+        planners.go_on()
+        await asyncio.wait_for(under_way, DEADLINE_S)
+        desk.collect()
+    finally:
+        planners.close()
+    found = book.find(wanted)
+    assert found is not None
+    assert isinstance(found.outcome, ClusterPlan)
+    assert not desk.under_way
+
+
+async def test_a_small_plan_is_there_at_once() -> None:
+    """The decision that wanted it is taken anew without a turn of the loop."""
+    book, wanted = PlanBook(), request(2)
+    answer(wanted.question)  # it is remembered: no machine is too slow
+    assert PlanningDesk(book).take_up([wanted], until=time.monotonic() + AT_ONCE_S)
+    found = book.find(wanted)
+    assert found is not None
+    assert isinstance(found.outcome, ClusterPlan)
+
+
+async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_turn() -> None:
+    """It never ends: its job hears that there is none, another job has its turn; if it ends after all, it is used."""
+    release, now = threading.Event(), 100.0
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        if question.spec.job.name == "first":
+            release.wait(DEADLINE_S)
+        return answer(question)
+
+    book = PlanBook()
+    desk = PlanningDesk(book, compute=compute, clock=lambda: now, deadline_s=60.0)
+    slow, other = request(3), request(3, job="second")
+    assert not desk.take_up([slow, other], until=now + 0.01)
+    assert not desk.take_up([slow, other], until=now + 0.01), "one at a time"
+    assert desk.wake_at == 160.0
+    now = 161.0
+    desk.collect()
+    found = book.find(slow)
+    assert found is not None
+    assert isinstance(found.outcome, PlanRefused)
+    assert found.outcome.reason == "no plan on 3 devices was found within 60 s"
+    if not desk.take_up([slow, other], until=now + AT_ONCE_S):
+        await asyncio.wait_for(desk.under_way[-1], DEADLINE_S)
+        desk.collect()
+    assert book.find(other) is not None
+    release.set()
+    await asyncio.wait_for(desk.under_way[0], DEADLINE_S)
+    desk.collect()
+    found = book.find(slow)
+    assert found is not None
+    assert isinstance(found.outcome, ClusterPlan)
+
+
+async def test_what_the_planner_raises_is_a_refused_plan_of_that_job() -> None:
+    """The reason names the error, whether the answer comes at once or later; another job has its plan."""
+    release = threading.Event()
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        if question.spec.job.name == "other":
+            return answer(question)
+        release.wait(DEADLINE_S)
+        raise MemoryError("931 GiB")
+
+    book = PlanBook()
+    desk = PlanningDesk(book, compute=compute)
+    poison = request(2)
+    assert not desk.take_up([poison], until=time.monotonic())
+    release.set()
+    await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+    desk.collect()
+    found = book.find(poison)
+    assert found is not None
+    assert found.outcome == PlanRefused(reason="the planner failed: MemoryError: 931 GiB")
+    at_once = request(3)
+    if not desk.take_up([at_once], until=time.monotonic() + AT_ONCE_S):
+        await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+        desk.collect()
+    assert isinstance(book.find(at_once).outcome, PlanRefused)  # type: ignore[union-attr]
+    other = request(2, job="other")
+    if not desk.take_up([other], until=time.monotonic() + AT_ONCE_S):
+        await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+        desk.collect()
+    assert isinstance(book.find(other).outcome, ClusterPlan)  # type: ignore[union-attr]
+
+
+async def test_a_plan_that_failed_is_tried_again_though_nothing_has_changed() -> None:
+    """A process that died says nothing about the job: after a minute the plan is asked for again, then ever later."""
+    now, num = 100.0, 0
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        nonlocal num
+        num += 1
+        if num <= 2:
+            raise PlanningFailedError("the planning process ended with status -9")
+        return answer(question)
+
+    book, wanted = PlanBook(), request(2)
+    desk = PlanningDesk(book, compute=compute, clock=lambda: now)
+
+    async def ask() -> ClusterPlan | PlanRefused:
+        if not desk.take_up([wanted], until=now + AT_ONCE_S):
+            await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+            desk.collect()
+        found = book.find(wanted)
+        assert found is not None
+        return found.outcome
+
+    for pause_s in (RETRY_S, 2 * RETRY_S):
+        assert await ask() == PlanRefused(reason="the planning process ended with status -9")
+        assert desk.wake_at == now + pause_s
+        now += pause_s - 1
+        desk.collect()
+        assert book.find(wanted) is not None
+        now += 1
+        desk.collect()
+        assert book.find(wanted) is None
+    assert isinstance(await ask(), ClusterPlan)
+    assert desk.wake_at is None
+
+
+async def test_a_job_that_is_gone_is_forgotten() -> None:
+    """Its plan failed and it was removed: nobody wakes for it any more, and a job that is there is tried again."""
+    now = 100.0
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        raise PlanningFailedError("no memory")
+
+    book = PlanBook()
+    desk = PlanningDesk(book, compute=compute, clock=lambda: now)
+    for job in ("gone", "there"):
+        if not desk.take_up([request(2, job=job)], until=now + AT_ONCE_S):
+            await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
+            desk.collect()
+        now += 1.0
+    assert desk.wake_at == 100.0 + RETRY_S
+    book.decided([], jobs={"there"}, now=now)
+    desk.collect()
+    assert desk.wake_at == 101.0 + RETRY_S
+    book.decided([], jobs=(), now=now)
+    desk.collect()
+    assert desk.wake_at is None

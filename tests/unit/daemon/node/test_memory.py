@@ -1,0 +1,124 @@
+"""What a node remembers of generations, across restarts and for how many jobs."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.errors import ConfigError, InvariantLostError
+from headway.daemon.node.memory import NUM_JOBS_REMEMBERED, NUM_SUBMISSIONS_REMEMBERED, NodeMemory
+from headway.daemon.records.records import seen_key
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[NodeMemory]:
+    memory = NodeMemory(tmp_path)
+    memory.open()
+    yield memory
+    memory.close()
+
+
+def saw(memory: NodeMemory, job: str, uid: str, generation: int, **others: int) -> bool:
+    """etcd has this job, and others by name."""
+    return memory.saw_generations({job: generation, seen_key(job, uid): generation} | others)
+
+
+def test_only_a_higher_generation_is_news_and_it_lasts(memory: NodeMemory, tmp_path: Path) -> None:
+    """3, then 2 of the same job: nothing new. The next daemon on this folder knows 3."""
+    assert saw(memory, "demo", "u", 3)
+    assert not saw(memory, "demo", "u", 2)
+    memory.close()
+    again = NodeMemory(tmp_path)
+    again.open()
+    assert again.generations == {"demo": 3, "demo/u": 3}
+    again.close()
+
+
+def test_the_oldest_of_many_jobs_are_forgotten_with_their_submissions(memory: NodeMemory) -> None:
+    """Jobs come and go, one stays in etcd all the time: the newest and that one are remembered, whole."""
+    saw(memory, "stays", "u", 7)
+    for number in range(2 * NUM_JOBS_REMEMBERED):
+        saw(memory, f"job-{number}", "u", 1, **{"stays": 7, "stays/u": 7})
+    assert memory.generations["stays/u"] == memory.generations["stays"] == 7
+    newest = range(NUM_JOBS_REMEMBERED, 2 * NUM_JOBS_REMEMBERED)
+    assert memory.generations.keys() == {
+        "stays", "stays/u", *(f"job-{n}" for n in newest), *(f"job-{n}/u" for n in newest)
+    }  # fmt: skip
+
+
+def test_of_one_name_the_newest_submissions_are_remembered(memory: NodeMemory, tmp_path: Path) -> None:
+    """A name is submitted again and again, also after a restart: the last few are known, and the highest of all."""
+    num = 3 * NUM_SUBMISSIONS_REMEMBERED
+    for number in range(num):
+        saw(memory, "demo", f"u{number}", number + 1)
+        if number == num - 2:
+            memory.close()
+            memory = NodeMemory(tmp_path)
+            memory.open()
+    kept = range(num - NUM_SUBMISSIONS_REMEMBERED, num)
+    assert memory.generations == {"demo": num} | {f"demo/u{number}": number + 1 for number in kept}
+    memory.close()
+
+
+def test_what_cannot_be_written_is_not_taken_over(memory: NodeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room on the disk: the node knows what it knew before; with room again, everything is remembered."""
+    assert saw(memory, "demo", "u", 3)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "_write_now", full)
+        with pytest.raises(OSError, match="No space left"):
+            saw(memory, "demo", "u", 4)
+        assert memory.generations == {"demo": 3, "demo/u": 3}
+    assert saw(memory, "demo", "u", 4)
+    assert memory.generations == {"demo": 4, "demo/u": 4}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_file_system_keeps_the_old_memory(tmp_path: Path) -> None:
+    """A small state folder, filled by somebody else: an error, the old numbers, and with room again the new ones."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False).returncode:
+        pytest.skip("may not mount")
+    memory = NodeMemory(folder)
+    try:
+        memory.open()
+        assert saw(memory, "demo", "u", 3)
+        filler = folder / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        with pytest.raises(OSError, match="No space left"):
+            saw(memory, "demo", "u", 4)
+        again = NodeMemory(folder)
+        assert again._read_generations() == {"demo": 3, "demo/u": 3}
+        filler.unlink()
+        assert saw(memory, "demo", "u", 4)
+        assert again._read_generations() == {"demo": 4, "demo/u": 4}
+    finally:
+        memory.close()
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_state_folder_that_was_made_anew_is_locked_again(memory: NodeMemory, tmp_path: Path) -> None:
+    """Deleted under the daemon: it locks the new one and writes what it knows; one that another has locked ends it."""
+    saw(memory, "demo", "u", 3)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    memory.check_lock()
+    other = NodeMemory(tmp_path)
+    with pytest.raises(ConfigError, match="another daemon runs"):
+        other.open()
+    assert other._read_generations() == {"demo": 3, "demo/u": 3}
+    (tmp_path / "daemon.lock").unlink()
+    other.open()
+    with pytest.raises(InvariantLostError, match="another daemon runs on this state_dir"):
+        memory.check_lock()
+    other.close()

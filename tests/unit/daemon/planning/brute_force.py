@@ -1,0 +1,149 @@
+"""The best pipeline by trying all of them: the oracle of the planner's search. Slow, and written on its own.
+
+It knows the rules, not the way to the answer: every division of the devices into stages, every cut of the layers, every
+division of the reduction groups, each judged against memory and timed.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, inf
+
+from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records.records import NodeRecord
+from headway.stages.schedule.schedule import schedule_depth
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A job and the nodes, one device each, in the order of the pipeline."""
+
+    spec: JobSpec
+    nodes: tuple[NodeRecord, ...]
+    links: LinkAssumptions
+    measured: Mapping[tuple[str, str], tuple[float, float]] | None = None
+    """(node, kind of layer) → seconds of a microbatch and of an update."""
+
+
+def divisions(number: int, num_parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a sum of so many positive parts."""
+    for inner in itertools.combinations(range(1, number), num_parts - 1):
+        ends = (0, *inner, number)
+        yield tuple(end - first for first, end in itertools.pairwise(ends))
+
+
+def best_seconds(instance: Instance) -> float:
+    """Least predicted seconds of a batch with every node at work, in this order; inf if nothing fits."""
+    spec, nodes = instance.spec, instance.nodes
+    num_layers, train = len(spec.layers), spec.train
+    stage_seconds = lru_cache(maxsize=None)(lambda *place: _stage_seconds(instance, *place))
+    best = inf
+    for num_stages in range(1, min(len(nodes), num_layers, train.microbatches) + 1):
+        for sizes in divisions(len(nodes), num_stages):
+            firsts = list(itertools.accumulate(sizes, initial=0))
+            runs = list(itertools.pairwise(firsts))
+            around = [
+                between(instance, nodes[slice(*uppers)], nodes[slice(*lowers)])
+                for uppers, lowers in itertools.pairwise(runs)
+            ]
+            for layers in divisions(num_layers, num_stages):
+                spans = itertools.pairwise(itertools.accumulate(layers, initial=0))
+                times = [
+                    stage_seconds(*run, *span, num_stages - index)
+                    for index, (run, span) in enumerate(zip(runs, spans, strict=True))
+                ]
+                slowest = max([*times, *(seconds for seconds, _ in around)])
+                if train.delay:
+                    best = min(best, slowest)
+                else:
+                    filled = slowest * (1 + (num_stages - 1) / train.microbatches)
+                    best = min(best, filled + sum(trip for _, trip in around))
+    return best
+
+
+def between(instance: Instance, uppers: Sequence[NodeRecord], lowers: Sequence[NodeRecord]) -> tuple[float, float]:
+    """(seconds to carry a batch, round trip) between the nodes of two stages."""
+    model, train = instance.spec.model, instance.spec.train
+    size = 2 if train.dtype == "bfloat16" else 4
+    carried = train.microbatches * train.microbatch_size * train.sequence_length * model.hidden_size * size
+    links = instance.links
+    is_far = any(upper.site != lower.site for upper in uppers for lower in lowers)
+    bandwidth = links.far_bytes_per_s if is_far else links.site_bytes_per_s
+    num_links = min(len(uppers), len(lowers))
+    return carried / num_links / bandwidth, links.far_round_trip_s if is_far else links.site_round_trip_s
+
+
+def _stage_seconds(instance: Instance, first_node: int, end_node: int, first: int, end: int, num_stages: int) -> float:
+    """Under the best division of the groups; inf where there is none."""
+    spec, train = instance.spec, instance.spec.train
+    run = instance.nodes[first_node:end_node]
+    num_groups = train.reduction_groups
+    if len(run) > num_groups or len({node.arithmetic_class for node in run}) > 1:
+        return inf
+    best = inf
+    depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
+    for counts in divisions(num_groups, len(run)):
+        ends = list(itertools.accumulate(counts, initial=0))
+        slowest = 0.0
+        for node, bounds in zip(run, itertools.pairwise(ends), strict=True):
+            if not fits(spec, node, first, end, range(*bounds), len(run), depth):
+                break
+            slowest = max(slowest, worker_seconds(instance, node, first, end, range(*bounds)))
+        else:
+            best = min(best, slowest)
+    reducing = reduction_seconds(instance, run, first, end)
+    return max(best, reducing) if train.delay else best + reducing
+
+
+def reduction_seconds(instance: Instance, run: Sequence[NodeRecord], first: int, end: int) -> float:
+    """Of a batch, between the replicas of a stage."""
+    if len(run) == 1:
+        return 0.0
+    links, num = instance.links, len(run)
+    bandwidth = links.site_bytes_per_s if len({node.site for node in run}) == 1 else links.far_bytes_per_s
+    num_parameters = sum(cost.num_parameters for cost in layer_costs(instance.spec)[first:end])
+    # Of 1 / R of the layers: sums sent by all, reduced ones by all.
+    slices = instance.spec.train.reduction_groups * (num - 1) / num + (num - 1)
+    return 4 * num_parameters * slices / num / bandwidth
+
+
+def worker_seconds(instance: Instance, node: NodeRecord, first: int, end: int, groups: range) -> float:
+    """Of a batch, on a worker that computes some groups' microbatches."""
+    train, seconds = instance.spec.train, 0.0
+    num_microbatches = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
+    for cost in layer_costs(instance.spec)[first:end]:
+        known = (instance.measured or {}).get((node.name, cost.name.partition(".")[0]))
+        if known is None:
+            known = microbatch_seconds(cost, node.devices[0], train), update_seconds(cost, node.devices[0], train)
+        seconds += num_microbatches * known[0] + known[1]
+    return seconds
+
+
+def fits(
+    spec: JobSpec, node: NodeRecord, first: int, end: int, groups: Sequence[int], num_replicas: int, depth: int
+) -> bool:
+    """Whether a worker of a stage of this depth has room on its device and in its machine."""
+    train, costs = spec.train, layer_costs(spec)[first:end]
+    # Of as many groups: those that have most microbatches.
+    num_held = sum(i % train.reduction_groups < len(groups) for i in range(train.microbatches))
+    held = min(depth, ceil(depth * num_held / train.microbatches) + 1)
+    sums = float(len(groups))
+    if num_replicas > 1:
+        others = (train.reduction_groups - len(groups)) * (2 if train.delay else 1)
+        sums += len(groups) + others / num_replicas + 1 / num_replicas
+    needed = sum(cost.resident_bytes + sums * cost.group_bytes + held * cost.activation_bytes for cost in costs)
+    needed += max(cost.recomputed_bytes for cost in costs)
+    kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
+    limit = node.devices[0].memory_bytes
+    return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)
+
+
+def orders(nodes: Sequence[NodeRecord], length: int) -> Iterator[tuple[NodeRecord, ...]]:
+    """All orders of so many nodes in which each site's stand together."""
+    for order in itertools.permutations(nodes, length):
+        sites = [site for site, _ in itertools.groupby(node.site for node in order)]
+        if len(sites) == len(set(sites)):
+            yield order

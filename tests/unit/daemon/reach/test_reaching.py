@@ -1,0 +1,303 @@
+"""Which ports a node dials and when it dials them again."""
+
+import asyncio
+import gc
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.daemon.reach import reach_dial
+from headway.daemon.reach.reach_target import Target
+from headway.daemon.reach.reaching import (
+    DATED_EVERY_S,
+    EVERY_S,
+    FRESH_S,
+    LINK_STANDS_S,
+    LONGEST_RETRY_S,
+    MAX_PROVEN,
+    ReachBook,
+    Reaching,
+    is_current,
+    is_news,
+    may_wait,
+    targets_of,
+)
+from headway.daemon.records.measurements import Port, ReachFact
+from headway.daemon.records.records import Device, NodeRecord, WorkerPort
+from headway.daemon.telemetry import goodput
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.worker.control import HEARTBEAT_EVERY_S
+
+B = Target(node="b", incarnation="b-1", port=Port.DAEMON, address="b:7001")
+WORKER = Target(node="b", incarnation="b-1", port=Port.WORKER, address="b:7100", device_index=0, worker="w-1")
+
+
+def node(name: str, *, host: str = "", num_devices: int = 1) -> NodeRecord:
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-1",
+        address=f"{name}:7001",
+        host=host or name,
+        site="here",
+        devices=tuple(Device(kind="cpu", index=index) for index in range(num_devices)),
+        memory_bytes=0,
+        arithmetic_class="one",
+        workers=tuple(
+            WorkerPort(device_index=index, address=f"{name}:{7100 + index}", incarnation=f"{name}/w{index}")
+            for index in range(num_devices)
+        ),
+    )
+
+
+def view_of(*nodes: NodeRecord) -> ClusterView:
+    view = ClusterView()
+    view.nodes = {each.name: each for each in nodes}
+    return view
+
+
+def test_daemon_and_workers_of_every_peer_are_dialled_also_on_the_same_host() -> None:
+    view = view_of(node("a"), node("b"), node("twin", host="a"))
+    assert {(each.node, each.address) for each in targets_of(view, "a")} == {
+        ("b", "b:7001"),
+        ("b", "b:7100"),
+        ("twin", "twin:7001"),
+        ("twin", "twin:7100"),
+    }
+    assert targets_of(view, "stranger") == []
+
+
+def test_workers_of_one_node_are_dialled_by_their_own_daemon() -> None:
+    """They meet over the address that others dial: a host that does not take it back is found out."""
+    assert [each.address for each in targets_of(view_of(node("a", num_devices=2)), "a")] == ["a:7100", "a:7101"]
+
+
+def test_of_very_many_peers_a_limited_number_is_dialled() -> None:
+    view = view_of(*(node(f"n{index}") for index in range(3 * MAX_PROVEN)))
+    assert len({each.node for each in targets_of(view, "n0")}) == MAX_PROVEN
+
+
+def test_a_port_is_dialled_at_first_sight_and_seldom_while_it_answers() -> None:
+    book = ReachBook()
+    assert book.due([B], now=0.0) == [B]
+    book.found(B, "", now=0.0, at=1.0)
+    assert book.due([B], now=EVERY_S / 2) == []
+    assert book.due([B], now=2 * EVERY_S) == [B]
+
+
+def test_a_port_that_does_not_answer_is_dialled_again_soon_and_then_more_seldom() -> None:
+    book, waits, now = ReachBook(), [], 0.0
+    for _ in range(12):
+        book.found(B, "refused", now=now, at=now)
+        waits.append(book.due_at(B) - now)
+        now = book.due_at(B)
+    assert waits[0] < 3
+    assert waits[3] > 10
+    assert max(waits) <= 1.2 * LONGEST_RETRY_S
+    book.found(B, "", now=now, at=now)
+    book.found(B, "refused", now=now, at=now)
+    assert book.due_at(B) - now < 3
+
+
+def test_another_address_or_process_is_dialled_at_once() -> None:
+    """The fact of the one before stands until then: what was blocked is not taken for open because a worker died."""
+    book = ReachBook()
+    book.found(WORKER, "refused", now=0.0, at=0.0)
+    successor = replace(WORKER, address="b:7101", worker="w-2")
+    assert book.due([successor], now=0.0) == [successor]
+    assert [fact.reason for fact in book.facts] == ["refused"]
+    book.found(successor, "", now=0.0, at=0.0)
+    assert [(fact.address, fact.reason) for fact in book.facts] == [("b:7101", "")]
+
+
+def test_what_was_found_of_a_daemon_that_is_gone_is_forgotten() -> None:
+    book = ReachBook()
+    book.found(B, "refused", now=0.0, at=0.0)
+    book.forget([("b", "b-1")])
+    assert book.facts
+    book.forget([("b", "b-2")])
+    assert not book.facts
+
+
+def test_a_port_that_has_just_answered_is_not_dialled_for_a_plan() -> None:
+    """Unless it is another process by now, or a link with its node was lost, or that was a while ago."""
+    book = ReachBook()
+    assert not book.has_just_answered(WORKER, now=0.0)
+    book.found(WORKER, "", now=0.0, at=0.0)
+    assert book.has_just_answered(WORKER, now=FRESH_S - 0.1)
+    assert not book.has_just_answered(WORKER, now=FRESH_S)
+    assert not book.has_just_answered(replace(WORKER, worker="w-2"), now=1.0)
+    book.hurry("b", now=1.0)
+    assert not book.has_just_answered(WORKER, now=1.0)
+    book.found(WORKER, "", now=2.0, at=2.0)
+    book.found(WORKER, "refused", now=3.0, at=3.0)
+    assert not book.has_just_answered(WORKER, now=3.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"), [("", "", True), ("", "refused", False), ("refused", "", False)]
+)
+def test_only_facts_that_change_no_plan_are_written_later(before: str, after: str, expected: bool) -> None:
+    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason=before)
+    assert may_wait((fact,), (replace(fact, reason=after, measured_at=7.0),)) is expected
+    assert may_wait((), (replace(fact, reason=after),)) is (not after)
+
+
+async def test_one_dial_serves_all_who_want_to_know_at_the_same_time() -> None:
+    """A spare's port is dialled at first sight, and for a plan; who gives up waiting ends it for nobody else."""
+    dialled: list[Target] = []
+    answers: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def dial(target: Target) -> str:
+        dialled.append(target)
+        return await answers
+
+    around: dict[str, Any] = {"etcd": None, "cluster": SimpleNamespace(view=ClusterView()), "lease_id": lambda: 1}
+    reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
+    waiting = [asyncio.create_task(reaching.prove(WORKER)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    answers.set_result("")
+    assert await asyncio.wait_for(asyncio.gather(*waiting[1:]), 10.0) == ["", ""]
+    assert dialled == [WORKER]
+    assert await reaching.prove(WORKER) == ""
+    assert dialled == [WORKER], "it has just answered"
+
+
+def test_what_a_link_found_stands_though_a_proof_would_succeed() -> None:
+    book = ReachBook()
+    book.found(WORKER, "", now=0.0, at=0.0)
+    book.link_failed(WORKER, "did not open", now=0.0, at=0.0)
+    assert [fact.reason for fact in book.facts] == ["did not open"]
+    assert book.due([WORKER], now=LINK_STANDS_S - 1) == []
+    assert book.due([WORKER], now=LINK_STANDS_S + 1) == [WORKER]
+
+
+def test_after_a_lost_link_the_ports_of_that_node_are_dialled_at_once() -> None:
+    book = ReachBook()
+    book.found(B, "", now=0.0, at=0.0)
+    book.found(WORKER, "refused", now=0.0, at=0.0)
+    before = book.due_at(WORKER)
+    book.hurry("b", now=1.0)
+    assert book.due_at(B) == 1.0
+    assert book.due_at(WORKER) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, False),
+        ({"measured_at": DATED_EVERY_S / 2}, False),
+        ({"measured_at": 2 * DATED_EVERY_S}, True),
+        ({"reason": "refused"}, True),
+        ({"address": "b:2"}, True),
+    ],
+)
+def test_a_fresh_date_alone_is_seldom_written(changed: dict[str, object], expected: bool) -> None:
+    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1")
+    assert is_news((fact,), (replace(fact, **changed),)) is expected  # type: ignore[arg-type]
+    assert is_news((), (fact,))
+
+
+def test_a_process_that_ended_while_it_was_dialled_is_not_out_of_reach() -> None:
+    """Its worker died and a spare took the device, its daemon moved or started anew: no fact follows."""
+    b = node("b")
+    worker = next(each for each in targets_of(view_of(node("a"), b), "a") if each.port is Port.WORKER)
+    assert is_current(view_of(b), worker)
+    spare = replace(b, workers=(WorkerPort(device_index=0, address="b:7105", incarnation="another"),))
+    assert not is_current(view_of(spare), worker)
+    assert is_current(view_of(replace(b, workers=())), worker), "a daemon of an earlier version names no ports"
+    assert not is_current(view_of(replace(b, workers=(), down_devices=(0,))), worker)
+    assert not is_current(view_of(replace(b, incarnation="b-2")), worker)
+    assert not is_current(view_of(), worker)
+    assert not is_current(view_of(replace(b, address="elsewhere:7001")), B)
+
+
+def test_a_running_job_says_within_fifteen_seconds_which_way_is_blocked() -> None:
+    """A standstill is seen and every attempt without an answer is over: 15 s less three for etcd and a busy machine."""
+    seen_s = goodput.STANDS_AFTER_S + goodput.LOOK_EVERY_S + HEARTBEAT_EVERY_S
+    pauses_s = sum(reach_dial.PAUSE_S * attempt for attempt in range(1, reach_dial.NUM_SILENT))
+    assert seen_s + reach_dial.NUM_SILENT * reach_dial.CONNECT_S + pauses_s <= 12.0
+
+
+def test_a_dial_that_was_under_way_when_a_link_failed_does_not_say_that_the_link_opens() -> None:
+    """The worker's failure waits in its daemon until the pair is a fact: without it the job would stand still."""
+    book = ReachBook()
+    book.link_failed(WORKER, "nobody answers the hello", now=0.0, at=0.0)
+    book.found(WORKER, "", now=1.0, at=1.0)
+    assert [fact.reason for fact in book.facts] == ["nobody answers the hello"]
+    book.found(replace(WORKER, worker="w-2"), "", now=2.0, at=2.0)
+    assert [fact.reason for fact in book.facts] == [""], "another process listens there now"
+    book.link_failed(WORKER, "nobody answers the hello", now=3.0, at=3.0)
+    book.found(WORKER, "", now=3.0 + LINK_STANDS_S, at=70.0)
+    assert [fact.reason for fact in book.facts] == [""]
+
+
+async def test_dials_end_with_who_makes_them() -> None:
+    """`run` ends while a port is dialled for a plan that nobody waits for any more."""
+    dialled, ended = asyncio.Event(), asyncio.Event()
+
+    async def dial(target: Target) -> str:
+        dialled.set()
+        try:
+            return await asyncio.Future[str]()
+        finally:
+            ended.set()
+
+    watch = SimpleNamespace(view=ClusterView(), version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
+    around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
+    reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
+    running = asyncio.create_task(reaching.run())
+    proving = asyncio.create_task(reaching.prove(WORKER))
+    await asyncio.wait_for(dialled.wait(), 10.0)
+    proving.cancel()
+    running.cancel()
+    await asyncio.wait({running, proving})
+    await asyncio.wait_for(ended.wait(), 10.0)
+
+
+async def test_a_dial_that_fails_with_nobody_waiting_is_not_complained_about() -> None:
+    """Python tells of errors that nobody has looked at: whoever asked has gone."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    is_asked, fails = asyncio.Event(), asyncio.Event()
+
+    async def dial(target: Target) -> str:
+        is_asked.set()
+        await fails.wait()
+        raise KeyError(target.node)
+
+    around: dict[str, Any] = {"etcd": None, "cluster": SimpleNamespace(view=ClusterView()), "lease_id": lambda: 1}
+    proving = asyncio.create_task(Reaching(node="a", incarnation="a-1", dial=dial, **around).prove(WORKER))
+    await is_asked.wait()
+    proving.cancel()
+    await asyncio.wait({proving})
+    del proving  # it would keep the error for as long as the test
+    fails.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert not complaints
+
+
+async def test_who_still_wants_to_know_dials_again() -> None:
+    """`run` ends, with its dials, while a plan waits for one of them."""
+    dialled: asyncio.Queue[Target] = asyncio.Queue()
+    answers: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
+
+    async def dial(target: Target) -> str:
+        dialled.put_nowait(target)
+        return await answers[0 if not answers[0].done() else 1]
+
+    watch = SimpleNamespace(view=ClusterView(), version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
+    around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
+    reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
+    running = asyncio.create_task(reaching.run())
+    proving = asyncio.create_task(reaching.prove(WORKER))
+    await asyncio.wait_for(dialled.get(), 10.0)
+    running.cancel()
+    await asyncio.wait_for(dialled.get(), 10.0)
+    answers[1].set_result("")
+    assert await asyncio.wait_for(proving, 10.0) == ""

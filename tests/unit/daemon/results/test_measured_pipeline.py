@@ -1,0 +1,108 @@
+"""What workers remember, put together: which batches are whole, how long one takes, who idles."""
+
+import threading
+
+import pytest
+
+from headway.daemon.results.measured_pipeline import figures, measured_pipeline
+from headway.stages.schedule.schedule import Backward, Forward, Op, StageSchedule, Update
+from headway.stages.schedule.simulator import StageTimes, TimedOp, simulate
+from headway.stages.telemetry.recent_ops import RecentOps
+
+M = 4
+
+
+def memories(*, num_batches: int = 12, num_stages: int = 3) -> dict[int, list[TimedOp]]:
+    """What the workers of a simulated pipeline did: 4 microbatches of 1 + 2 s and an update of 1 s, a thousand s on."""
+    schedules = [
+        StageSchedule(
+            delay=1,
+            depth=num_stages - stage,
+            num_microbatches=M,
+            is_first=stage == 0,
+            is_last=stage == num_stages - 1,
+            num_batches=num_batches,
+        )
+        for stage in range(num_stages)
+    ]
+    run = simulate(schedules, [StageTimes(forward=1.0, backward=2.0, update=1.0)] * num_stages)
+    found: dict[int, list[TimedOp]] = {stage: [] for stage in range(num_stages)}
+    for done in run.timeline:
+        later = TimedOp(done.stage, done.op, done.version, done.started + 1000, done.ended + 1000)
+        found[done.stage].append(later)
+    return {stage: sorted(ops, key=lambda op: op.started) for stage, ops in found.items()}
+
+
+def test_the_newest_whole_batches_are_shown() -> None:
+    """Of twelve batches the last four → they are whole on every worker, time 0 is where the first of them begins."""
+    found = measured_pipeline(memories(), num_batches=4)
+    assert found is not None
+    assert found.last_batch - found.first_batch == 3
+    assert found.step_seconds == pytest.approx(M * 3.0 + 1.0)
+    assert found.window[0] == 0.0
+    for stage in range(3):
+        ops = [str(done.op) for done in found.timeline if done.stage == stage]
+        for batch in range(found.first_batch, found.last_batch + 1):
+            assert {f"F{batch}.{i}" for i in range(M)} | {f"B{batch}.{i}" for i in range(M)} | {f"U{batch}"} <= {*ops}
+    times = figures(found.timeline, 0, found.window)
+    assert (times.forward_s, times.backward_s, times.update_s) == pytest.approx((1.0, 2.0, 1.0))
+    assert 0.0 <= times.idle < 0.2
+
+
+def test_what_one_worker_has_forgotten_is_not_shown() -> None:
+    """One memory begins in the middle of batch 5, another was told before batch 9 was over: of 6 to 8."""
+    told = memories()
+    cut = next(k for k, done in enumerate(told[1]) if done.op == Backward(5, 1))
+    told[1] = told[1][cut:]
+    last = next(k for k, done in enumerate(told[2]) if done.op == Backward(9, 0))
+    told[2] = told[2][: last + 1]
+    found = measured_pipeline(told, num_batches=20)
+    assert found is not None
+    shown = range(found.first_batch, found.last_batch + 1)
+    assert 6 <= shown[0] <= shown[-1] <= 8
+    for done in (done for ops in told.values() for done in ops if done.op.batch in shown):
+        assert done.started >= told[1][0].started, "nobody knows what worker 1 did then"
+        assert done.ended <= told[2][-1].ended, "worker 2 was not asked later"
+
+
+def test_before_the_first_whole_batch_there_is_nothing() -> None:
+    """The last stage has only begun → None."""
+    told = memories()
+    told[2] = told[2][:2]
+    assert measured_pipeline(told, num_batches=20) is None
+
+
+def test_the_memory_keeps_the_newest_and_tells_another_recorder_of_all() -> None:
+    """Ten operations into room for four → the last four in order; who stands behind it was told of ten."""
+    all_told: list[Op] = []
+
+    class Behind:
+        def record(self, op: Op, **_: object) -> None:
+            all_told.append(op)
+
+    recent = RecentOps(then=Behind(), num_kept=4)
+    for batch in range(10):
+        recent.record(Update(batch), version=batch, num_versions_live=1, started=float(batch), ended=batch + 0.5)
+    assert recent.newest == [(Update(batch), batch, float(batch), batch + 0.5) for batch in (6, 7, 8, 9)]
+    assert all_told == [Update(batch) for batch in range(10)]
+
+
+def test_a_reader_never_sees_half_an_operation() -> None:
+    """Somebody reads all the time while a thread records → every record belongs together, and they are in order."""
+    recent, is_over = RecentOps(num_kept=64), threading.Event()
+
+    def compute() -> None:
+        for batch in range(50_000):
+            recent.record(Forward(batch, batch), version=batch, num_versions_live=1, started=batch, ended=batch)
+        is_over.set()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    num_read = 0
+    while not is_over.is_set():
+        records = recent.newest
+        num_read += len(records)
+        assert all(op == Forward(version, version) and version == started for op, version, started, _ in records)
+        assert [record[2] for record in records] == sorted(record[2] for record in records)
+    thread.join()
+    assert num_read > 0

@@ -1,0 +1,104 @@
+"""What the throw-away authority signs, and who may read it."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.sockets.tls_identity import TlsIdentity
+
+
+def certificate(folder: Path) -> x509.Certificate:
+    """The certificate in a folder that `issue` made."""
+    return x509.load_pem_x509_certificate(TlsIdentity.read(folder).certificate)
+
+
+def mode(path: Path) -> int:
+    """Permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_certificate_bears_every_name_it_may_be_called_by(tmp_path: Path) -> None:
+    """Its own name, its hosts and the loopback: names as names, addresses as addresses, none twice."""
+    folder = CertificateAuthority.create(tmp_path / "ca").issue("node-1", hosts=["a.example", "10.0.0.7", "node-1"])
+    names = certificate(folder).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["node-1", "a.example", "localhost"]
+    addresses = [ip_address("10.0.0.7"), ip_address("127.0.0.1"), ip_address("::1")]
+    assert names.get_values_for_type(x509.IPAddress) == addresses
+
+
+def test_a_certificate_serves_both_ends_and_signs_nothing(tmp_path: Path) -> None:
+    """Every process is server and client; none is an authority. It is verified by the authority's own key."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    signed = certificate(authority.issue("node-1"))
+    purposes = signed.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(purposes) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    assert signed.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+    signed.verify_directly_issued_by(x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes()))
+
+
+def test_a_certificate_is_valid_now_and_not_longer_than_its_authority(tmp_path: Path) -> None:
+    """An authority of two hours: valid a little before now (clocks differ), over in two hours."""
+    signed = certificate(CertificateAuthority.create(tmp_path / "ca", validity=timedelta(hours=2)).issue("n"))
+    now = datetime.now(UTC)
+    assert signed.not_valid_before_utc < now - timedelta(minutes=30)
+    assert now < signed.not_valid_after_utc <= now + timedelta(hours=2)
+
+
+def test_nobody_else_can_read_a_key(tmp_path: Path) -> None:
+    """Folders 0700 and keys 0600, under whatever umask."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    folder = authority.issue("n")
+    assert (mode(authority.directory), mode(folder)) == (0o700, 0o700)
+    assert (mode(authority.directory / "ca-key.pem"), mode(folder / "key.pem")) == (0o600, 0o600)
+
+
+def test_an_authority_is_opened_again_and_signs_on(tmp_path: Path) -> None:
+    """People issue certificates over months: the folder is all that is needed, and an issue may be repeated."""
+    CertificateAuthority.create(tmp_path / "ca").issue("n")
+    first = certificate(tmp_path / "ca" / "n")
+    second = certificate(CertificateAuthority.open(tmp_path / "ca").issue("n"))
+    assert first.serial_number != second.serial_number
+    assert first.issuer == second.issuer
+
+
+def test_an_authority_is_never_overwritten(tmp_path: Path) -> None:
+    """A second `create` in the folder would orphan every certificate: refused, naming the folder."""
+    CertificateAuthority.create(tmp_path / "ca")
+    with pytest.raises(ConfigError, match="already"):
+        CertificateAuthority.create(tmp_path / "ca")
+
+
+def test_a_deleted_authority_leaves_nothing(tmp_path: Path) -> None:
+    """The folder is gone with every key; deleting again is no error."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    authority.issue("n")
+    authority.delete()
+    authority.delete()
+    assert not (tmp_path / "ca").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../ca", "a:7070", "localhost"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """A node's name becomes a folder, and one that others bear too proves nothing: ConfigError."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    with pytest.raises(ConfigError, match="name of a certificate"):
+        authority.issue(name)
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense"])
+def test_a_missing_or_unreadable_authority_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    """No folder, or rubbish in it: ConfigError names the place."""
+    if content is not None:
+        (tmp_path / "ca.pem").write_bytes(content)
+        (tmp_path / "ca-key.pem").write_bytes(content)
+    with pytest.raises(ConfigError, match="certificate authority") as error:
+        CertificateAuthority.open(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,84 @@
+"""Whom a node measures, and what of it is worth a record."""
+
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import LinkProbe, ProbeRecord
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.telemetry.probing import MAX_PEERS, has_moved, peers_of
+from headway.daemon.view.cluster_view import ClusterView
+
+
+def node(name: str, host: str) -> NodeRecord:
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-1",
+        address=f"{host}:1",
+        host=host,
+        site="here",
+        devices=(Device(kind="cpu"),),
+        memory_bytes=0,
+        arithmetic_class="one",
+    )
+
+
+def cluster(num_nodes: int) -> ClusterView:
+    view = ClusterView()
+    view.nodes = {f"n{index}": node(f"n{index}", f"host-{index}") for index in range(num_nodes)}
+    return view
+
+
+def test_nobody_measures_itself_or_its_own_machine() -> None:
+    view = cluster(3)
+    view.nodes["twin"] = node("twin", "host-0")
+    assert {peer.name for peer in peers_of(view, "n0")} == {"n1", "n2"}
+    assert peers_of(view, "stranger") == []
+
+
+def test_of_many_a_node_measures_those_of_its_plans_and_some() -> None:
+    """Of a hundred nodes sixteen, among them all of the plan; which others is by lot, the same every time."""
+    view = cluster(100)
+    before = [peer.name for peer in peers_of(view, "n0")]
+    assert len(before) == MAX_PEERS
+    assert [peer.name for peer in peers_of(view, "n0")] == before
+    wanted = [name for name in view.nodes if name not in before][1:4]
+    stages = tuple(
+        StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in ["n0", *wanted]
+    )
+    plan = PlanRecord(generation=1, timeline=1, stages=stages)
+    view.apply(Keys.of("demo", "plan"), encode(plan), mod_revision=1, create_revision=1)
+    assert set(wanted) <= {peer.name for peer in peers_of(view, "n0")}
+
+
+def test_noise_is_not_told() -> None:
+    probe = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+    assert has_moved({}, {"b": probe})
+    assert has_moved({"b": probe}, {})
+    assert not has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.012, bytes_per_s=0.9e8)})
+    assert has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.02, bytes_per_s=1e8)})
+    assert has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=5e7)})
+
+
+def test_loss_is_told_when_it_comes_goes_or_more_than_doubles() -> None:
+    """A dozen lost packets are counted, or a few more: that is no news."""
+
+    def probe(loss: float) -> dict[str, LinkProbe]:
+        return {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=1e8, loss=loss)}
+
+    assert has_moved(probe(0.0), probe(3e-4))
+    assert has_moved(probe(1e-3), probe(0.0))
+    assert has_moved(probe(1e-3), probe(3e-3))
+    assert not has_moved(probe(1e-3), probe(2e-3))
+
+
+def test_a_record_of_before_loss_was_counted_is_one_without() -> None:
+    record = decode(b'{"incarnation": "a-1", "peers": {"b": {"round_trip_s": 0.01, "bytes_per_s": 1e8}}}', ProbeRecord)
+    assert record.peers == {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=1e8, loss=0.0)}
+
+
+def test_the_view_has_the_probes_until_their_lease_ends() -> None:
+    view = ClusterView()
+    record = ProbeRecord(incarnation="a-1", peers={"b": LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)})
+    view.apply(Keys.probes("a"), encode(record), mod_revision=1, create_revision=1)
+    assert view.probes == {"a": record}
+    view.apply(Keys.probes("a"), None, mod_revision=2, create_revision=0)
+    assert view.probes == {}

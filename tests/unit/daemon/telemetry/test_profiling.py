@@ -1,0 +1,48 @@
+"""When a worker's measurements are worth a record."""
+
+from headway.daemon.situation.outlook import LEAST_SAMPLES
+from headway.daemon.telemetry.profiling import has_moved, profile_of
+from headway.proto.control_pb2 import Heartbeat, LayerSeconds
+
+
+def beat(*, block: float = 1.0, embed: float = 0.001, update: float = 0.1, replan: float = 0.0) -> Heartbeat:
+    found = Heartbeat(job="demo", generation=3, num_samples=LEAST_SAMPLES + 2, peak_bytes=1000, replan_s=replan)
+    found.layers["block"].CopyFrom(LayerSeconds(forward_s=block, backward_s=2 * block, update_s=update))
+    found.layers["embed"].CopyFrom(LayerSeconds(forward_s=embed, backward_s=embed, update_s=update))
+    return found
+
+
+def test_a_profile_is_the_heartbeats_medians_to_three_digits() -> None:
+    record = profile_of(beat(block=1.23456))
+    assert record.generation == 3
+    assert (record.layers["block"].forward_s, record.layers["block"].backward_s) == (1.23, 2.47)
+    assert list(record.layers) == ["block", "embed"]
+
+
+def test_five_percent_of_what_counts_is_a_move() -> None:
+    """The first is; noise and a layer that costs nothing are not; a stranger layer or a change of plan is."""
+    before = profile_of(beat())
+    assert has_moved(None, before)
+    assert not has_moved(before, profile_of(beat(block=1.04)))
+    assert has_moved(before, profile_of(beat(block=1.06)))
+    assert not has_moved(before, profile_of(beat(embed=0.002))), "twice of nothing"
+    assert has_moved(before, profile_of(beat(update=0.2)))
+    assert has_moved(before, profile_of(beat(replan=1.5)))
+    fewer = beat()
+    del fewer.layers["embed"]
+    assert has_moved(before, profile_of(fewer))
+    grown = beat()
+    grown.peak_bytes = 1100
+    assert has_moved(before, profile_of(grown))
+
+
+def test_the_same_times_under_another_plan_are_told() -> None:
+    """Only what was measured under the plan in force counts, and only with enough samples: both must be seen."""
+    before = profile_of(beat())
+    later = beat()
+    later.generation += 1
+    assert has_moved(before, profile_of(later))
+    few, enough = beat(), beat()
+    few.num_samples, enough.num_samples = LEAST_SAMPLES - 1, LEAST_SAMPLES
+    assert has_moved(profile_of(few), profile_of(enough))
+    assert not has_moved(profile_of(enough), before)

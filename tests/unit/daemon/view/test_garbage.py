@@ -1,0 +1,267 @@
+"""Whatever bytes lie under whatever key: it is set aside by name, and nobody else's records are touched."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.coordination.commands import Transaction
+from headway.daemon.coordination.coordinator import decide
+from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
+from headway.daemon.records.format import NewerFormatError, decode, encode
+from headway.daemon.records.keys import PREFIX, Keys
+from headway.daemon.records.measurements import LinkProbe, Port, ProbeRecord, ReachFact, ReachRecord
+from headway.daemon.records.records import (
+    Device,
+    NodeRecord,
+    PhaseRecord,
+    PlanRecord,
+    SharesRecord,
+    SpecRecord,
+    UsageRecord,
+    WorkerPort,
+)
+from headway.daemon.reports.set_aside import set_aside_lines
+from headway.daemon.terminal import printable_name
+from headway.daemon.view.cluster_view import UNREADABLE, ClusterView
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.unit.daemon.agent.order_views import RUNNING, node
+
+NODE = NodeRecord(
+    name="a",
+    incarnation="a-1",
+    address="",
+    host="",
+    site="x",
+    devices=(Device(kind="cpu"),),
+    memory_bytes=0,
+    arithmetic_class="",
+)
+GARBAGE = b"\xff\x00 garbage"
+NEWER = b'{"format":2,"anything":[]}'
+
+
+def history() -> list[Any]:
+    """Of a cluster in which two jobs run."""
+    cluster = SimulatedCluster(1)
+    cluster.add_node("a")
+    cluster.add_node("b")
+    cluster.submit(small_spec("first", batches=50, max_nodes=1))
+    cluster.submit(small_spec("second", batches=50, max_nodes=1))
+    cluster.calm(max_rounds=20)
+    return list(cluster.store.history)
+
+
+HISTORY = history()
+
+
+def view_of(changes: list[Any]) -> ClusterView:
+    view = ClusterView()
+    for change in changes:
+        view.apply(change.key, change.value, mod_revision=change.revision, create_revision=change.create_revision)
+    view.set_in_sight(True, now=-100.0)
+    return view
+
+
+def put(view: ClusterView, key: str, value: bytes | None, revision: int = 10**6) -> None:
+    view.apply(key, value, mod_revision=revision, create_revision=revision, now=1.0)
+
+
+KNOWN_KEYS = sorted({change.key for change in HISTORY})
+PARTS = st.one_of(
+    st.sampled_from(["nodes", "jobs", "leader", "placement", "probes", "reach", "failures", "first", "state"]),
+    st.sampled_from(["spec", "plan", "workers", "events", "goodput", "profile", "a", "00000001", "0001", "-1", "٣"]),
+    st.text(max_size=8),
+    st.binary(max_size=8).map(to_text),
+)
+MADE_UP = st.lists(PARTS, max_size=6).map(lambda parts: PREFIX + "/".join(parts))
+ANY_KEYS = st.one_of(st.sampled_from(KNOWN_KEYS), MADE_UP)
+ANY_VALUES = st.one_of(
+    st.none(),
+    st.binary(max_size=60),
+    st.sampled_from([GARBAGE, NEWER, b"{}", b"[]", b"null", b"[" * 10_000, b'{"format":1}', b'{"format":"x"}']),
+    st.sampled_from([change.value for change in HISTORY if change.value]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(key=ANY_KEYS, value=ANY_VALUES)
+@example(key="/headway/nodes/b", value=GARBAGE)
+@example(key="/headway/jobs/first/workers/x/y", value=b"{}")
+@example(key="/headway/jobs/first/state/1/2/3/4", value=b"{}")
+@example(key="/headway/failures/a/1/2", value=None)
+@example(key=to_text(b"/headway/jobs/\xff\xfe/spec"), value=GARBAGE)
+def test_any_bytes_under_any_key_leave_the_others_as_they_are(key: str, value: bytes | None) -> None:
+    """Folding never raises; the view of a job, or node, whose key it is not stays the same; a deletion ends it."""
+    clean, view = view_of(HISTORY), view_of(HISTORY)
+    put(view, key, value)
+    for name, job in clean.jobs.items():
+        if not key.startswith(Keys.job(name)):
+            assert replace(view.jobs[name], entered_at=0.0) == replace(job, entered_at=0.0)
+    for name, record in clean.nodes.items():
+        if key != Keys.node(name):
+            assert view.nodes[name] == record
+    decide(view, now=100.0, plans=None)
+    assert all(printable_name(line) == line for line in set_aside_lines(view))
+    put(view, key, None, 10**6 + 1)
+    assert key not in view.unreadable
+    assert view.revision_of(key) == 0
+
+
+@pytest.mark.parametrize("leaf", ["spec", "desired", "phase", "plan", "next", "stop", "checkpoint"])
+@pytest.mark.parametrize("value", [GARBAGE, NEWER])
+def test_a_job_with_an_unreadable_record_is_set_aside_alone(leaf: str, value: bytes) -> None:
+    """The last readable record stays, nobody decides, no transaction compares equal; once it is mended it goes on."""
+    view = view_of(HISTORY)
+    before = replace(view.jobs["first"])
+    put(view, Keys.of("first", leaf), value)
+    assert view.revision_of(Keys.of("first", leaf)) == UNREADABLE
+    assert view.why_set_aside("first").startswith(f"its {leaf} cannot be read: ")
+    assert not view.why_set_aside("second")
+    assert (view.jobs["first"].plan, view.jobs["first"].phase) == (before.plan, before.phase)
+    assert "first" not in {command.job for command in decide(view, now=100.0).commands}
+    put(view, Keys.of("first", "desired"), b'{"state":"cancelled","request":9}', 10**6 + 1)
+    put(view, Keys.of("second", "desired"), b'{"state":"cancelled","request":9}', 10**6 + 2)
+    decision = decide(view, now=100.0)
+    expected = {"first", "second"} if leaf == "desired" else {"second"}
+    assert {command.job for command in decision.commands if command.job} == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "record"),
+    [
+        (Keys.USAGE, UsageRecord(seconds={"bob": 1e308})),
+        (Keys.USAGE, UsageRecord(seconds={"b" * 10_000: 1.0})),
+        (Keys.SHARES, SharesRecord(weights={"bob": 1e-320})),
+        (Keys.SHARES, SharesRecord(weights={"bob": 1e300})),
+        (Keys.SHARES, SharesRecord(weights={"bob": -1.0})),
+        (Keys.SHARES, SharesRecord(slice_s=1e308)),
+        (Keys.SHARES, SharesRecord(half_life_s=0.0)),
+    ],
+)
+def test_absurd_shares_and_use_decide_nothing(key: str, record: object) -> None:
+    """They are set aside, every user counts alike, and jobs of all users are decided about."""
+    view = view_of(HISTORY)
+    put(view, Keys.USAGE, encode(UsageRecord(seconds={"bob": 50.0})), 10**6 - 2)
+    for user in ("alice", "bob"):
+        spec = SpecRecord(spec=small_spec(user), uid=user, submitted_by=f"{user}@host")
+        put(view, Keys.of(user, "spec"), encode(spec), 10**6 - 1)
+    put(view, key, encode(record))
+    decision = decide(view, now=100.0)
+    assert {command.job for command in decision.commands if command.job} >= {"alice", "bob"}
+    assert not decision.broken
+    assert key in view.unreadable
+
+
+LONG_FACT = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason="no " * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("key", "record"),
+    [
+        (Keys.reach("a"), ReachRecord(incarnation="a-1", facts=(LONG_FACT,))),
+        (Keys.reach("a"), ReachRecord(incarnation="a-1", facts=(replace(LONG_FACT, reason="", address="b" * 10_000),))),
+        (Keys.reach("a"), ReachRecord(incarnation="a-1", facts=(replace(LONG_FACT, reason=""),) * 20_001)),
+        (Keys.node("a"), replace(NODE, site="x" * 10_000)),
+        (Keys.node("a"), replace(NODE, workers=(WorkerPort(device_index=0, address="a:1", incarnation="w"),) * 2)),
+        (Keys.node("a"), replace(NODE, workers=(WorkerPort(device_index=1, address="a:1", incarnation="w"),))),
+    ],
+)
+def test_what_a_node_says_of_ports_has_an_end(key: str, record: object) -> None:
+    """No reason fills a job's record, and nobody dials more workers of a node than it has devices."""
+    view = ClusterView()
+    put(view, key, encode(record))
+    assert key in view.unreadable
+
+
+def test_devices_of_a_job_that_is_set_aside_stay_its_own() -> None:
+    """Both nodes are in use; the first job's plan becomes garbage: a third job gets no device of it."""
+    view = view_of(HISTORY)
+    put(view, Keys.of("first", "plan"), GARBAGE)
+    put(view, Keys.of("third", "spec"), encode(SpecRecord(spec=small_spec("third"), uid="u")), 10**6 + 1)
+    offered = [command for command in decide(view, now=100.0).commands if isinstance(command, Transaction)]
+    assert not any(Keys.of("third", "next") in command.puts for command in offered)
+
+
+def test_agents_leave_a_job_that_is_set_aside_as_it_is() -> None:
+    """A worker computes a stage: it is not released, whichever key of the job is garbage."""
+    plan = PlanRecord(generation=1, timeline=1)
+    for leaf in ("spec", "plan", "phase"):
+        view = ClusterView()
+        put(view, Keys.of("j", "spec"), encode(SpecRecord(spec=small_spec("j"))), 1)
+        put(view, Keys.of("j", "plan"), encode(plan), 2)
+        assert next_steps(view, node(RUNNING)), "without garbage the worker, which no plan names, is released"
+        put(view, Keys.of("j", leaf), GARBAGE, 3)
+        assert next_steps(view, node(RUNNING)) == []
+
+
+def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> None:
+    """Its jobs wait one lease for it; its own record brings it back; its death is quiet."""
+    view = view_of(HISTORY)
+    put(view, Keys.node("a"), GARBAGE)
+    assert "a" not in view.nodes
+    assert Keys.node("a") in view.unreadable
+    soon, late = decide(view, now=2.0), decide(view, now=10.0)
+    assert not any("recovering" in str(command) for command in soon.commands)
+    assert any("recovering" in str(command) for command in late.commands)
+    put(view, Keys.node("a"), encode(replace(NODE, name="a")), 10**6 + 1)
+    assert "a" in view.nodes
+    put(view, Keys.node("a"), GARBAGE, 10**6 + 2)
+    put(view, Keys.node("a"), None, 10**6 + 3)
+    assert not view.unreadable
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (replace(NODE, name="b"), "names itself node 'b'"),
+        (replace(NODE, devices=(Device(kind="cpu", index=7),)), "its device 0 has index 7"),
+        (replace(NODE, devices=(Device(kind="cpu", speed=0.0),)), "impossible speed"),
+        (replace(NODE, devices=(Device(kind="cpu", memory_bytes=-1),)), "impossible speed or memory"),
+    ],
+)
+def test_a_node_that_makes_no_sense_is_set_aside(record: NodeRecord, reason: str) -> None:
+    """Well-formed, and poison for every plan."""
+    view = ClusterView()
+    put(view, Keys.node("a"), encode(record))
+    assert not view.nodes
+    assert reason in view.unreadable[Keys.node("a")].reason
+
+
+def test_a_probe_that_makes_no_sense_is_set_aside() -> None:
+    """No bytes a second: a plan would divide by it."""
+    view, standstill = ClusterView(), LinkProbe(round_trip_s=0.1, bytes_per_s=0)
+    put(view, Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={"b": standstill})))
+    assert not view.probes
+
+
+def test_two_spellings_of_one_key_do_not_take_turns() -> None:
+    """`workers/1/0` beside `workers/00000001/0000`: the second is the daemons' own."""
+    view = view_of(HISTORY)
+    workers = dict(view.jobs["first"].workers)
+    put(view, "/headway/jobs/first/workers/1/0", encode(next(iter(workers.values()))))
+    put(view, "/headway/jobs/first/workers/1/0", None, 10**6 + 1)
+    assert view.jobs["first"].workers == workers
+
+
+def test_records_carry_the_version_of_their_format() -> None:
+    """Absent means 1; a newer one is an error of its own; new fields alone are none."""
+    raw = encode(PhaseRecord(reason="x"))
+    assert msgspec.json.decode(raw)["format"] == 1
+    assert decode(raw, PhaseRecord) == decode(msgspec.json.encode(PhaseRecord(reason="x")), PhaseRecord)
+    assert decode(b'{"format":1,"reason":"x","new":3}', PhaseRecord).reason == "x"
+    with pytest.raises(NewerFormatError, match="in format 2; this one reads up to 1"):
+        decode(b'{"reason":"x","format":2}', PhaseRecord)
+
+
+def test_a_key_that_is_no_text_comes_back_as_it_was() -> None:
+    """There and back, in transactions too; printed, nothing of it reaches a terminal."""
+    raw = b"/headway/\xff\x1b[2J"
+    assert to_bytes(to_text(raw)) == raw
+    request = transaction_request((Compare.absent(to_text(raw)),), (Put(to_text(raw), b""),))
+    assert request.compare[0].key == request.success[0].request_put.key == raw
+    assert printable_name(to_text(raw)) == "/headway/\\udcff\\u001b[2J"

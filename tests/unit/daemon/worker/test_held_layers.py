@@ -1,0 +1,69 @@
+"""A stage loads the files that its start names: of one boundary, one timeline and one job, and no others."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.daemon.worker.held_layers import HeldSession, load_stage
+from headway.proto.control_pb2 import LayerSource, StageAssignment, Start
+from headway.stages.errors import DamagedFileError
+from headway.stages.ids import Boundary, Timeline
+from headway.stages.state.journal import Journal
+from headway.stages.state.layer_file import SUFFIX, write_journal, write_layer
+from tests.unit.stages.stage.pipeline import Pipeline, initial_layers, make_job, with_train
+
+JOB = make_job(with_train(batches=4))
+PARTS = (*JOB.layers, "journal")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Boundary 2 of timelines 1 and 3, which differ: the weights of timeline 3 began with another seed."""
+    found = {}
+    for timeline, seed in ((1, 7), (3, 8)):
+        found[timeline] = tmp_path_factory.mktemp(f"timeline-{timeline}")
+        layers, journal = initial_layers(make_job(JOB.train, seed=seed)), Journal()
+        pipeline = Pipeline(JOB, layers, journal, num_stages=1, generation=timeline)
+        pipeline.stop_all_at(2)
+        pipeline.run()
+        for name, layer in layers.items():
+            path = found[timeline] / f"{name}{SUFFIX}"
+            write_layer(path, layer, job="tiny", train=JOB.train, timeline=Timeline(timeline))
+        path = found[timeline] / f"journal{SUFFIX}"
+        write_journal(path, journal, job="tiny", boundary=Boundary(2), train=JOB.train, timeline=Timeline(timeline))
+    return found
+
+
+def start(paths: dict[str, Path], *, source_timeline: int) -> Start:
+    """Generation 4 begins at boundary 2, on a timeline of its own, with one stage."""
+    return Start(
+        job_name="tiny",
+        generation=4,
+        timeline=4,
+        source_timeline=source_timeline,
+        boundary=2,
+        stage=StageAssignment(index=0, num_stages=1, layers=JOB.layers),
+        sources=[LayerSource(layer=part, path=str(path)) for part, path in paths.items()],
+    )
+
+
+def load(order: Start) -> dict[str, torch.Tensor]:
+    """Every tensor by layer and name; the journal's losses too."""
+    layers, journal = load_stage(order, JOB, session=HeldSession(), device=torch.device("cpu"))
+    assert journal is not None
+    tensors = {f"{name}/{key}": tensor for name, layer in layers.items() for key, tensor in layer.tensors().items()}
+    return tensors | {"losses": journal.tensors()["losses"]}
+
+
+def test_a_start_never_mixes_two_timelines(folders: dict[int, Path]) -> None:
+    """Each timeline's files load as they are, and differ; with any one of the other's among them, none does."""
+    whole = {timeline: {part: folders[timeline] / f"{part}{SUFFIX}" for part in PARTS} for timeline in (1, 3)}
+    ours, theirs = (load(start(whole[timeline], source_timeline=timeline)) for timeline in (1, 3))
+    assert ours.keys() == theirs.keys()
+    assert not torch.equal(ours["losses"], theirs["losses"])
+    for part in PARTS:
+        mixed = whole[1] | {part: whole[3][part]}
+        with pytest.raises(DamagedFileError, match="of timeline 3, and timeline 1 was asked for") as caught:
+            load(start(mixed, source_timeline=1))
+        assert str(whole[3][part]) in str(caught.value)

@@ -1,0 +1,222 @@
+"""When a worker counts as dead though its process is there. The clock is the test's."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from headway.daemon.agent.steps import OrderPrepare
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.records import PlanRecord, StagePlan
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.workers.liveness import (
+    ANSWER_TIMEOUT_S,
+    BUSY_SILENCE_S,
+    FIRST_OPERATION_BATCHES,
+    FIRST_OPERATION_S,
+    HELLO_TIMEOUT_S,
+    IDLE_SILENCE_S,
+    LOADING_S,
+    MIN_STANDSTILL_S,
+    PREPARING_STANDSTILL_S,
+    SERVING_SILENCE_S,
+    Beat,
+    Liveness,
+    StallWatch,
+)
+from headway.daemon.workers.order_messages import loading_s, order_message
+from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
+from headway.stages.spec import ModelSpec, TrainSpec
+
+OF = JobGeneration("j", 3)
+IDLE = WorkerStatus(device_index=0, incarnation="w", pid=7, address="a:1")
+PREPARED = IDLE.ordered(OrderKind.PREPARE, OF).did_prepare(OF)
+RUNNING = PREPARED.ordered(OrderKind.START, OF).did_start(OF)
+ALONE = StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed", "head"), depth=4)
+
+
+def beat(
+    num_operations: int,
+    *,
+    is_runnable: bool = True,
+    typical_s: float = 0.1,
+    expected_s: float | None = None,
+    num_steps: int = 0,
+) -> Beat:
+    """A heartbeat in batch 12. expected_s: as any operation if None."""
+    return Beat(
+        of=OF,
+        num_operations=num_operations,
+        is_runnable=is_runnable,
+        typical_s=typical_s,
+        batch=12,
+        expected_s=typical_s if expected_s is None else expected_s,
+        num_steps=num_steps,
+    )
+
+
+def first_complaint(liveness: Liveness, status: WorkerStatus, *, beats: Beat | None = None, until_s: float) -> float:
+    """The second at which a worker is first complained of, asked every half second; -1: never."""
+    for tick in range(int(until_s * 2) + 1):
+        now = tick / 2
+        if beats is not None and tick % 2 == 0:
+            liveness.felt(beats, now)
+        if liveness.complaint(status, now):
+            return now
+    return -1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "limit_s"),
+    [
+        (WorkerStatus(device_index=0), HELLO_TIMEOUT_S),
+        (IDLE, IDLE_SILENCE_S),
+        (PREPARED, SERVING_SILENCE_S),
+        (RUNNING, SERVING_SILENCE_S),
+    ],
+)
+def test_silence_is_borne_for_as_long_as_what_the_worker_does_needs(status: WorkerStatus, limit_s: float) -> None:
+    """Nothing is heard from the start on: the complaint comes at the limit, not before."""
+    assert first_complaint(Liveness(0.0), status, until_s=limit_s + 5) == limit_s
+
+
+def test_a_worker_that_loads_may_be_silent_for_longer() -> None:
+    """Start is not answered yet."""
+    liveness = Liveness(0.0)
+    liveness.ordered(OrderKind.START, OF, 0.0)
+    assert first_complaint(liveness, PREPARED.ordered(OrderKind.START, OF), until_s=60) == BUSY_SILENCE_S
+
+
+def test_a_run_that_stands_still_is_noticed() -> None:
+    """Heartbeats come, an operation could run, and none is done: with quick operations after 5 s."""
+    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40), until_s=60) == MIN_STANDSTILL_S
+
+
+def test_slow_operations_have_twenty_times_their_time() -> None:
+    """An operation takes 2 s: 40 s without one are too long."""
+    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40, typical_s=2.0), until_s=60) == 40.0
+
+
+def test_the_first_operation_may_compile() -> None:
+    """None is done yet, so nobody knows how long one takes."""
+    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(0, typical_s=0.0), until_s=200) == FIRST_OPERATION_S
+
+
+def test_an_update_of_a_minute_that_moves_on_stands_not_still() -> None:
+    """Forwards take 10 ms. The update has one more matrix every 4 s, and no operation is done for five minutes."""
+    liveness = Liveness(0.0)
+    for second in range(300):
+        liveness.felt(beat(40, typical_s=0.01, expected_s=0.0, num_steps=second // 4), float(second))
+        assert liveness.complaint(RUNNING, float(second)) == ""
+
+
+def test_the_first_update_may_take_as_long_as_the_first_operation() -> None:
+    """Forwards were done, an update was not: its own first time counts. The second one has twenty times the first's."""
+    first, second = beat(40, typical_s=0.01, expected_s=0.0), beat(80, typical_s=0.01, expected_s=2.0)
+    assert first_complaint(Liveness(0.0), RUNNING, beats=first, until_s=200) == FIRST_OPERATION_S
+    assert first_complaint(Liveness(0.0), RUNNING, beats=second, until_s=200) == 40.0
+
+
+def test_the_first_operation_of_a_slow_plan_has_longer() -> None:
+    """A batch is predicted to take 100 s: nobody knows which part of that one operation is."""
+    liveness = Liveness(0.0)
+    liveness.ordered(OrderKind.START, OF, 0.0, batch_s=100.0)
+    found = first_complaint(liveness, RUNNING, beats=beat(0, typical_s=0.0), until_s=900)
+    assert found == FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * 100.0
+
+
+def test_progress_is_no_standstill() -> None:
+    """One operation every 4 s, for two minutes."""
+    liveness = Liveness(0.0)
+    for second in range(120):
+        liveness.felt(beat(second // 4), float(second))
+        assert liveness.complaint(RUNNING, float(second)) == ""
+
+
+def test_who_waits_for_a_neighbour_does_not_stand_still() -> None:
+    """No operation could run; and when one can again, the time begins then."""
+    liveness = Liveness(0.0)
+    assert first_complaint(liveness, RUNNING, beats=beat(40, is_runnable=False), until_s=60) == -1.0
+    for second in range(61, 66):
+        liveness.felt(beat(40), float(second))
+        assert liveness.complaint(RUNNING, float(second)) == ""
+    liveness.felt(beat(40), 66.0)
+    assert "stood still for 5 s in batch 12" in liveness.complaint(RUNNING, 66.0)
+
+
+@pytest.mark.parametrize("kind", [OrderKind.START, OrderKind.WRITE])
+def test_loading_and_writing_have_their_own_deadline(kind: OrderKind) -> None:
+    """Heartbeats come and no operation is done, until the answer is overdue."""
+    liveness = Liveness(0.0)
+    liveness.ordered(kind, OF, 0.0)
+    found = first_complaint(liveness, RUNNING.ordered(kind, OF), beats=beat(40), until_s=400)
+    assert found == ANSWER_TIMEOUT_S[kind]
+
+
+def test_a_worker_with_much_state_has_longer_to_load_and_to_write() -> None:
+    """80 GB of state at 20 MB/s: the kill comes after that, and not after five minutes."""
+    model = ModelSpec(num_hidden_layers=8, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
+    job, layers = JobSpec(job=JobSection(name="j"), model=model), ("block.0", "block.1", "block.2", "block.3")
+    small = loading_s(JobSpec(job=JobSection(name="j")), ("block.0",))
+    assert LOADING_S < small < LOADING_S + 5.0
+    assert loading_s(job, layers) > LOADING_S + 1000.0
+    assert loading_s(job, layers) - LOADING_S == pytest.approx(4 * (loading_s(job, layers[:1]) - LOADING_S))
+
+
+def test_a_worker_that_compiles_has_longer() -> None:
+    """Prepare of a job that compiles: alive all the time, it is given ten minutes in place of two, and told so."""
+    spec = JobSpec(job=JobSection(name="j"), train=TrainSpec(compile=True))
+    step = OrderPrepare(0, OF, 0, PlanRecord(generation=OF.generation, timeline=1, stages=(ALONE,)), "")
+    given: list[float] = []
+    for compiles in (False, True):
+        job = replace(spec, train=replace(spec.train, compile=compiles))
+        order = order_message(step, lambda _, job=job: job, cast(StateStore, None), Path)  # type: ignore[misc]
+        liveness = Liveness(0.0)
+        liveness.ordered(order.kind, OF, 0.0, within_s=order.within_s)
+        given.append(first_complaint(liveness, IDLE.ordered(OrderKind.PREPARE, OF), beats=beat(0), until_s=700))
+    assert given == [120.0, 600.0]
+    assert "did not answer the order prepare within 600 s" in liveness.complaint(IDLE.ordered(order.kind, OF), 600.0)
+
+
+def test_a_hung_run_that_is_to_prepare_the_next_plan_is_noticed_too() -> None:
+    """It obeys Prepare between two operations, which it never comes to."""
+    liveness, later = Liveness(0.0), JobGeneration("j", 4)
+    liveness.ordered(OrderKind.PREPARE, later, 0.0)
+    status = RUNNING.ordered(OrderKind.PREPARE, later)
+    assert first_complaint(liveness, status, beats=beat(40), until_s=60) == PREPARING_STANDSTILL_S
+
+
+def test_heartbeats_of_another_generation_say_nothing_about_this_one() -> None:
+    """The worker was just started anew: the old counter stands still of course."""
+    liveness = Liveness(0.0)
+    old = replace(beat(40), of=JobGeneration("j", 2))
+    assert first_complaint(liveness, RUNNING, beats=old, until_s=60) == -1.0
+
+
+def test_answered_orders_have_no_deadline_any_more() -> None:
+    """Start was answered; five minutes later nobody complains."""
+    liveness = Liveness(0.0)
+    liveness.ordered(OrderKind.START, OF, 0.0)
+    for second in range(400):
+        liveness.felt(beat(second), float(second))
+        assert liveness.complaint(RUNNING, float(second)) == ""
+
+
+def test_a_daemon_that_was_stopped_itself_judges_nobody_for_it() -> None:
+    """Stopped for an hour with Start unanswered: every clock starts anew, and the order keeps the time it had left."""
+    stalls, liveness = StallWatch(0.0), Liveness(0.0)
+    status = PREPARED.ordered(OrderKind.START, OF)
+    liveness.ordered(OrderKind.START, OF, 0.0)
+    assert stalls.tick(0.5) == 0.0
+    assert stalls.tick(2.9) == 0.0
+    stalled_s = stalls.tick(3600.0)
+    assert stalled_s == pytest.approx(3596.6)
+    liveness.overslept(stalled_s, 3600.0)
+    assert liveness.complaint(status, 3600.0 + BUSY_SILENCE_S - 0.5) == ""
+    assert "said nothing" in liveness.complaint(status, 3600.0 + BUSY_SILENCE_S)
+    for second in range(3601, 3896):
+        liveness.felt(beat(0), float(second))
+        assert liveness.complaint(status, float(second)) == ""
+    liveness.felt(beat(0), 3897.0)
+    assert "did not answer the order start within 300 s" in liveness.complaint(status, 3897.0)

@@ -1,0 +1,201 @@
+"""Token shards are opened only when they are what the job names, and windows are a function of their place alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.tokens import Shard, TokenShards, combined_sha256, read_index
+from headway.stages.errors import DataError
+
+MakeShards = Callable[..., Path]
+
+
+@pytest.fixture
+def make_shards(tmp_path: Path) -> MakeShards:
+    """Write tokens 0, 1, 2 … into a folder, so that a window tells where it lies."""
+
+    def make(num_tokens: int, *, vocab_size: int = 65536, shard_tokens: int = 1 << 20, name: str = "data") -> Path:
+        with writing_shards(tmp_path / name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
+            writer.append(np.arange(num_tokens))
+        return tmp_path / name
+
+    return make
+
+
+def draw(shards: TokenShards, batch: int = 0, microbatch: int = 0, *, seed: int = 1, size: int = 3) -> torch.Tensor:
+    return shards.microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=16)[0]
+
+
+def test_targets_are_the_inputs_one_token_on(make_shards: MakeShards) -> None:
+    """Both are int64 [size, length], contiguous; each row counts upwards through the stream."""
+    shards = TokenShards.open(make_shards(1000))
+    inputs, targets = shards.microbatch(seed=1, batch=2, microbatch=3, size=5, length=16)
+    assert inputs.shape == targets.shape == (5, 16)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
+    assert torch.equal(targets, inputs + 1)
+    assert torch.equal(inputs, inputs[:, :1] + torch.arange(16))
+
+
+def test_a_window_depends_on_its_place_and_nothing_else(make_shards: MakeShards) -> None:
+    """Drawn again, in another order, by another opening, in a larger microbatch: the same rows."""
+    folder = make_shards(5000)
+    shards = TokenShards.open(folder)
+    expected = draw(shards, 4, 2)
+    other = TokenShards.open(folder)
+    draw(other, 9, 9)
+    assert torch.equal(draw(other, 4, 2), expected)
+    assert torch.equal(draw(other, 4, 2, size=8)[:3], expected)
+
+
+def test_seed_batch_microbatch_and_row_each_choose_another_window(make_shards: MakeShards) -> None:
+    """One number changed: another first token; also (1, 23) against (12, 3)."""
+    shards = TokenShards.open(make_shards(60000))
+    starts = [
+        *draw(shards, 1, 23)[:, 0].tolist(),
+        *draw(shards, 12, 3)[:, 0].tolist(),
+        *draw(shards, 1, 24)[:, 0].tolist(),
+        *draw(shards, 1, 23, seed=2)[:, 0].tolist(),
+    ]
+    assert len(set(starts)) == len(starts)
+
+
+def test_the_windows_are_these(make_shards: MakeShards) -> None:
+    """Golden values: whoever changes them changes every run that was ever made."""
+    assert draw(TokenShards.open(make_shards(60000)), 5, 1, seed=7)[:, 0].tolist() == [19348, 31824, 55078]
+
+
+def test_seams_between_shards_do_not_show(make_shards: MakeShards) -> None:
+    """The same stream as one file and as files of 7 tokens, shorter than a window: the same microbatches."""
+    one = TokenShards.open(make_shards(200, name="one"))
+    many = TokenShards.open(make_shards(200, shard_tokens=7, name="many"))
+    assert len(many.index.shards) == 29
+    for batch in range(20):
+        assert torch.equal(draw(one, batch), draw(many, batch))
+
+
+def test_every_start_occurs_up_to_the_last(make_shards: MakeShards) -> None:
+    """20 tokens hold windows of 16 + 1 at 0, 1, 2 and 3; all come up, the last target is the last token."""
+    shards = TokenShards.open(make_shards(20))
+    starts = {int(start) for batch in range(40) for start in draw(shards, batch)[:, 0]}
+    assert starts == {0, 1, 2, 3}
+
+
+def test_a_stream_of_one_window_gives_that_window(make_shards: MakeShards) -> None:
+    """17 tokens, length 16: the one window there is."""
+    assert draw(TokenShards.open(make_shards(17)))[:, 0].tolist() == [0, 0, 0]
+
+
+def test_a_stream_shorter_than_a_window_is_refused(make_shards: MakeShards) -> None:
+    """16 tokens, length 16: the last input would have no target."""
+    with pytest.raises(DataError, match="too few"):
+        draw(TokenShards.open(make_shards(16)))
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")]
+)
+def test_tokens_take_the_narrowest_type(make_shards: MakeShards, vocab_size: int, dtype: str) -> None:
+    """The largest token of a vocabulary survives in its file."""
+    folder = make_shards(200, vocab_size=vocab_size, name="filler")
+    with writing_shards(folder.parent / "top", vocab_size=vocab_size) as writer:
+        writer.append(np.full(40, vocab_size - 1))
+    shards = TokenShards.open(folder.parent / "top")
+    assert shards.index.dtype == dtype
+    assert draw(shards).tolist() == [[vocab_size - 1] * 16] * 3
+
+
+def test_other_data_than_the_job_names_is_refused(make_shards: MakeShards) -> None:
+    """The right name opens; any other does not, even without reading the bytes."""
+    folder = make_shards(100)
+    name = read_index(folder).sha256
+    assert TokenShards.open(folder, expected_sha256=name).num_tokens == 100
+    with pytest.raises(DataError, match="was asked for"):
+        TokenShards.open(folder, expected_sha256="0" * 64, verify=False)
+
+
+def test_a_changed_byte_is_refused(make_shards: MakeShards) -> None:
+    """One bit flipped in the second of three shards: verification names that file; skipping it is a choice."""
+    folder = make_shards(90, shard_tokens=30)
+    victim = folder / "shard-00001.bin"
+    raw = bytearray(victim.read_bytes())
+    raw[5] ^= 1
+    victim.write_bytes(raw)
+    with pytest.raises(DataError, match=r"shard-00001\.bin: was changed or damaged"):
+        TokenShards.open(folder)
+    assert TokenShards.open(folder, verify=False).num_tokens == 90
+
+
+def test_a_truncated_shard_is_refused_even_unverified(make_shards: MakeShards) -> None:
+    """A shard one byte short: the sizes are named."""
+    folder = make_shards(90)
+    victim = folder / "shard-00000.bin"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"has 179 bytes where shards\.json says 180"):
+        TokenShards.open(folder, verify=False)
+
+
+def test_a_missing_shard_is_refused(make_shards: MakeShards) -> None:
+    """The file is gone: it is named."""
+    folder = make_shards(90)
+    (folder / "shard-00000.bin").unlink()
+    with pytest.raises(DataError, match=r"shard-00000\.bin: this shard is missing"):
+        TokenShards.open(folder)
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
+    """An empty folder and none at all: no token shards here."""
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(DataError, match="no token shards here"):
+            TokenShards.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("dtype", "uint32", "does not fit"),
+        ("dtype", "float32", "is not one of"),
+        ("format", 2, "format 2 is not known"),
+        ("shards", [], "does not fit"),
+        ("shards", 3, "cannot be read"),
+        ("shards", [{"file": "../x.bin", "num_tokens": 1, "sha256": ""}], "not a plain file name"),
+    ],
+)
+def test_an_edited_index_is_refused(make_shards: MakeShards, field: str, value: object, reason: str) -> None:
+    """Another dtype or list of shards under the same hash would be other tokens under the same name."""
+    folder = make_shards(100)
+    file = folder / "shards.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(DataError, match=reason):
+        TokenShards.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("sha256", "../../../outside", "is no SHA-256"),
+        ("sha256", "A" * 64, "is no SHA-256"),
+        ("num_tokens", -1, "has -1 tokens"),
+        ("file", "..", "not a plain file name"),
+        ("file", "", "not a plain file name"),
+        ("file", "a\0b", "not a plain file name"),
+    ],
+)
+def test_an_index_that_fits_its_hash_is_still_foreign(
+    make_shards: MakeShards, field: str, value: object, reason: str
+) -> None:
+    """Whoever names a job's data makes its index too: names and hashes in it become paths on each node."""
+    folder = make_shards(100)
+    file = folder / "shards.json"
+    index = json.loads(file.read_text())
+    index["shards"][0][field] = value
+    index["sha256"] = combined_sha256(index["dtype"], [Shard(**shard) for shard in index["shards"]])
+    file.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=reason):
+        read_index(folder)

@@ -1,0 +1,87 @@
+"""Compiled layers: their own arithmetic, the same in the plain loop and on any cut; and what a machine without a
+compiler says."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.stages.errors import CompilationError
+from headway.stages.model import compilation
+from headway.stages.model.compilation import compile_ahead
+from headway.stages.model.determinism import configure
+from headway.stages.state.journal import Journal
+from tests.unit.stages.stage.pipeline import EF, MODEL, TRAIN, Pipeline, initial_layers, make_job, with_train
+from tests.unit.stages.stage.test_exactness import assert_exact
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiles with g++")
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing was compiled before, and nothing is left."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compilation, "_compiled_for", None)
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("own_code")
+@pytest.mark.parametrize(("dtype", "recompute"), [("float32", "none"), ("bfloat16", "block")])
+def test_compiled_layers_have_the_bits_of_the_compiled_loop_on_any_cut(dtype: str, recompute: str) -> None:
+    """One to five stages, every graph kept or the blocks' computed again → the losses and weights of the reference,
+    with one compilation of each kind of layer, all of them ahead."""
+    job = make_job(with_train(compile=True, dtype=dtype, recompute=recompute, batches=3), EF)
+    configure(job.train, CPU)
+    compile_ahead(job.layers, job.model, job.train, CPU)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for num_stages in (1, 2, 5):
+            layers, journal = initial_layers(job), Journal()
+            Pipeline(job, layers, journal, num_stages=num_stages).run()
+            assert_exact(job, layers, journal)
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No C++ compiler on the path, no triton beside a CUDA device → one line that names it."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompilationError, match=r"^train.compile: a CPU needs a C\+\+ compiler, .* no no-such-compiler"):
+        compile_ahead(["embed"], MODEL, TRAIN, CPU)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(CompilationError, match="needs the package triton"):
+        compile_ahead(["embed"], MODEL, TRAIN, torch.device("cuda", 0))
+
+
+def test_each_kind_is_compiled_once_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named kinds first, then the others, nothing twice; another job → everything again."""
+    ran: list[str] = []
+    monkeypatch.setattr(compilation, "_compiled_for", None)
+    monkeypatch.setattr(compilation, "_check_compiler", lambda _device: None)
+    monkeypatch.setattr(compilation, "_run_once", lambda name, *_: ran.append(name.partition(".")[0]))
+    compile_ahead(["head", "block.2"], MODEL, TRAIN, CPU)
+    compile_ahead(["embed", "block.0"], MODEL, TRAIN, CPU)
+    assert ran == ["block", "head", "embed"]
+    compile_ahead(["block.1"], MODEL, replace(TRAIN, sequence_length=16), CPU)
+    assert ran[3:] == ["block", "embed", "head"]
+
+
+def test_only_what_is_computed_here_has_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that does not compile → no word as long as it is elsewhere; then one line, each time it is asked for."""
+
+    def runs(name: str, *_: object) -> None:
+        if name == "head":
+            raise RuntimeError("\nno space left\nand a long story")
+
+    monkeypatch.setattr(compilation, "_compiled_for", None)
+    monkeypatch.setattr(compilation, "_check_compiler", lambda _device: None)
+    monkeypatch.setattr(compilation, "_run_once", runs)
+    compile_ahead(["block.0"], MODEL, TRAIN, CPU)
+    for _ in range(2):
+        with pytest.raises(CompilationError) as caught:
+            compile_ahead(["head"], MODEL, TRAIN, CPU)
+        assert str(caught.value) == "train.compile: head cannot be compiled here: no space left"

@@ -1,0 +1,148 @@
+"""Pipelines of every kind and size, for tests that try many of them."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from headway.stages.schedule.schedule import (
+    ScheduleName,
+    StageSchedule,
+    depths_with_slack,
+    replica_depth,
+    schedule_depth,
+)
+from headway.stages.schedule.simulator import LinkTimes, Simulation, SnapshotTimes, StageTimes, StopRequest, simulate
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline and what happens to it. Schedules and times: of each worker."""
+
+    schedule: ScheduleName
+    schedules: tuple[StageSchedule, ...]
+    times: tuple[StageTimes, ...]
+    links: tuple[LinkTimes, ...]
+    sibling_links: tuple[LinkTimes, ...] = ()
+    jitter: float = 0.0
+    seed: int = 0
+    stop: StopRequest | None = None
+    snapshots: SnapshotTimes | None = None
+
+    def simulate(self) -> Simulation:
+        return simulate(
+            self.schedules,
+            self.times,
+            links=self.links,
+            sibling_links=self.sibling_links,
+            jitter=self.jitter,
+            seed=self.seed,
+            stop=self.stop,
+            snapshots=self.snapshots,
+        )
+
+
+def stage_schedules(
+    schedule: ScheduleName,
+    num_microbatches: int,
+    num_stages: int,
+    *,
+    num_batches: int,
+    round_trips: tuple[float, ...] = (),
+    has_clip: bool = False,
+    num_groups: int = 1,
+    first_batch: int = 0,
+) -> tuple[StageSchedule, ...]:
+    """The schedule of every stage, with slack; round_trips: of each link, in microbatch times."""
+    needed = [
+        schedule_depth(schedule, num_microbatches, num_stages, s, sum(round_trips[s:])) for s in range(num_stages)
+    ]
+    depths = depths_with_slack(schedule, needed, num_microbatches)
+    return tuple(
+        StageSchedule(
+            delay=1 if schedule == "2bw" else 0,
+            depth=depths[s],
+            warmup=num_microbatches if schedule == "gpipe" and s == num_stages - 1 else 1,
+            num_microbatches=num_microbatches,
+            num_groups=num_groups,
+            is_first=s == 0,
+            is_last=s == num_stages - 1,
+            first_batch=first_batch,
+            num_batches=num_batches,
+            has_clip=has_clip,
+        )
+        for s in range(num_stages)
+    )
+
+
+def shared(schedule: StageSchedule, parts: list[tuple[int, ...]], *, is_gpipe: bool) -> list[StageSchedule]:
+    """A stage's schedule as those of its replicas, which hold these groups."""
+    if len(parts) == 1:
+        return [schedule]
+    replicas = [replace(schedule, groups=groups) for groups in parts]
+    m, depth = schedule.num_microbatches, schedule.depth
+    return [
+        replica
+        if is_gpipe
+        else replace(replica, depth=replica_depth(depth, num_held=len(replica.held_microbatches), num_microbatches=m))
+        for replica in replicas
+    ]
+
+
+@st.composite
+def shares(draw: st.DrawFn, num_groups: int) -> list[tuple[int, ...]]:
+    """The groups of each of a stage's replicas, however many and whichever; sorted by the first."""
+    holders = [draw(st.integers(0, 2)) for _ in range(num_groups)]
+    return sorted(tuple(k for k in range(num_groups) if holders[k] == holder) for holder in set(holders))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Up to 6 stages of up to 3 workers, and 12 microbatches; any times, latencies, update times; with and without
+    clip, stop, snapshot.
+    """
+    p, m = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    seconds = st.floats(0.0, 8.0, allow_nan=False)
+    latencies = tuple(draw(seconds) for _ in range(p - 1))
+    names: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "2bw")
+    schedule = draw(st.sampled_from(names))
+    first_batch = draw(st.integers(0, 3))
+    num_groups = draw(st.integers(1, min(m, 4)))
+    of_stages = stage_schedules(
+        schedule,
+        m,
+        p,
+        num_batches=first_batch + draw(st.integers(0, 5)),
+        round_trips=tuple(2 * latency / 3 for latency in latencies),
+        has_clip=draw(st.booleans()),
+        num_groups=num_groups,
+        first_batch=first_batch,
+    )
+    has_replicas = draw(st.booleans())
+    schedules = tuple(
+        worker
+        for stage in of_stages
+        for worker in shared(
+            stage,
+            draw(shares(num_groups)) if has_replicas else [tuple(range(num_groups))],
+            is_gpipe=schedule == "gpipe",
+        )
+    )
+    delays = st.tuples(*(st.floats(0.0, 50.0) for _ in schedules))
+    stop = st.builds(StopRequest, at=st.floats(0.0, 200.0), delays=delays)
+    return Case(
+        schedule=schedule,
+        schedules=schedules,
+        times=tuple(
+            StageTimes(forward=draw(seconds), backward=draw(seconds), update=draw(seconds), clip=draw(seconds))
+            for _ in schedules
+        ),
+        links=tuple(
+            LinkTimes(latency=latency, bandwidth=draw(st.floats(1.0, 100.0)), frame_bytes=draw(st.integers(0, 50)))
+            for latency in latencies
+        ),
+        sibling_links=tuple(LinkTimes(latency=draw(seconds)) for _ in range(p)),
+        jitter=draw(st.sampled_from((0.0, 0.3, 3.0))),
+        seed=draw(st.integers(0, 2**32)),
+        stop=draw(st.none() | stop),
+        snapshots=draw(st.none() | st.builds(SnapshotTimes, every=st.integers(1, 3), seconds=st.floats(0.0, 200.0))),
+    )

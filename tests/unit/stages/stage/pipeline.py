@@ -1,0 +1,350 @@
+"""A whole pipeline in this process: one thread and one executor per worker, joined by local links."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.links.codec import Codec
+from headway.stages.links.coded_link import CodedLink
+from headway.stages.links.link import Link
+from headway.stages.schedule.schedule import Op, depths_with_slack, replica_depth, schedule_depth
+from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.stage.context import MicrobatchSource, StageContext
+from headway.stages.stage.executor import Executor
+from headway.stages.stage.links import StageLinks
+from headway.stages.stage.snapshot_interval import SnapshotInterval
+from headway.stages.stage.snapshots import Snapshots
+from headway.stages.state.journal import Journal
+from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
+from headway.stages.state.layer_state import LayerState
+from headway.stages.state.optimizer import OptimizerFactory
+from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
+from headway.stages.telemetry.goodput import Goodput
+from headway.stages.telemetry.history import Recorder
+from tests.fakes.local_link import LocalLink
+
+MODEL = ModelSpec(
+    num_hidden_layers=3,
+    hidden_size=16,
+    intermediate_size=24,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=32,
+)
+TRAIN = TrainSpec(schedule="2bw", batches=4, microbatches=4, microbatch_size=2, sequence_length=8)
+EF = OptimSpec(warmup_batches=2)
+ADAMW = OptimSpec(matrices=GroupSpec(name="adamw"), error_feedback=0.0, lr_schedule="wsd", warmup_batches=1)
+
+
+def make_job(train: TrainSpec = TRAIN, optim: OptimSpec = EF, *, seed: int = 7) -> JobSpec:
+    """A job of the tiny model."""
+    return JobSpec(job=JobSection(name="tiny", seed=seed), model=MODEL, train=train, optim=optim)
+
+
+class CountingTokens:
+    """Tokens that are a function of (seed, batch, microbatch), as those of the shards are."""
+
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
+        window = torch.randint(MODEL.vocab_size, (size, length + 1), generator=generator)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+@dataclass
+class Trace:
+    """A recorder that keeps what it is told."""
+
+    ops: list[tuple[Op, int, int]] = field(default_factory=list)
+
+    def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
+        assert started <= ended
+        self.ops.append((op, version, num_versions_live))
+
+
+def factory_of(job: JobSpec) -> OptimizerFactory:
+    return optimizer_factory(job.optim, num_batches=job.train.batches, delay=job.train.delay)
+
+
+def initial_layers(job: JobSpec) -> dict[str, LayerState]:
+    return {
+        name: LayerState.initial(
+            LayerName(name), job.model, job.train, seed=job.job.seed, device="cpu", optimizer_factory=factory_of(job)
+        )
+        for name in job.layers
+    }
+
+
+def cut(names: Sequence[str], num_stages: int) -> list[tuple[LayerName, ...]]:
+    """Contiguous slices, as equal as can be, the later ones the longer."""
+    edges = [len(names) * s // num_stages for s in range(num_stages + 1)]
+    return [tuple(LayerName(name) for name in names[a:b]) for a, b in pairwise(edges)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One worker of a pipeline."""
+
+    stage: int
+    replica: int
+    groups: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}" if not self.replica else f"stage {self.stage} worker {self.replica}"
+
+
+def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
+    """All workers of a pipeline, whose stages have so many replicas; groups are dealt out in turn, as in a plan."""
+    return [
+        Place(stage, replica, tuple(range(replica, num_groups, count)))
+        for stage, count in enumerate(replicas)
+        for replica in range(count)
+    ]
+
+
+class WatchedWriter(SnapshotWriter):
+    """A writer that can be asked."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot's tensors are still being read."""
+        return self._current is not None
+
+
+@dataclass
+class SnapshotPlan:
+    """Where, and how often, a pipeline's stages write snapshots."""
+
+    folder: Path
+    every: int = 1
+    on_file: Callable[[Snapshot, LayerName], None] = lambda _snapshot, _layer: None
+    writers: list[WatchedWriter] = field(default_factory=list)
+    live: tuple[LayerName, ...] = ()
+
+    def open(self, context: StageContext, inbox: SimpleQueue[object]) -> Snapshots:
+        """One stage's, with a writer of its own."""
+        self.writers.append(WatchedWriter(inbox, on_file=self.on_file))
+        interval = SnapshotInterval(self.every, 0)
+        return Snapshots(self.writers[-1], interval, context, folder=self.folder, live=self.live)
+
+
+class Pipeline:
+    """One generation of a job: `run()` takes every stage to the stop boundary."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        layers: Mapping[str, LayerState],
+        journal: Journal,
+        *,
+        num_stages: int,
+        replicas: Sequence[int] = (),
+        codecs: Sequence[Codec] = (),
+        more_layers: Callable[[], Mapping[str, LayerState]] | None = None,
+        generation: int = 1,
+        stop_after_batch: int | None = None,
+        recorders: Sequence[Recorder] | None = None,
+        snapshots: SnapshotPlan | None = None,
+        abort_after_batch: int | None = None,
+        goodputs: Sequence[Goodput] | None = None,
+        tokens: MicrobatchSource | None = None,
+    ) -> None:
+        """tokens: what the first stage reads; none: CountingTokens.
+
+        replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
+        lead; none: initial ones. codecs: of the cuts, the first ones first; further ones have none.
+        """
+        self.job, self.codecs = job, (Codec.NONE, *codecs, *[Codec.NONE] * num_stages)
+        self.places = places(job.train.reduction_groups, replicas or (1,) * num_stages)
+        of_stages = [[place for place in self.places if place.stage == s] for s in range(num_stages)]
+        self.copies = [(more_layers or (lambda: initial_layers(job)))() for _ in range(max(map(len, of_stages)) - 1)]
+        """Per replica that does not lead, all layers; each stage's workers use their own."""
+        self.abort_after_batch = abort_after_batch
+        self.snapshots = snapshots
+        self.ended: list[SnapshotEnded] = []
+        """What became of the snapshots, of all stages."""
+        self.inboxes: list[SimpleQueue[object]] = [SimpleQueue() for _ in self.places]
+        self.journal = journal
+        self.stop: Boundary | None = None
+        self.stop_after_batch = stop_after_batch
+        self.executors: list[Executor] = []
+        slices = self.slices = cut(job.layers, num_stages)
+        for worker, place in enumerate(self.places):
+            held = layers if place.replica == 0 else self.copies[place.replica - 1]
+            context = self._context(job, place, [other.groups for other in of_stages[place.stage]], slices)
+            context = replace(context, generation=Generation(generation), boundary=held[slices[0][0]].boundary)
+            is_first, is_last = place.stage == 0, place.stage == num_stages - 1
+            has_journal = is_last and place.replica == 0
+            self.executors.append(
+                Executor(
+                    context,
+                    [held[name] for name in context.layers],
+                    tokens=(tokens or CountingTokens()) if is_first else None,
+                    journal=journal if has_journal else None,
+                    links=self._links(place),
+                    inbox=self.inboxes[worker],
+                    handle=self._handler(worker),
+                    on_batch=(lambda row: self._batch_ended(row.batch)) if has_journal else None,
+                    recorder=recorders[worker] if recorders else None,
+                    goodput=goodputs[worker] if goodputs else None,
+                    snapshots=snapshots.open(context, self.inboxes[worker]) if snapshots else None,
+                    patience_s=20.0,
+                )
+            )
+
+    def _context(
+        self, job: JobSpec, place: Place, replica_groups: list[tuple[int, ...]], slices: list[tuple[LayerName, ...]]
+    ) -> StageContext:
+        num_microbatches = job.train.microbatches
+        schedule, p = job.train.schedule, len(slices)
+        needed = [schedule_depth(schedule, num_microbatches, p, s) for s in range(p)]
+        depth = depths_with_slack(schedule, needed, num_microbatches)[place.stage]
+        num_held = sum(i % job.train.reduction_groups in place.groups for i in range(num_microbatches))
+        return StageContext(
+            model=job.model,
+            train=job.train,
+            seed=job.job.seed,
+            job=job.job.name,
+            generation=Generation(1),
+            timeline=Timeline(1),
+            stage_index=StageIndex(place.stage),
+            num_stages=len(slices),
+            layers=slices[place.stage],
+            depth=replica_depth(depth, num_held=num_held, num_microbatches=num_microbatches),
+            boundary=Boundary(0),
+            device=torch.device("cpu"),
+            replica_groups=tuple(replica_groups) if len(replica_groups) > 1 else (),
+            replica_index=place.replica,
+            upstream_codec=self.codecs[place.stage],
+            downstream_codec=self.codecs[place.stage + 1],
+        )
+
+    def _links(self, place: Place) -> StageLinks:
+        """To every inbox that the worker has something to say to."""
+
+        def to_stage(stage: int) -> dict[int, Link]:
+            neighbours = [(worker, other) for worker, other in enumerate(self.places) if other.stage == stage]
+            codec = self.codecs[max(stage, place.stage)]
+            links: list[tuple[Link, tuple[int, ...]]] = []
+            for worker, other in neighbours:
+                local: Link = LocalLink(str(other), self.inboxes[worker])
+                links.append((CodedLink(local, codec, self.job.train) if codec else local, other.groups))
+            return {group: link for link, groups in links for group in groups if group in place.groups}
+
+        siblings = [(worker, other) for worker, other in enumerate(self.places) if other.stage == place.stage]
+        return StageLinks(
+            upstream=to_stage(place.stage - 1),
+            downstream=to_stage(place.stage + 1),
+            siblings={
+                other.replica: LocalLink(str(other), self.inboxes[worker])
+                for worker, other in siblings
+                if other != place
+            },
+        )
+
+    def run(self) -> list[Boundary]:
+        with ThreadPoolExecutor(len(self.executors)) as threads:
+            futures = [threads.submit(executor.run) for executor in self.executors]
+            boundaries = [future.result(timeout=60) for future in futures]
+        self.finish_snapshots()
+        return boundaries
+
+    def finish_snapshots(self) -> None:
+        """Wait for the writers, as a worker does in its idle time, and hear what they have to say."""
+        if self.snapshots is None:
+            return
+        for writer in self.snapshots.writers:
+            until = time.monotonic() + 20
+            while writer.is_busy and time.monotonic() < until:
+                time.sleep(0.001)
+            assert not writer.is_busy
+        for inbox in self.inboxes:
+            while not inbox.empty():
+                item = inbox.get()
+                assert isinstance(item, SnapshotEnded)
+                self.ended.append(item)
+
+    def stop_all_at(self, boundary: int) -> None:
+        """Before `run`: where to stop."""
+        for inbox in self.inboxes:
+            inbox.put(boundary)
+
+    def _batch_ended(self, batch: int) -> None:
+        if batch == self.stop_after_batch:
+            self.inboxes[0].put("choose")
+        if batch == self.abort_after_batch:
+            for inbox in self.inboxes:
+                inbox.put("abort")
+
+    def _handler(self, stage: int) -> Callable[[object], None]:
+        def handle(item: object) -> None:
+            executor = self.executors[stage]
+            if isinstance(item, SnapshotEnded):
+                self.ended.append(item)
+            elif item == "abort":
+                executor.abort("the test")
+            elif item == "choose":
+                self.stop = executor.choose_stop()
+                for place, inbox in zip(self.places, self.inboxes, strict=True):
+                    if place.stage:  # the lead's own siblings must know it from the lead
+                        inbox.put(self.stop)
+            else:
+                assert isinstance(item, int)
+                executor.stop_at(Boundary(item))
+
+        return handle
+
+
+def save_all(folder: Path, job: JobSpec, layers: Mapping[str, LayerState], journal: Journal) -> Boundary:
+    """Every layer and the journal as files; returns their boundary."""
+    boundary = next(iter(layers.values())).boundary
+    for name, layer in layers.items():
+        write_layer(
+            folder / f"{name}{SUFFIX}",
+            layer,
+            job=job.job.name,
+            train=job.train,
+            timeline=Timeline(1),
+        )
+    write_journal(
+        folder / f"journal{SUFFIX}",
+        journal,
+        job=job.job.name,
+        boundary=boundary,
+        train=job.train,
+        timeline=Timeline(1),
+    )
+    return boundary
+
+
+def load_all(folder: Path, job: JobSpec, boundary: Boundary) -> tuple[dict[str, LayerState], Journal]:
+    """The inverse."""
+    layers = {
+        name: read_layer(
+            folder / f"{name}{SUFFIX}",
+            LayerName(name),
+            job=job.job.name,
+            boundary=boundary,
+            model=job.model,
+            train=job.train,
+            device="cpu",
+            optimizer_factory=factory_of(job),
+        )
+        for name in job.layers
+    }
+    return layers, read_journal(folder / f"journal{SUFFIX}", job=job.job.name, boundary=boundary)
+
+
+def with_train(**changes: object) -> TrainSpec:
+    """The tiny job's `[train]`, changed."""
+    return replace(TRAIN, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""However the model is cut, the losses and weights are bit for bit those of the plain loop."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.reference.loop import Weights, reference
+from headway.optim.spec import OptimSpec
+from headway.stages.ids import Boundary
+from headway.stages.schedule.schedule import Backward, Forward, ScheduleName, Update
+from headway.stages.spec import weight_version
+from headway.stages.state.journal import Journal
+from headway.stages.state.layer_state import LayerState
+from tests.unit.stages.stage.pipeline import (
+    ADAMW,
+    EF,
+    CountingTokens,
+    Pipeline,
+    Trace,
+    initial_layers,
+    load_all,
+    make_job,
+    save_all,
+    with_train,
+)
+
+
+@cache
+def oracle(job: JobSpec) -> tuple[list[float], Weights]:
+    """The reference's losses and final weights; each job is computed once."""
+    rows: list[float] = []
+    weights = reference(job, CountingTokens(), on_batch=lambda row: rows.append(row.loss))  # type: ignore[arg-type]
+    return rows, weights
+
+
+def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) -> None:
+    """Every loss and every weight, to the bit."""
+    losses, weights = oracle(job)
+    assert [row.loss for row in journal.rows] == losses
+    assert weights.keys() == layers.keys()
+    for name, layer in layers.items():
+        for parameter, tensor in weights[name].items():
+            assert torch.equal(layer.weights()[parameter], tensor), f"{name}.{parameter}"
+
+
+JOBS = {
+    "2bw, Muon + EF": make_job(with_train(), EF),
+    "2bw, Muon + EF, no clip, 3 groups": make_job(
+        with_train(clip_norm=0.0, microbatches=8, reduction_groups=3, batches=3), EF
+    ),
+    "2bw, AdamW, clip, 3 groups": make_job(with_train(microbatches=8, reduction_groups=3, clip_norm=0.05), ADAMW),
+    "2bw, bfloat16": make_job(with_train(dtype="bfloat16"), EF),
+    "1f1b, Muon + EF": make_job(with_train(schedule="1f1b"), EF),
+    "1f1b, AdamW, no clip": make_job(with_train(schedule="1f1b", clip_norm=0.0), ADAMW),
+    "gpipe, Muon + EF, bfloat16": make_job(with_train(schedule="gpipe", dtype="bfloat16"), EF),
+    "2bw, recomputation": make_job(with_train(recompute="block"), EF),
+    "2bw, recomputation, bfloat16": make_job(with_train(recompute="block", dtype="bfloat16"), EF),
+    "gpipe, recomputation, no clip": make_job(with_train(schedule="gpipe", recompute="block", clip_norm=0.0), ADAMW),
+    "gpipe, AdamW, 3 groups": make_job(with_train(schedule="gpipe", microbatches=8, reduction_groups=3), ADAMW),
+}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", JOBS)
+def test_any_cut_gives_the_bits_of_the_plain_loop(name: str, num_stages: int) -> None:
+    """A job on 1, 2, 3 and 5 stages → the losses and weights of the reference."""
+    job = JOBS[name]
+    layers, journal = initial_layers(job), Journal()
+    assert Pipeline(job, layers, journal, num_stages=num_stages).run() == [job.train.batches] * num_stages
+    assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dtype", "optim", "before", "after"),
+    [
+        ("2bw", "float32", EF, 3, 2),
+        ("2bw", "bfloat16", EF, 1, 5),
+        ("2bw", "float32", ADAMW, 2, 3),
+        ("1f1b", "float32", ADAMW, 5, 1),
+    ],
+)
+@pytest.mark.parametrize("through_files", [True, False])
+def test_a_stop_and_a_new_cut_lose_nothing(
+    tmp_path: Path,
+    schedule: ScheduleName,
+    dtype: str,
+    optim: OptimSpec,
+    before: int,
+    after: int,
+    through_files: bool,
+) -> None:
+    """Stop in the middle, cut anew, from files or from the live state → the bits of a run that nobody disturbed."""
+    job = make_job(with_train(schedule=schedule, dtype=dtype, batches=8), optim)
+    layers, journal = initial_layers(job), Journal()
+    first = Pipeline(job, layers, journal, num_stages=before, stop_after_batch=2)
+    boundaries = set(first.run())
+    assert boundaries == {first.stop}
+    boundary = boundaries.pop()
+    assert 3 <= boundary < 8
+    assert journal.rows[-1].batch + 1 == boundary
+    if through_files:
+        save_all(tmp_path, job, layers, journal)
+        layers, journal = load_all(tmp_path, job, boundary)
+    Pipeline(job, layers, journal, num_stages=after, generation=2).run()
+    assert_exact(job, layers, journal)
+    assert [row.generation for row in journal.rows] == [1] * boundary + [2] * (8 - boundary)
+
+
+def test_stopping_at_every_batch_loses_nothing(tmp_path: Path) -> None:
+    """A stop after each batch, each time another cut from files, boundary 0 included → the same bits."""
+    job = make_job(with_train(batches=4), EF)
+    layers, journal = initial_layers(job), Journal()
+    boundary = save_all(tmp_path, job, layers, journal)
+    num_stages = 0
+    while boundary < 4:
+        layers, journal = load_all(tmp_path, job, boundary)
+        num_stages = num_stages % 5 + 1
+        Pipeline(job, layers, journal, num_stages=num_stages, stop_after_batch=boundary).run()
+        reached = save_all(tmp_path, job, layers, journal)
+        assert reached > boundary
+        boundary = reached
+    assert_exact(job, layers, journal)
+
+
+def test_a_trace_shows_a_delay_of_exactly_one() -> None:
+    """2bw on three stages: each microbatch once forward and once backward on W_v(b), at most two versions alive."""
+    job = make_job(with_train(batches=5), EF)
+    traces = [Trace() for _ in range(3)]
+    Pipeline(job, initial_layers(job), Journal(), num_stages=3, recorders=traces).run()
+    every = {(b, i) for b in range(5) for i in range(job.train.microbatches)}
+    for trace in traces:
+        for kind in (Forward, Backward):
+            done = [(op.batch, op.microbatch) for op, _, _ in trace.ops if isinstance(op, kind)]
+            assert sorted(done) == sorted(every)
+        for op, version, num_versions_live in trace.ops:
+            assert version == (op.batch if isinstance(op, Update) else weight_version(op.batch, 1))
+            assert num_versions_live <= 2
+    # A stage that has done a batch before it hears the norm of the one before never holds both versions.
+    assert max(alive for trace in traces for _, _, alive in trace.ops) == 2
+
+
+def test_stages_report_the_boundary_they_started_from_when_stopped_at_once() -> None:
+    """A stop is asked for before anything has run → boundary 0, and nothing has changed."""
+    job = make_job(with_train(), EF)
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=2)
+    pipeline.inboxes[0].put("choose")
+    assert pipeline.run() == [Boundary(0)] * 2
+    assert len(journal) == 0
+    again = initial_layers(job)
+    for name, layer in layers.items():
+        for parameter, tensor in again[name].weights().items():
+            assert torch.equal(layer.weights()[parameter], tensor)

@@ -1,0 +1,222 @@
+"""What a stage does with neighbours that break the rules, go away or say nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
+from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.schedule.schedule import Backward, Forward, Update
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.executor import Executor
+from headway.stages.stage.links import StageLinks
+from headway.stages.state.journal import Journal, JournalRow
+from tests.fakes.local_link import LocalLink
+from tests.unit.stages.stage.pipeline import (
+    EF,
+    MODEL,
+    CountingTokens,
+    Pipeline,
+    cut,
+    initial_layers,
+    make_job,
+    with_train,
+)
+
+JOB = make_job(with_train(batches=1, microbatches=2), EF)
+GENERATION = 5
+
+
+class Stage:
+    """One stage under test between neighbours that the test plays: `sent` is what it said to them."""
+
+    def __init__(self, stage_index: int, num_stages: int, *, patience_s: float = 30.0) -> None:
+        self.inbox: SimpleQueue[object] = SimpleQueue()
+        self.sent: list[Frame] = []
+        self.on_sent: Callable[[Frame], None] = lambda _: None
+        self.journal = Journal()
+        self.handled: list[object] = []
+        self.on_item: Callable[[object], None] = self.handled.append
+        names: tuple[LayerName, ...] = cut(JOB.layers, num_stages)[stage_index]
+        layers = initial_layers(JOB)
+        is_first, is_last = stage_index == 0, stage_index == num_stages - 1
+        self.executor = Executor(
+            StageContext(
+                model=JOB.model,
+                train=JOB.train,
+                seed=JOB.job.seed,
+                job=JOB.job.name,
+                generation=Generation(GENERATION),
+                timeline=Timeline(1),
+                stage_index=StageIndex(stage_index),
+                num_stages=num_stages,
+                layers=names,
+                depth=num_stages - stage_index,
+                boundary=Boundary(0),
+                device=torch.device("cpu"),
+            ),
+            [layers[name] for name in names],
+            tokens=CountingTokens() if is_first else None,
+            journal=self.journal if is_last else None,
+            links=StageLinks(
+                upstream={} if is_first else {0: LocalLink("the stage above", self)},
+                downstream={} if is_last else {0: LocalLink("the stage below", self)},
+            ),
+            inbox=self.inbox,
+            handle=lambda item: self.on_item(item),
+            patience_s=patience_s,
+        )
+
+    def put(self, item: Frame | LinkLost) -> None:
+        """Both neighbours' inbox."""
+        assert isinstance(item, Frame)
+        self.sent.append(item)
+        self.on_sent(item)
+
+
+def hidden(*, dtype: torch.dtype = torch.float32, width: int = MODEL.hidden_size) -> Tensor:
+    return torch.ones(JOB.train.microbatch_size, JOB.train.sequence_length, width, dtype=dtype)
+
+
+def frame(
+    kind: FrameKind, batch: int = 0, microbatch: int = 0, *tensors: Tensor, generation: int = GENERATION
+) -> Frame:
+    if not tensors:
+        targets = torch.zeros(JOB.train.microbatch_size, JOB.train.sequence_length, dtype=torch.int64)
+        tensors = {
+            FrameKind.ACTIVATION: (hidden(), targets),
+            FrameKind.GRADIENT: (hidden(),),
+            FrameKind.NORM_SQUARES: (torch.ones(2, dtype=torch.float64),),
+            FrameKind.NORM_TOTAL: (torch.tensor(1.0, dtype=torch.float64),),
+        }[kind]
+    return Frame(kind, Generation(generation), Batch(batch), Microbatch(microbatch), tensors)
+
+
+A, G, S, T = FrameKind.ACTIVATION, FrameKind.GRADIENT, FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL
+
+
+def test_a_middle_stage_answers_every_frame_and_ends_empty() -> None:
+    """Activations and gradients of one batch, squares from below, the total from above → the same kinds pass on."""
+    stage = Stage(1, 3)
+    for item in (frame(A, 0, 0), frame(A, 0, 1), frame(S)):
+        stage.inbox.put(item)
+
+    def answer(item: Frame) -> None:
+        if item.kind is A:
+            stage.inbox.put(frame(G, item.batch, item.microbatch))
+        if item.kind is S:
+            stage.inbox.put(frame(T))
+
+    stage.on_sent = answer
+    assert stage.executor.run() == 1
+    kinds = [(item.kind, item.microbatch) for item in stage.sent]
+    assert sorted(kinds) == sorted([(A, 0), (A, 1), (G, 0), (G, 1), (S, 0), (T, 0)])
+    squares = next(item for item in stage.sent if item.kind is S)
+    assert squares.tensors[0].shape == (2 + 2,)  # two layers below, two of its own
+    assert squares.tensors[0][:2].tolist() == [1.0, 1.0]
+    assert {kind: times.num_done for kind, times in stage.executor.op_times.items()} == {
+        Forward: 2,
+        Backward: 2,
+        Update: 1,
+    }
+    assert stage.executor.num_ops_done == 5
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([frame(A), frame(A)], "the stage above: sent an unexpected ACTIVATION of batch 0, microbatch 0"),
+        ([frame(A, 1, 0)], "the stage above: sent an unexpected ACTIVATION of batch 1, microbatch 0"),
+        ([frame(A, 0, 2)], "the stage above: sent an unexpected ACTIVATION"),
+        ([frame(G)], "the stage below: sent an unexpected GRADIENT"),
+        ([frame(T)], "the stage above: sent an unexpected NORM_TOTAL"),
+        ([frame(S), frame(S)], "the stage below: sent an unexpected NORM_SQUARES"),
+        ([frame(A, 0, 0, hidden())], "the stage above: ACTIVATION with 1 tensors"),
+        ([frame(G, 0, 0, hidden(width=3))], "the stage below: GRADIENT tensor 0"),
+        ([frame(G, 0, 0, hidden(dtype=torch.float64))], "the stage below: GRADIENT tensor 0"),
+    ],
+)
+def test_a_frame_that_breaks_the_rules_names_its_sender(frames: list[Frame], words: str) -> None:
+    """Twice, too early, of no microbatch, for no forward, of another shape or type → ProtocolError."""
+    stage = Stage(1, 3)
+    for item in frames:
+        stage.inbox.put(item)
+    with pytest.raises(ProtocolError, match=words):
+        stage.executor.run()
+
+
+@pytest.mark.parametrize("kind", [A, T])
+def test_the_first_stage_takes_nothing_from_above(kind: FrameKind) -> None:
+    """An activation or a total at stage 0 → ProtocolError."""
+    stage = Stage(0, 2)
+    stage.inbox.put(frame(kind))
+    with pytest.raises(ProtocolError, match="an unknown peer: sent an unexpected"):
+        stage.executor.run()
+
+
+def test_frames_of_another_generation_are_counted_and_change_nothing() -> None:
+    """Stale and future frames, even misshapen ones → refused and counted; the stage goes on."""
+    stage = Stage(1, 3)
+    stage.inbox.put(frame(A, generation=GENERATION - 1))
+    stage.inbox.put(frame(A, generation=GENERATION + 1))
+    stage.inbox.put(frame(A, 0, 0, hidden(width=1), generation=GENERATION - 1))
+    stage.inbox.put("stop")
+    stage.on_item = lambda _: stage.executor.stop_at(Boundary(0))
+    assert stage.executor.run() == 0
+    assert stage.executor.num_stale_frames == 3
+
+
+def test_a_lost_link_names_the_neighbour() -> None:
+    """A link gives up → UnavailableError with its words."""
+    stage = Stage(1, 3)
+    stage.inbox.put(LinkLost("stage 2 at b:1", "no heartbeat for 30 s"))
+    with pytest.raises(UnavailableError, match="stage 2 at b:1: no heartbeat for 30 s"):
+        stage.executor.run()
+
+
+@pytest.mark.parametrize(
+    ("arrived", "words"),
+    [([], "the stage above: no input arrived"), ([frame(A, 0, 0), frame(A, 0, 1)], "the stage below: no gradient")],
+)
+def test_a_silent_neighbour_is_named_at_the_deadline(arrived: list[Frame], words: str) -> None:
+    """Nothing arrives within the patience → UnavailableError naming who was waited for, and for what."""
+    stage = Stage(1, 3, patience_s=0.01)
+    for item in arrived:
+        stage.inbox.put(item)
+    with pytest.raises(UnavailableError, match=words):
+        stage.executor.run()
+    assert not stage.executor.is_runnable
+
+
+def test_an_abort_ends_the_run() -> None:
+    """An order to abort between two operations → AbortedError with its reason."""
+    stage = Stage(0, 1)
+    stage.inbox.put("abort")
+    stage.on_item = lambda _: stage.executor.abort("order quit")
+    with pytest.raises(AbortedError, match="order quit"):
+        stage.executor.run()
+
+
+def test_a_loss_that_is_not_finite_stops_the_job_at_its_batch() -> None:
+    """A head of infinite weights → the loss of batch 0 is not a number, and batch 0 is not in the journal."""
+    job = make_job(with_train(), EF)
+    layers, journal = initial_layers(job), Journal()
+    with torch.no_grad():
+        layers["head"].versions.sets[0]["lm_head.weight"].fill_(float("inf"))
+    with pytest.raises(NonFiniteLossError, match="batch 0, microbatch 0, is nan"):
+        Pipeline(job, layers, journal, num_stages=1).run()
+    assert len(journal) == 0
+
+
+def test_rows_beyond_the_boundary_are_cut_before_the_run() -> None:
+    """The journal knows a batch that is to be computed again → it is there once at the end."""
+    job = make_job(with_train(batches=2), EF)
+    row = JournalRow(batch=Batch(0), microbatch_losses=(1.0,), tokens=1, seconds=0.0, generation=Generation(1))
+    journal = Journal([row, replace(row, batch=Batch(1))])
+    Pipeline(job, initial_layers(job), journal, num_stages=1).run()
+    assert [len(row.microbatch_losses) for row in journal.rows] == [4, 4]

@@ -1,0 +1,86 @@
+"""Sums in one order, without copies where that is safe; squares in one order too."""
+
+import pytest
+import torch
+
+from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, fold, layer_square
+from headway.stages.stage.gradient_sums import GradientSums
+
+
+def test_groups_are_summed_apart_and_then_in_order() -> None:
+    """Numbers whose sum depends on its order → that of the groups: ((a + c) + (b + d)) / 4."""
+    a, b, c, d = (torch.tensor([x]) for x in (1e8, 1.0, -1e8, 3.0))
+    sums = GradientSums(num_microbatches=4, num_groups=2)
+    for i, gradient in enumerate((a, b, c, d)):
+        sums.add(i, [gradient.clone()])
+    assert sums.reduce()[0].item() == 1.0
+    assert sums.is_empty
+    for i, gradient in enumerate((a, b, c, d)):
+        sums.add(i, [gradient.clone()])
+    assert not sums.is_empty
+    in_one_group = GradientSums(num_microbatches=4, num_groups=1)
+    for i, gradient in enumerate((a, b, c, d)):
+        in_one_group.add(i, [gradient.clone()])
+    assert in_one_group.reduce()[0].item() == 0.75
+
+
+def test_microbatches_out_of_order_are_refused() -> None:
+    """Microbatch 1 before 0 of one group → our own bug, found."""
+    with pytest.raises(AssertionError, match="out of order"):
+        GradientSums(num_microbatches=2, num_groups=1).add(1, [torch.ones(1)])
+
+
+def test_the_first_gradient_is_kept_without_a_copy() -> None:
+    """A fresh fp32 tensor becomes the sum itself."""
+    sums, gradient = GradientSums(num_microbatches=2, num_groups=1), torch.ones(4)
+    sums.add(0, [gradient])
+    sums.add(1, [torch.ones(4)])
+    assert sums.reduce()[0].data_ptr() == gradient.data_ptr()
+
+
+def test_memory_that_somebody_else_reads_is_never_written() -> None:
+    """A gradient that is another's memory, a view, an expansion or twice the same → copied before it is added to."""
+    frame, base, twice = torch.ones(2), torch.ones(4), torch.ones(2)
+    gradients = [frame, base[:2], torch.ones(1).expand(2), twice, twice]
+    sums = GradientSums(num_microbatches=2, num_groups=1)
+    sums.add(0, gradients, others=[frame])
+    sums.add(1, [torch.full((2,), 3.0) for _ in gradients])
+    assert [total.tolist() for total in sums.reduce()] == [[2.0, 2.0]] * 5
+    assert frame.tolist() == [1.0, 1.0]
+    assert base.tolist() == [1.0] * 4
+
+
+def test_bfloat16_gradients_are_cast_before_they_are_added() -> None:
+    """256 + 1 in bf16 would stay 256 → 257 in fp32."""
+    sums = GradientSums(num_microbatches=1, num_groups=1)
+    sums.add(0, [torch.tensor([256.0], dtype=torch.bfloat16)])
+    sums.add(1, [torch.tensor([1.0], dtype=torch.bfloat16)])
+    total = sums.reduce()[0]
+    assert total.dtype == torch.float32
+    assert total.item() == 257.0
+
+
+def test_squares_are_folded_in_name_order_in_float64() -> None:
+    """Names out of order, values whose sum depends on it → the fold of the sorted names."""
+    gradients = {"b": torch.tensor([3.0]), "a": torch.tensor([1e8, 1.0]), "c": torch.tensor([0.1])}
+    tenth = float(torch.tensor(0.1, dtype=torch.float32))
+    assert layer_square(gradients) == ((1e16 + 1.0) + 9.0) + tenth * tenth
+    assert fold([1e16, 1.0, 1.0]) == 1e16 != fold([1.0, 1.0, 1e16])
+
+
+def test_the_coefficient_only_ever_shrinks() -> None:
+    """A norm of 5: clip 1 → a fifth, clip 10 → one."""
+    assert clip_coefficient(25.0, 1.0) == 1.0 / (5.0 + 1e-6)
+    assert clip_coefficient(25.0, 10.0) == 1.0
+
+
+def test_squares_of_both_sides_are_joined_whichever_comes_first() -> None:
+    """Own after downstream's, downstream's after own, two batches interleaved → downstream's first, then own."""
+    relay = SquaresRelay(is_last=False)
+    assert relay.add_own(0, [1.0]) is None
+    assert relay.add_downstream(1, [9.0]) is None
+    assert not relay.expects_downstream(1)
+    assert relay.add_downstream(0, [3.0, 2.0]) == [3.0, 2.0, 1.0]
+    assert relay.add_own(1, [8.0]) == [9.0, 8.0]
+    assert relay.is_empty
+    assert SquaresRelay(is_last=True).add_own(0, [1.0]) == [1.0]

@@ -1,0 +1,196 @@
+"""However many workers hold a stage, the losses and weights are bit for bit those of the plain loop."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.stages.ids import LayerName
+from headway.stages.links.link import Frame, FrameKind
+from headway.stages.schedule.schedule import Backward, Forward, ScheduleName, Update
+from headway.stages.spec import weight_version
+from headway.stages.state.journal import Journal
+from headway.stages.state.layer_state import LayerState
+from headway.stages.telemetry.goodput import Goodput
+from tests.fakes.local_link import LocalLink
+from tests.unit.stages.stage.pipeline import (
+    ADAMW,
+    EF,
+    Pipeline,
+    SnapshotPlan,
+    Trace,
+    initial_layers,
+    load_all,
+    make_job,
+    save_all,
+    with_train,
+)
+from tests.unit.stages.stage.test_exactness import assert_exact
+
+JOBS = {
+    "2bw, Muon + EF, clip": make_job(with_train(microbatches=8, reduction_groups=4, clip_norm=0.05), EF),
+    "2bw, Muon + EF, 3 groups, no clip": make_job(with_train(microbatches=8, reduction_groups=3, clip_norm=0.0), EF),
+    "2bw, AdamW, bfloat16, 7 microbatches": make_job(
+        with_train(microbatches=7, reduction_groups=3, clip_norm=0.05, dtype="bfloat16"), ADAMW
+    ),
+    "1f1b, Muon + EF, clip": make_job(
+        with_train(schedule="1f1b", microbatches=8, reduction_groups=4, clip_norm=0.05), EF
+    ),
+    "1f1b, AdamW, 3 groups, no clip": make_job(
+        with_train(schedule="1f1b", microbatches=8, reduction_groups=3, clip_norm=0.0), ADAMW
+    ),
+    "gpipe, Muon + EF, clip": make_job(
+        with_train(schedule="gpipe", microbatches=8, reduction_groups=3, clip_norm=0.05), EF
+    ),
+    "gpipe, Muon, 4 groups, no clip": make_job(
+        with_train(schedule="gpipe", microbatches=8, reduction_groups=4, clip_norm=0.0), EF
+    ),
+}
+REPLICAS = [(2,), (3,), (2, 2), (3, 3), (2, 1, 2), (1, 3, 1), (3, 2), (1, 2)]
+
+
+def same_bits(one: Mapping[str, LayerState], other: Mapping[str, LayerState], names: tuple[LayerName, ...]) -> bool:
+    """Weights and optimizer state, of these layers."""
+    pairs = [(one[name].tensors(), other[name].tensors()) for name in names]
+    return all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
+
+
+def assert_replicas_agree(pipeline: Pipeline, layers: Mapping[str, LayerState]) -> None:
+    """Every worker of a stage ended with the lead's bits."""
+    for place in pipeline.places:
+        if place.replica:
+            assert same_bits(layers, pipeline.copies[place.replica - 1], pipeline.slices[place.stage]), str(place)
+
+
+def parameters() -> list[object]:
+    """Every job on every cluster; a third of them in a quick run."""
+    return [
+        pytest.param(name, counts, marks=() if (j + r) % 3 == 0 else pytest.mark.slow, id=f"{name}-{counts}")
+        for j, name in enumerate(JOBS)
+        for r, counts in enumerate(REPLICAS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "replicas"), parameters())
+def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(name: str, replicas: tuple[int, ...]) -> None:
+    """A job on stages of one, two and three workers → the reference's losses and weights, on each of them."""
+    job = JOBS[name]
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=len(replicas), replicas=replicas)
+    assert pipeline.run() == [job.train.batches] * sum(replicas)
+    assert_exact(job, layers, journal)
+    assert_replicas_agree(pipeline, layers)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
+@pytest.mark.parametrize(("before", "after"), [((3, 1), (1, 2, 1)), ((1,), (2, 2)), ((2, 1, 2), (3,))])
+def test_a_stop_and_another_number_of_replicas_lose_nothing(
+    tmp_path: Path, schedule: ScheduleName, before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    """The lead of the first stage chooses where all stop; others go on from the leads' files → the same bits."""
+    job = make_job(with_train(schedule=schedule, microbatches=6, reduction_groups=3, batches=8), EF)
+    layers, journal = initial_layers(job), Journal()
+    first = Pipeline(job, layers, journal, num_stages=len(before), replicas=before, stop_after_batch=1)
+    assert set(first.run()) == {first.stop}
+    assert_replicas_agree(first, layers)
+    assert first.stop is not None
+    assert 2 <= first.stop < 8
+    boundary = save_all(tmp_path, job, layers, journal)
+    assert boundary == first.stop
+    layers, journal = load_all(tmp_path, job, boundary)
+    second = Pipeline(
+        job,
+        layers,
+        journal,
+        num_stages=len(after),
+        replicas=after,
+        more_layers=lambda: load_all(tmp_path, job, boundary)[0],
+        generation=2,
+    )
+    second.run()
+    assert_exact(job, layers, journal)
+    assert_replicas_agree(second, layers)
+    assert [row.generation for row in journal.rows] == [1] * boundary + [2] * (8 - boundary)
+
+
+def test_each_microbatch_is_computed_by_one_replica_on_the_version_before() -> None:
+    """2bw, stages of three and two workers → each stage computes each microbatch once, all of them update."""
+    job = make_job(with_train(batches=5, microbatches=7, reduction_groups=4), EF)
+    traces = [Trace() for _ in range(5)]
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2, replicas=(3, 2), recorders=traces)
+    pipeline.run()
+    every = sorted((b, i) for b in range(5) for i in range(7))
+    for stage in (0, 1):
+        of_stage = [trace for place, trace in zip(pipeline.places, traces, strict=True) if place.stage == stage]
+        for kind in (Forward, Backward):
+            done = [(op.batch, op.microbatch) for trace in of_stage for op, _, _ in trace.ops if isinstance(op, kind)]
+            assert sorted(done) == every
+    for trace in traces:
+        assert [op.batch for op, _, _ in trace.ops if isinstance(op, Update)] == list(range(5))
+        for op, version, num_versions_live in trace.ops:
+            assert version == (op.batch if isinstance(op, Update) else weight_version(op.batch, 1))
+            assert num_versions_live <= 2
+
+
+def test_each_replica_writes_the_same_snapshots_and_the_lead_alone_the_journal(tmp_path: Path) -> None:
+    """Two workers write every boundary → equal files; the journal is in the lead's folder only."""
+    job = make_job(with_train(reduction_groups=2, batches=5), EF)
+    pipeline = Pipeline(
+        job, initial_layers(job), Journal(), num_stages=1, replicas=(2,), snapshots=SnapshotPlan(tmp_path)
+    )
+    pipeline.run()
+    files = [
+        {layer: file.checksum for layer, file in item.files.items()} for item in pipeline.ended if item.boundary == 4
+    ]
+    with_journal, without = sorted(files, key=len, reverse=True)
+    assert with_journal.pop(LayerName("journal"))
+    assert with_journal == without
+    assert len(without) == len(job.layers)
+
+
+def test_norms_and_sums_go_only_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squares go up and totals down between leads; each lead tells its siblings; slices meet at their owners."""
+    job = make_job(with_train(batches=1, microbatches=8, reduction_groups=4), ADAMW)
+    sent: list[tuple[str, FrameKind, int]] = []
+    send = LocalLink.send
+
+    def record(link: LocalLink, frame: Frame) -> None:
+        sent.append((link.peer, frame.kind, frame.microbatch))
+        if frame.kind is FrameKind.SUMS:
+            assert frame.tensors[0].shape[0] == 2
+        send(link, frame)
+
+    monkeypatch.setattr(LocalLink, "send", record)
+    Pipeline(job, initial_layers(job), Journal(), num_stages=2, replicas=(2, 2)).run()
+    of_kind = {kind: sorted((peer, i) for peer, k, i in sent if k is kind) for kind in FrameKind}
+    leads, others = ["stage 0", "stage 1"], ["stage 0 worker 1", "stage 1 worker 1"]
+    assert of_kind[FrameKind.NORM_SQUARES] == [("stage 0", 0)]
+    assert of_kind[FrameKind.NORM_TOTAL] == sorted([("stage 1", 0), *((peer, 0) for peer in others)])
+    for kind in (FrameKind.SUMS, FrameKind.REDUCED):
+        assert of_kind[kind] == sorted([*((peer, 1) for peer in leads), *((peer, 0) for peer in others)])
+    assert of_kind[FrameKind.LOSSES] == [("stage 1", 1)]
+    holders = {"stage 1": (0, 2), "stage 1 worker 1": (1, 3)}
+    assert all(i % 4 in holders[peer] for peer, i in of_kind[FrameKind.ACTIVATION])
+
+
+def test_a_replica_that_waits_for_another_names_it() -> None:
+    """Synchronous batches on two workers, the second of which is slow to hand over → the lead waits for it by name."""
+    job = make_job(with_train(schedule="1f1b", batches=3, reduction_groups=2), ADAMW)
+    goodputs = [Goodput(), Goodput()]
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=1, replicas=(2,), goodputs=goodputs)
+    pipeline.run()
+    waited = {what for goodput in goodputs for what in goodput.seconds(1e9) if what.startswith("waiting:")}
+    assert waited
+    assert waited <= {"waiting:stage 0", "waiting:stage 0 worker 1"}
+
+
+def test_losses_are_folded_in_order_of_the_microbatch() -> None:
+    """Two workers whose microbatches alternate → the row has them in order, not by worker."""
+    job = make_job(with_train(batches=2, microbatches=6, reduction_groups=3), ADAMW)
+    alone, shared = Journal(), Journal()
+    Pipeline(job, initial_layers(job), alone, num_stages=2).run()
+    Pipeline(job, initial_layers(job), shared, num_stages=2, replicas=(1, 3)).run()
+    assert [row.microbatch_losses for row in shared.rows] == [row.microbatch_losses for row in alone.rows]
+    assert all(one != other for row in shared.rows for one, other in pairwise(row.microbatch_losses))
