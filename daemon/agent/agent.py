@@ -35,12 +35,6 @@ from headway.daemon.agent.steps import (
     FetchState,
     GiveUp,
     OpenData,
-    OrderChooseStop,
-    OrderPrepare,
-    OrderSpaceSnapshots,
-    OrderStart,
-    OrderStopAt,
-    OrderWrite,
     ProveLink,
     RegisterState,
     RegisterWorker,
@@ -73,6 +67,14 @@ from headway.daemon.telemetry.profiling import ProfileReports
 from headway.daemon.telemetry.progress_reports import ProgressReports
 from headway.daemon.telemetry.reading_reports import ReadingReports
 from headway.daemon.workers.order_messages import OrderStep, order_message
+from headway.daemon.workers.orders import (
+    OrderChooseStop,
+    OrderPrepare,
+    OrderSpaceSnapshots,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+)
 from headway.daemon.workers.status import JobGeneration
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto import control_pb2

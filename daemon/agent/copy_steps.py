@@ -4,12 +4,13 @@ from collections.abc import Iterator, Set
 from typing import Final
 
 from headway.daemon.agent.local_state import NodeState, Spacing
-from headway.daemon.agent.steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
+from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.records.records import CheckpointFile, Phase, PlanRecord, StagePlan
 from headway.daemon.situation.boundaries import age, holders, own_places, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration
 
 MAX_LAG: Final = 3

@@ -4,11 +4,12 @@ from typing import Final
 
 from headway.daemon.agent.assignment import Post
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import FetchState, GiveUp, Source, SourceKind
+from headway.daemon.agent.steps import FetchState, GiveUp
 from headway.daemon.records.records import CheckpointFile, CheckpointRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.orders import Source, SourceKind
 
 HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
 """Time in sight of etcd without a break after which every living node has registered again, with its files."""

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from headway.daemon.agent.assignment import Post
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import Neighbour, Neighbours, ProveLink
+from headway.daemon.agent.steps import ProveLink
 from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes
 from headway.daemon.planning.plan_links import linked, neighbours
 from headway.daemon.reach.reach_target import Target, worker_target
 from headway.daemon.records.records import WorkerState
 from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.workers.orders import Neighbour, Neighbours
 
 
 def links_to_prove(view: ClusterView, post: Post, node: NodeState) -> Iterator[ProveLink]:

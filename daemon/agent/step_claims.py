@@ -7,13 +7,6 @@ from headway.daemon.agent.steps import (
     DeleteState,
     FetchCopies,
     FetchState,
-    OrderChooseStop,
-    OrderPrepare,
-    OrderRelease,
-    OrderSpaceSnapshots,
-    OrderStart,
-    OrderStopAt,
-    OrderWrite,
     RegisterState,
     RegisterWorker,
     Step,
@@ -21,6 +14,15 @@ from headway.daemon.agent.steps import (
 )
 from headway.daemon.records.keys import Keys
 from headway.daemon.storage.state_key import StateKey
+from headway.daemon.workers.orders import (
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
+    OrderSpaceSnapshots,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+)
 
 
 def job_of_step(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> str:

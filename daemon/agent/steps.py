@@ -1,11 +1,19 @@
 """The steps that a daemon can take about plans: one dataclass per step. Pure; agent.py carries them out."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from headway.daemon.reach.reach_target import Target
-from headway.daemon.records.records import CheckpointFile, PlanRecord, StateRecord, WorkerRecord
+from headway.daemon.records.records import CheckpointFile, StateRecord, WorkerRecord
 from headway.daemon.storage.state_key import StateKey
+from headway.daemon.workers.orders import (
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
+    OrderSpaceSnapshots,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+)
 from headway.daemon.workers.status import JobGeneration
 
 
@@ -15,19 +23,6 @@ class OpenData:
 
     device_index: int
     of: JobGeneration
-
-
-@dataclass(frozen=True, slots=True)
-class OrderPrepare:
-    """Prepare a worker for its part of a plan."""
-
-    device_index: int
-    of: JobGeneration
-    position: int
-    """Position of the worker in the plan."""
-    plan: PlanRecord
-    data_path: str
-    """Folder of the token shards; empty except on the first stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,105 +38,12 @@ class ProveLink:
     """Address where the neighbour listens."""
 
 
-class SourceKind(StrEnum):
-    """Kinds of sources from which a worker loads a layer."""
-
-    LIVE = "live"
-    INITIAL = "initial"
-    FILE = "file"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One layer's source; `path` is empty unless it is a file."""
-
-    layer: str
-    kind: SourceKind
-    path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Another worker of the plan with a link: of the stage before or after, or of the worker's own stage."""
-
-    position: int
-    address: str
-    incarnation: str
-    is_collective: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """All workers with which a worker has a link."""
-
-    upstream: tuple[Neighbour, ...] = ()
-    """Workers of the earlier stage that share a reduction group with it."""
-    downstream: tuple[Neighbour, ...] = ()
-    siblings: tuple[Neighbour, ...] = ()
-    """Other replicas of its stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class OrderStart:
-    """Start a worker's computation at the plan's boundary."""
-
-    device_index: int
-    of: JobGeneration
-    position: int
-    plan: PlanRecord
-    sources: tuple[Source, ...]
-    neighbours: Neighbours
-    takes_snapshots: bool = True
-    """False if another replica of the stage on this node takes the snapshots."""
-    source_job: str = ""
-    """Job that wrote the sources' files; empty: the job itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class OrderChooseStop:
-    """Ask the worker that leads the first stage to choose the stop boundary."""
-
-    device_index: int
-    of: JobGeneration
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerStop:
     """Fill in the boundary that the worker of position 0 chose."""
 
     of: JobGeneration
     boundary: int
-
-
-@dataclass(frozen=True, slots=True)
-class OrderStopAt:
-    """Tell a worker its stop boundary."""
-
-    device_index: int
-    of: JobGeneration
-    boundary: int
-
-
-@dataclass(frozen=True, slots=True)
-class OrderWrite:
-    """Let a worker that stands at a boundary write layers into the store."""
-
-    device_index: int
-    of: JobGeneration
-    timeline: int
-    boundary: int
-    layers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OrderSpaceSnapshots:
-    """Let a worker take only every factor-th periodic snapshot, because copies do not keep up."""
-
-    device_index: int
-    of: JobGeneration
-    factor: int
-    boundary: int
-    """Newest boundary at the time of the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +93,6 @@ class FetchCopies:
     def keys(self) -> tuple[StateKey, ...]:
         """Keys of the files to fetch."""
         return tuple(StateKey(self.job, self.timeline, self.boundary, file.layer) for file in self.files)
-
-
-@dataclass(frozen=True, slots=True)
-class OrderRelease:
-    """Let a worker forget a job."""
-
-    device_index: int
-    job: str
 
 
 @dataclass(frozen=True, slots=True)

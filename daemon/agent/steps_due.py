@@ -12,28 +12,22 @@ from headway.daemon.agent.layer_sources import source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import state_steps_of
-from headway.daemon.agent.steps import (
-    AnswerStop,
-    CopyToCheckpoint,
-    FetchState,
-    GiveUp,
-    OpenData,
-    OrderChooseStop,
-    OrderPrepare,
-    OrderRelease,
-    OrderStart,
-    OrderStopAt,
-    OrderWrite,
-    RegisterWorker,
-    Source,
-    Step,
-)
+from headway.daemon.agent.steps import AnswerStop, CopyToCheckpoint, FetchState, GiveUp, OpenData, RegisterWorker, Step
 from headway.daemon.costs.blocked_ways import pair_of
 from headway.daemon.planning.plan_devices import is_moving, place
 from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import pinned
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.orders import (
+    OrderChooseStop,
+    OrderPrepare,
+    OrderRelease,
+    OrderStart,
+    OrderStopAt,
+    OrderWrite,
+    Source,
+)
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind
 
 

@@ -51,11 +51,12 @@ def submit(
     headway submit next.toml --from /mnt/checkpoints/my-job
     """
     from headway.daemon.client import checkpoint_folder
+    from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
     from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.job_file import read_job
-    from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
+    from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
     from headway.daemon.reports.safety_report import why_unprotected
 
     if job is None and origin is None:

@@ -183,3 +183,23 @@ def _value(spec: JobSpec, key: str) -> object:
     for name in key.split("."):
         value = getattr(value, name)
     return value
+
+
+def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, are_nodes_asked: bool = False) -> None:
+    """Check that the job's checkpoints can be written; `root` holds a local cluster's relative folders.
+
+    Without a root only the form is checked: this machine need not see the nodes' folders. are_nodes_asked: a store is
+    left to them. Raises ConfigError.
+    """
+    from headway.daemon.errors import RecoveryError
+    from headway.daemon.jobs.checkpoint_place import is_store
+    from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
+
+    where = f"{job_file}:fault.checkpoint_dir"
+    try:
+        resolved = resolve_checkpoint_dir(spec.fault.checkpoint_dir, root)
+        if root is not None and not (are_nodes_asked and is_store(resolved)):
+            probe(resolved)
+    except (ConfigError, RecoveryError) as error:
+        what = error.what if isinstance(error, ConfigError) else str(error)
+        raise ConfigError(f"{what}; name a folder or URL that can be written to", where) from error

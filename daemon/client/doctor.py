@@ -15,8 +15,8 @@ from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSes
 from headway.daemon.client.findings import Finding
 from headway.daemon.client.ways import examine_ways
 from headway.daemon.errors import ConfigError, StoreError
+from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
-from headway.daemon.local.etcd_server import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
 

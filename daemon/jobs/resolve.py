@@ -59,26 +59,6 @@ def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal[
     return "efficient" if kinds == {"cuda"} else "math"
 
 
-def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, are_nodes_asked: bool = False) -> None:
-    """Check that the job's checkpoints can be written; `root` holds a local cluster's relative folders.
-
-    Without a root only the form is checked: this machine need not see the nodes' folders. are_nodes_asked: a store is
-    left to them. Raises ConfigError.
-    """
-    from headway.daemon.errors import RecoveryError
-    from headway.daemon.jobs.checkpoint_place import is_store
-    from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
-
-    where = f"{job_file}:fault.checkpoint_dir"
-    try:
-        resolved = resolve_checkpoint_dir(spec.fault.checkpoint_dir, root)
-        if root is not None and not (are_nodes_asked and is_store(resolved)):
-            probe(resolved)
-    except (ConfigError, RecoveryError) as error:
-        what = error.what if isinstance(error, ConfigError) else str(error)
-        raise ConfigError(f"{what}; name a folder or URL that can be written to", where) from error
-
-
 def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
     from headway.stages.data.tokens import read_index
     from headway.stages.errors import DataError

@@ -27,9 +27,10 @@ import msgspec
 from headway.daemon.addresses import join_address, split_address
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
 from headway.daemon.errors import ConfigError, StoreError
+from headway.daemon.etcd.binary import binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
 from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, binary_release, find_etcd_binary
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
 from headway.daemon.rpc.certificates import CertificateAuthority

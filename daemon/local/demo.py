@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from headway.daemon.errors import ConfigError, JobFailedError
+from headway.daemon.etcd.binary import binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.etcd_server import binary_release, find_etcd_binary
 from headway.daemon.local.run import RunFolder, run_job
+from headway.daemon.planning.pipeline_shape import layer_range
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.reports.job_report import layer_range, report_job
+from headway.daemon.reports.job_report import report_job
 from headway.daemon.reports.loss_curve import draw_curve
 from headway.daemon.reports.watch_view import open_display
 from headway.daemon.view.cluster_view import ClusterView, JobView

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import check_finished, follow_job
@@ -14,7 +15,7 @@ from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
-from headway.daemon.jobs.resolve import check_checkpoint_dir, default_cache_dir, resolve_job
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display

@@ -58,3 +58,14 @@ def _place_of(workers: Sequence[StagePlan], position: int) -> tuple[int, int, in
         if position in positions:
             return stage, positions.index(position) + 1, len(positions)
     raise IndexError(position)
+
+
+def layer_range(layers: Sequence[str]) -> str:
+    """Return consecutive layers in few characters: `embed, block.0-3`."""
+    blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
+    parts = ["embed"] if "embed" in layers else []
+    if blocks:
+        parts.append(f"block.{blocks[0]}" + (f"-{blocks[-1]}" if len(blocks) > 1 else ""))
+    if "head" in layers:
+        parts.append("head")
+    return ", ".join(parts)

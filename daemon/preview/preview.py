@@ -12,11 +12,10 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
-from headway.daemon.planning.pipeline_shape import group_names
+from headway.daemon.planning.pipeline_shape import group_names, layer_range
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.preview.plan_simulation import Forecast, forecast
 from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan, replicas_of
-from headway.daemon.reports.job_report import layer_range
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""

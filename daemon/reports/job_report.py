@@ -1,6 +1,6 @@
 """The report of a job: one value made from its records. Pure; `--json` prints it unchanged."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headway.daemon.coordination.queue_order import queue
@@ -225,17 +225,6 @@ def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
         for index, positions in enumerate(plan.replicas)
         for number, position in enumerate(positions, start=1)
     )
-
-
-def layer_range(layers: Sequence[str]) -> str:
-    """Return consecutive layers in few characters: `embed, block.0-3`."""
-    blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
-    parts = ["embed"] if "embed" in layers else []
-    if blocks:
-        parts.append(f"block.{blocks[0]}" + (f"-{blocks[-1]}" if len(blocks) > 1 else ""))
-    if "head" in layers:
-        parts.append("head")
-    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The list of nodes: those that are up, and those that plans leave out after repeated failures. Pure."""
+"""The list of nodes: those that are up, and those that plans leave out after repeated failures."""
 
 from typing import Any
 

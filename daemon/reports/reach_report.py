@@ -1,4 +1,4 @@
-"""Reports which node reaches which: a word for each node, and a line for each blocked way. Pure."""
+"""Reports which node reaches which: a word for each node, and a line for each blocked way."""
 
 from typing import Any
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.daemon.costs.link_choice import link_sentences
+from headway.daemon.planning.pipeline_shape import layer_range
 from headway.daemon.records.records import EventRecord, NodeFailureRecord, NodeRecord
 from headway.daemon.reports.fitted_lines import fitted
 from headway.daemon.reports.goodput_report import goodput_line
@@ -28,7 +29,6 @@ from headway.daemon.reports.job_report import (
     JobReport,
     StageReport,
     duration,
-    layer_range,
     planning_note,
     queue_note,
     report_in,

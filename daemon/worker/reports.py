@@ -1,4 +1,4 @@
-"""Makes a worker's messages to its daemon about batches, snapshots, times and failures. Pure."""
+"""Makes a worker's messages to its daemon about batches, snapshots, times and failures."""
 
 from collections.abc import Mapping
 

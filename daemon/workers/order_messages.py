@@ -4,7 +4,15 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.daemon.agent.steps import (
+from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.records.format import encode
+from headway.daemon.records.records import PlanRecord
+from headway.daemon.storage.pace import transfer_s
+from headway.daemon.storage.state_store import StateStore
+from headway.daemon.workers.liveness import FIRST_OPERATION_BATCHES, LOADING_S
+from headway.daemon.workers.orders import (
     Neighbour,
     OrderChooseStop,
     OrderPrepare,
@@ -16,14 +24,6 @@ from headway.daemon.agent.steps import (
     Source,
     SourceKind,
 )
-from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.preparation import preparation_s
-from headway.daemon.records.format import encode
-from headway.daemon.records.records import PlanRecord
-from headway.daemon.storage.pace import transfer_s
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.workers.liveness import FIRST_OPERATION_BATCHES, LOADING_S
 from headway.daemon.workers.status import JobGeneration, OrderKind
 from headway.proto import control_pb2
 from headway.stages.stage.executor import PATIENCE_S

@@ -10,7 +10,6 @@ from headway.stages.links.codec import Codec
 from headway.stages.links.compression import Feedback, decode, encode
 from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.spec import TrainSpec
-from headway.stages.stage.context import StageContext
 
 
 class CodedLink:
@@ -46,9 +45,9 @@ class CodedLink:
         self._link.close()
 
 
-def decoded(frame: Frame, context: StageContext) -> Frame:
+def decoded(frame: Frame, *, dtype: str, device: torch.device) -> Frame:
     """Decode a frame of the contract's form, on the stage's device."""
-    tensors = [tensor.to(context.device, non_blocking=True) for tensor in frame.tensors]
+    tensors = [tensor.to(device, non_blocking=True) for tensor in frame.tensors]
     coded, rest = (tensors[:-1], tensors[-1:]) if frame.kind is FrameKind.ACTIVATION else (tensors, [])
-    hidden = decode(coded, frame.codec, getattr(torch, context.train.dtype))
+    hidden = decode(coded, frame.codec, getattr(torch, dtype))
     return replace(frame, tensors=(hidden, *rest), codec=Codec.NONE)

@@ -1,4 +1,4 @@
-"""Codes hidden states and their gradients for a link, and decodes them. Pure: tensors in, tensors out.
+"""Codes hidden states and their gradients for a link, and decodes them. Tensors in, tensors out.
 
 INT8 works on blocks of consecutive values of the flattened tensor, each with its own scale s = max |x| / 127:
 

@@ -16,7 +16,7 @@ from headway.stages.links.codec import Codec, num_blocks
 from headway.stages.links.link import FrameKind
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage.group_reduction import slice_bounds
+from headway.stages.sums import slice_bounds
 
 DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.NORM_TOTAL})
 UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})

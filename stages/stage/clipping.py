@@ -6,11 +6,11 @@ squares from the last layer to the first. All sums are in float64.
 
 import math
 from collections.abc import Mapping
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
+
+from headway.stages.sums import fold
 
 EPSILON = 1e-6
 
@@ -25,11 +25,6 @@ def layer_square(gradients: Mapping[str, Tensor]) -> float:
 def clip_coefficient(total_square: float, clip_norm: float) -> float:
     """Return the factor for every gradient: min(1, clip / (norm + 1e-6))."""
     return min(1.0, clip_norm / (math.sqrt(total_square) + EPSILON))
-
-
-def fold(numbers: list[float]) -> float:
-    """Fold from left to right. `sum` would compensate its rounding since Python 3.12."""
-    return reduce(add, numbers)
 
 
 class SquaresRelay:

@@ -30,7 +30,7 @@ from headway.stages.schedule.schedule import (
     next_op,
 )
 from headway.stages.spec import layer_names, weight_version
-from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, fold, layer_square
+from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_square
 from headway.stages.stage.context import MicrobatchSource, StageContext
 from headway.stages.stage.gradient_sums import GradientSums
 from headway.stages.stage.graph import StageGraph
@@ -42,6 +42,7 @@ from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_state import LayerState, split_by_layer
 from headway.stages.state.snapshot_writer import SnapshotEnded
+from headway.stages.sums import fold
 from headway.stages.telemetry.goodput import BUBBLE, SNAPSHOT, Goodput, waiting_for
 from headway.stages.telemetry.history import Recorder
 from headway.stages.telemetry.layer_times import LayerTimes
@@ -289,7 +290,8 @@ class Executor:
             self.num_stale_frames += 1
             return
         self._check_form(frame)
-        frame = decoded(frame, self._context) if frame.codec else frame
+        if frame.codec:
+            frame = decoded(frame, dtype=self._context.train.dtype, device=self._context.device)
         batch, microbatch, state = frame.batch, frame.microbatch, self._state
         match frame.kind:
             case FrameKind.ACTIVATION:

@@ -14,11 +14,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-
-def slice_bounds(num_elements: int, num_replicas: int) -> tuple[tuple[int, int], ...]:
-    """Return begin and end of each replica's slice: contiguous, and as equal as possible."""
-    edges = [num_elements * k // num_replicas for k in range(num_replicas + 1)]
-    return tuple(pairwise(edges))
+from headway.stages.sums import slice_bounds
 
 
 class GroupReduction:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.ids import Batch, Boundary, Generation, LayerName
-from headway.stages.stage.clipping import fold
+from headway.stages.sums import fold
 
 JOURNAL = LayerName("journal")
 """The name under which a journal is stored and moved, as if it were a layer."""

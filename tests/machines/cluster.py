@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.local.etcd_server import find_etcd_binary
+from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.rpc.certificates import CertificateAuthority
 from tests.machines.network import Network
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headway.daemon.agent.copy_steps import copy_steps
 from headway.daemon.agent.local_state import NodeState, Spacing
-from headway.daemon.agent.steps import CopyFile, FetchCopies, OrderSpaceSnapshots, Step
+from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import (
     CheckpointFile,
@@ -20,6 +20,7 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec
 

@@ -13,13 +13,8 @@ from headway.daemon.agent.steps import (
     FetchCopies,
     FetchState,
     OpenData,
-    OrderChooseStop,
-    OrderStart,
-    OrderStopAt,
-    OrderWrite,
     ProveLink,
     RegisterWorker,
-    SourceKind,
     Step,
 )
 from headway.daemon.agent.steps_due import next_steps
@@ -42,6 +37,7 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.order_messages import order_message
+from headway.daemon.workers.orders import OrderChooseStop, OrderStart, OrderStopAt, OrderWrite, SourceKind
 from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
 from headway.stages.spec import ModelSpec, TrainSpec
 

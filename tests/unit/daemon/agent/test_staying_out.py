@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.agent.steps import OrderPrepare
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.node.membership import Membership
 from headway.daemon.planning.plan_question import ask
@@ -15,6 +14,7 @@ from headway.daemon.records.records import Device, NodeRecord, seen_key
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.situation.situation import Case
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.workers.orders import OrderPrepare
 from tests.fakes.simulated_cluster import small_spec
 from tests.unit.daemon.agent.order_views import SPLIT, job, node, view_of, worker
 

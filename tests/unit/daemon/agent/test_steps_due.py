@@ -11,23 +11,25 @@ from headway.daemon.agent.steps import (
     DeleteState,
     FetchState,
     GiveUp,
+    OpenData,
+    RegisterState,
+    RegisterWorker,
+)
+from headway.daemon.agent.steps_due import is_awaited, is_named, is_over, next_steps
+from headway.daemon.records.records import CheckpointFile, CheckpointRecord, Save, StopRecord, WorkerState
+from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.workers.orders import (
     Neighbour,
     Neighbours,
-    OpenData,
     OrderChooseStop,
     OrderPrepare,
     OrderRelease,
     OrderStart,
     OrderStopAt,
     OrderWrite,
-    RegisterState,
-    RegisterWorker,
     Source,
     SourceKind,
 )
-from headway.daemon.agent.steps_due import is_awaited, is_named, is_over, next_steps
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord, Save, StopRecord, WorkerState
-from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 from tests.unit.daemon.agent.order_views import (
     BACK,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.local.etcd_server import find_etcd_binary
+from headway.daemon.etcd.binary import find_etcd_binary
 
 
 @pytest.fixture

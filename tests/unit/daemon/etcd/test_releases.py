@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.etcd.binary import binary_release
 from headway.daemon.etcd.releases import may_lose_commits, remark
-from headway.daemon.local.etcd_server import binary_release
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.etcd_release import check_etcd_release
 

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from headway.daemon.agent.steps import OrderPrepare
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import PlanRecord, StagePlan
 from headway.daemon.storage.state_store import StateStore
@@ -26,6 +25,7 @@ from headway.daemon.workers.liveness import (
     StallWatch,
 )
 from headway.daemon.workers.order_messages import loading_s, order_message
+from headway.daemon.workers.orders import OrderPrepare
 from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
 from headway.stages.spec import ModelSpec, TrainSpec
 

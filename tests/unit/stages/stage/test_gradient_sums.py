@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, fold, layer_square
+from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_square
 from headway.stages.stage.gradient_sums import GradientSums
+from headway.stages.sums import fold
 
 
 def test_groups_are_summed_apart_and_then_in_order() -> None:

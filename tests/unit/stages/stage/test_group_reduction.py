@@ -12,7 +12,8 @@ from torch import Tensor
 from headway.stages.links.frame_contract import SIBLING_KINDS, FrameContract, num_elements
 from headway.stages.links.link import FrameKind
 from headway.stages.stage.gradient_sums import GradientSums
-from headway.stages.stage.group_reduction import GroupReduction, slice_bounds
+from headway.stages.stage.group_reduction import GroupReduction
+from headway.stages.sums import slice_bounds
 from tests.unit.stages.stage.pipeline import MODEL, with_train
 
 SHAPES = [torch.Size((3, 5)), torch.Size((7,)), torch.Size((2, 2, 2))]
