@@ -2,9 +2,14 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping, Set
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -25,77 +30,72 @@ ON_THE_WIRE = {
 }
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""
 
-PURE = (
-    "daemon/chaos/fault_schedule.py",
-    "daemon/coordination/accounting.py",
-    "daemon/coordination/actions.py",
-    "daemon/situation/situation.py",
-    "daemon/coordination/claims.py",
-    "daemon/view/cluster_view.py",
-    "daemon/coordination/commands.py",
-    "daemon/coordination/conditions.py",
-    "daemon/coordination/coordinator.py",
-    "daemon/coordination/fair_share.py",
-    "daemon/leader/stale_checkpoints.py",
-    "daemon/coordination/link_proofs.py",
-    "daemon/situation/standstill.py",
-    "daemon/situation/loss.py",
-    "daemon/coordination/queue_order.py",
-    "daemon/view/settling.py",
-    "daemon/view/usage.py",
-    "daemon/chaos/checker.py",
-    "daemon/history/events.py",
-    "daemon/records/lineage.py",
-    "daemon/agent/steps_due.py",
-    "daemon/agent/steps.py",
-    "daemon/agent/copy_steps.py",
-    "daemon/agent/layer_sources.py",
-    "daemon/agent/link_steps.py",
-    "daemon/agent/lost_links.py",
-    "daemon/agent/local_state.py",
-    "daemon/agent/assignment.py",
-    "daemon/reach/reach_target.py",
-    "daemon/agent/state_steps.py",
-    "daemon/costs/blocked_ways.py",
-    "daemon/planning/cluster_plan.py",
-    "daemon/costs/connections.py",
-    "daemon/costs/device_order.py",
-    "daemon/costs/distance.py",
-    "daemon/costs/layer_costs.py",
-    "daemon/costs/link_choice.py",
-    "daemon/preview/nodes_file.py",
-    "daemon/planning/order_search.py",
-    "daemon/planning/pace_search.py",
-    "daemon/planning/pipeline_cut.py",
-    "daemon/planning/plan_assembly.py",
-    "daemon/planning/plan_links.py",
-    "daemon/preview/plan_simulation.py",
-    "daemon/planning/planner.py",
-    "daemon/planning/predicted_time.py",
-    "daemon/preview/preview.py",
-    "daemon/costs/profiles.py",
-    "daemon/costs/replica_shares.py",
-    "daemon/costs/stage_costs.py",
-    "daemon/results/measured_pipeline.py",
-    "daemon/results/pipeline_trace.py",
-    "daemon/worker/session.py",
-    "stages/schedule/schedule.py",
-    "stages/schedule/simulator.py",
-)
 IMPURE_IMPORTS = frozenset(
-    ("asyncio", "datetime", "grpc", "logging", "os", "random", "secrets", "structlog", "threading", "time", "torch")
+    {"asyncio", "datetime", "grpc", "logging", "os", "random", "secrets"}
+    | {"socket", "structlog", "subprocess", "threading", "time", "torch"}
 )
+MOST_FILES: Final = 18
+"""Of one folder. In a longer list a reader does not find a file by looking."""
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Full names of everything a file imports, wherever in the file."""
+def source_files() -> tuple[str, ...]:
+    """The product's modules and the benches, as paths from the root."""
+    tops = ("daemon", "stages", "optim", "bench")
+    return tuple(sorted(path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*.py")))
+
+
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
+    """Full names of everything a file imports, wherever in the file, for type checkers too."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return frozenset(names)
+
+
+@cache
+def own_imports(file: str) -> frozenset[str]:
+    """Which other files of the product or the benches a file imports."""
+    known = set(source_files())
+    paths = {f"{name.removeprefix('headway.').replace('.', '/')}.py" for name in imported_modules(ROOT / file)}
+    return frozenset((paths | {f"bench/{path}" for path in paths}) & known - {file})
+
+
+def folder_imports() -> dict[str, set[str]]:
+    """Folder to the other folders that its files import from; a folder inside another is one of its own."""
+    found: dict[str, set[str]] = {}
+    for file in source_files():
+        folder = file.rpartition("/")[0]
+        found.setdefault(folder, set()).update(other.rpartition("/")[0] for other in own_imports(file))
+        found[folder].discard(folder)
+    return found
+
+
+def knots(graph: Mapping[str, Set[str]]) -> list[list[str]]:
+    """The groups of nodes that all reach each other."""
+    reached = {node: reach(graph, node) for node in graph}
+    groups = {tuple(sorted(o for o in there if node in reached[o])) for node, there in reached.items() if node in there}
+    return [list(group) for group in sorted(groups)]
+
+
+def reach(graph: Mapping[str, Set[str]], start: str) -> set[str]:
+    """The nodes that arrows lead to from one."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for node in graph[waiting.pop()] - found:
+            found.add(node)
+            waiting.append(node)
+    return found
+
+
+def pure_files() -> tuple[str, ...]:
+    """The modules that call themselves pure."""
+    docstrings = {file: ast.get_docstring(ast.parse((ROOT / file).read_text())) or "" for file in source_files()}
+    return tuple(file for file, text in docstrings.items() if re.search(r"\bpure\b", text, flags=re.IGNORECASE))
 
 
 def called_names(path: Path) -> set[str]:
@@ -121,11 +121,42 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
         assert not {"tests", "bench"} & {module.split(".")[0] for module in imported_modules(path)}, name
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_cores_import_nothing_impure(name: str) -> None:
-    """A core that could see a clock, a socket or a tensor would not be simulable: it imports none of them."""
-    tops = {module.split(".")[0] for module in imported_modules(ROOT / name)}
-    assert not tops & IMPURE_IMPORTS
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    """Imports lead from a folder to those below it and never back: it can be read without those above."""
+    graph = folder_imports()
+    between = {
+        group: [f"{a} -> {b}" for a in group for b in sorted(graph[a] & set(group))]
+        for group in map(tuple, knots(graph))
+    }
+    assert between == {}
+
+
+def test_a_circle_of_folders_is_found() -> None:
+    """Three folders in a circle, one that only looks on."""
+    graph: dict[str, Set[str]] = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
+    assert knots(graph) == [["a", "b", "c"]]
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    """No folder of the product or the benches holds more files than a reader looks through."""
+    counts = Counter(file.rpartition("/")[0] for file in source_files() if not file.endswith("__init__.py"))
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_unit_tests_lie_where_the_code_lies() -> None:
+    """Each folder of tests/unit has the name of a folder of the product, or of one that tests share."""
+    unit = ROOT / "tests/unit"
+    folders = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("test_*.py")} - {"."}
+    assert {folder for folder in folders if not any((top / folder).is_dir() for top in (ROOT, ROOT / "tests"))} == set()
+
+
+@pytest.mark.parametrize("file", pure_files())
+def test_what_calls_itself_pure_imports_nothing_impure(file: str) -> None:
+    """A core that could see a clock, a socket or a tensor could not be simulated. What it imports counts too."""
+    graph = {name: own_imports(name) for name in source_files()}
+    for name in sorted({file} | reach(graph, file)):
+        tops = {module.split(".")[0] for module in imported_modules(ROOT / name)}
+        assert not tops & IMPURE_IMPORTS, name
 
 
 def test_the_second_oracle_shares_no_code() -> None:
