@@ -127,7 +127,8 @@ class Ground:
     def struck(self, *, after: int = 0) -> list[dict[str, Any]]:
         """The notes of faults that have struck, of those armed after the first `after`."""
         folder = self.faults.with_name(f"{self.faults.name}.struck")
-        notes = [json.loads(path.read_text()) for path in sorted(folder.glob("*.*"))] if folder.is_dir() else []
+        texts = [path.read_text() for path in sorted(folder.glob("*.*"))] if folder.is_dir() else []
+        notes = [json.loads(text) for text in texts if text.endswith("\n")]  # the others are being written
         return [note for note in notes if int(note["id"]) > after]
 
     async def until_struck(self) -> dict[str, Any]:
