@@ -24,8 +24,8 @@ from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 LEAST_SAMPLES: Final = 8
-"""Minimum number of timed microbatches before a plan uses them: all early samples of `stages/telemetry/layer_times.py`, of which
-the newest count.
+"""Minimum number of timed microbatches before a plan uses them: all early samples of `stages/telemetry/layer_times.py`.
+The newest of these count.
 """
 
 

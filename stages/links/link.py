@@ -37,7 +37,7 @@ class Frame:
     microbatch: Microbatch
     tensors: tuple[Tensor, ...]
     codec: Codec = Codec.NONE
-    """Codec of the hidden states, or of their gradient, which are then one tensor or two (stages/links/compression.py)."""
+    """Codec of the hidden states or of their gradient: then one tensor or two (stages/links/compression.py)."""
 
 
 @dataclass(frozen=True, slots=True)
