@@ -1,4 +1,4 @@
-"""Stands for leader, and does the leader's work: runs the pure coordinator and writes its decisions.
+"""Stands for leader, and does the leader's work: runs the coordinator and writes its decisions.
 
 Every daemon runs one. etcd accepts at most one leader at a time: every transaction of a leader compares the revision of
 its own leader key. So a deposed leader that does not know it yet writes nothing.

@@ -1,4 +1,4 @@
-"""Turns steps into messages for a worker. Pure, except for the folder that a Write goes to."""
+"""Turns steps into messages for a worker."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The limits of a gRPC server for its clients, before and after TLS. Pure except for the process's own file limit.
+"""The limits of a gRPC server for its clients, before and after TLS. They follow the process's own file limit.
 
 gRPC counts a connection from its first packet on and closes further ones at once. A connection that has not finished
 its handshakes (TCP, TLS, HTTP/2) in time is closed as well, and so is one that makes no call for long.
