@@ -169,14 +169,14 @@ class Agent:
     def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
         """Note a periodic snapshot that was not written, or late."""
         self.goodput.book.missed_snapshot(missed)
-        of = JobGeneration(missed.job, missed.generation)
-        if missed.factor > self._spacings.get(of, Spacing()).factor:
-            self._spacings[of] = Spacing(missed.factor, missed.boundary)
+        run_key = JobGeneration(missed.job, missed.generation)
+        if missed.factor > self._spacings.get(run_key, Spacing()).factor:
+            self._spacings[run_key] = Spacing(missed.factor, missed.boundary)
         if missed.written:
             log.warning("snapshot_late", job=missed.job, boundary=missed.boundary, reason=missed.reason)
         else:
             log.warning("snapshot_missed", job=missed.job, boundary=missed.boundary, reason=missed.reason)
-            self._missed[of] = (*self._missed.get(of, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
+            self._missed[run_key] = (*self._missed.get(run_key, ()), missed.boundary)[-NUM_MISSED_REMEMBERED:]
         self._due.set()
 
     def _access_changed(self) -> None:
@@ -221,7 +221,7 @@ class Agent:
             wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
             asyncio.get_running_loop().call_later(max(wait_s, 0.0) + REST_S, self._due.set)
         self._steady_since = view.steady_since
-        supervisor.forget(lambda of: is_over(view, of))
+        supervisor.forget(lambda run_key: is_over(view, run_key))
         has_changed = False
         broken: dict[str, Exception] = {}
         node = self._node_state(supervisor)
@@ -248,22 +248,22 @@ class Agent:
             order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
             if isinstance(step, OrderPrepare) and step.data_path:
                 # the next Prepare verifies the data again
-                self._data_paths.pop(self._spec(step.of.job).data.sha256, None)
+                self._data_paths.pop(self._spec(step.run_key.job).data.sha256, None)
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             has_changed = supervisor.order(
                 step.device_index,
                 order.kind,
-                order.of,
+                order.run_key,
                 order.message,
                 within_s=order.within_s,
                 batch_s=order.batch_s,
             )
             if isinstance(step, OrderSpaceSnapshots):
-                self._spacings[step.of] = Spacing(step.factor, step.boundary)
+                self._spacings[step.run_key] = Spacing(step.factor, step.boundary)
             self._failures.succeeded(name_of(step))
             return has_changed
         if isinstance(step, GiveUp):
-            supervisor.fail(step.device_index, step.of, step.reason)
+            supervisor.fail(step.device_index, step.run_key, step.reason)
             return True
         if self._may_begin(step) and not stands_back(step, steps):
             working = self._carry_out(step, supervisor, self._conditions(step))
@@ -285,12 +285,12 @@ class Agent:
                 log.error("job_not_served", job=name, exc_info=broken[name])
             job = self._around.view.jobs.get(name)
             for plan in filter(None, (job.plan, job.next) if job is not None else ()):
-                of = JobGeneration(name, plan.generation)
+                run_key = JobGeneration(name, plan.generation)
                 for worker in filter(None, map(node.worker_of, plan.stages)):
-                    if of in worker.failures:
+                    if run_key in worker.failures:
                         continue
                     text = f"node {self._around.node} cannot serve this job: {reason}"
-                    supervisor.fail(worker.device_index, of, text)
+                    supervisor.fail(worker.device_index, run_key, text)
 
     def _may_begin(self, step: Step) -> bool:
         """Return whether no running step claims an object of this one, and its last failure was long enough ago."""
@@ -320,9 +320,13 @@ class Agent:
 
     def _node_state(self, supervisor: Supervisor) -> NodeState:
         self._keeper.forget_what_is_gone()
-        self._spacings = {of: how for of, how in self._spacings.items() if not is_over(self._around.view, of)}
+        self._spacings = {
+            run_key: how for run_key, how in self._spacings.items() if not is_over(self._around.view, run_key)
+        }
         self._links.look_again(supervisor.statuses)
-        self._missed = {of: places for of, places in self._missed.items() if not is_over(self._around.view, of)}
+        self._missed = {
+            run_key: places for run_key, places in self._missed.items() if not is_over(self._around.view, run_key)
+        }
         self._look_at_jobs()
         return NodeState(
             name=self._around.node,
@@ -388,7 +392,7 @@ class Agent:
         is_hopeless = isinstance(error, ConfigError | DamagedCopyError) or self._failures.charged(name) >= MAX_ATTEMPTS
         if is_hopeless and isinstance(step, WorkersStep):
             self._failures.start_over(name)
-            supervisor.fail(step.device_index, step.of, f"node {self._around.node}: {reason}")
+            supervisor.fail(step.device_index, step.run_key, f"node {self._around.node}: {reason}")
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 
@@ -412,8 +416,8 @@ class Agent:
         around = self._around
         match step:
             case OpenData():
-                data = self._spec(step.of.job).data
-                async with self._readings.telling(step.of.job, data.sha256):
+                data = self._spec(step.run_key.job).data
+                async with self._readings.telling(step.run_key.job, data.sha256):
                     path = str(await around.library.open(data))
                 self._data_paths[data.sha256] = path
             case ProveLink():
@@ -437,7 +441,7 @@ class Agent:
         job = view.jobs[job_of_step(step)]
         match step:
             case RegisterWorker():
-                leaves = ["plan" if job.plan is not None and job.plan.generation == step.of.generation else "next"]
+                leaves = ["plan" if job.plan is not None and job.plan.generation == step.run_key.generation else "next"]
             case RegisterState():
                 leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
             case UnregisterState():
@@ -490,5 +494,5 @@ class Agent:
 def _storage_ailment(step: Step) -> str:
     """Return the name of the ailment of a start's step that waits for storage; empty: it is no such step."""
     if isinstance(step, OpenData):
-        return data_ailment(step.of.job)
-    return checkpoint_ailment(step.of.job) if isinstance(step, FetchState) and step.checkpoint_url else ""
+        return data_ailment(step.run_key.job)
+    return checkpoint_ailment(step.run_key.job) if isinstance(step, FetchState) and step.checkpoint_url else ""

@@ -11,7 +11,7 @@ from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatu
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class Assignment:
     """A worker of this node, and its part of a plan."""
 
     job: JobView
@@ -24,7 +24,7 @@ class Post:
         return self.plan.stages[self.position]
 
     @property
-    def of(self) -> JobGeneration:
+    def run_key(self) -> JobGeneration:
         return JobGeneration(self.job.name, self.plan.generation)
 
     @property
@@ -41,12 +41,12 @@ class Post:
     def standstill(self) -> Standstill | None:
         """Return where the worker stands in this generation, once it has stopped."""
         stopped = self.worker.stopped
-        return stopped if stopped is not None and stopped.of == self.of else None
+        return stopped if stopped is not None and stopped.run_key == self.run_key else None
 
 
-def posts_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Post]:
+def assignments_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Assignment]:
     """Return all places of a plan on this node."""
     for position, stage in enumerate(plan.stages):
         worker = node.worker_of(stage)
         if worker is not None:
-            yield Post(job, plan, position, worker)
+            yield Assignment(job, plan, position, worker)

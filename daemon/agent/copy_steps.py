@@ -108,12 +108,12 @@ def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: S
 
 
 def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState) -> Iterator[Step]:
-    of = JobGeneration(job.name, plan.generation)
-    spacing = node.spacings.get(of, Spacing())
+    run_key = JobGeneration(job.name, plan.generation)
+    spacing = node.spacings.get(run_key, Spacing())
     lagging = [place for place in newer if place[1] > spacing.boundary]
     if len(lagging) <= MAX_LAG:
         return
     for stage in plan.stages:
         worker = node.worker_of(stage)
-        if worker is not None and worker.is_up and worker.started == of and of not in worker.failures:
-            yield OrderSpaceSnapshots(worker.device_index, of, 2 * spacing.factor, newer[-1][1])
+        if worker is not None and worker.is_up and worker.started == run_key and run_key not in worker.failures:
+            yield OrderSpaceSnapshots(worker.device_index, run_key, 2 * spacing.factor, newer[-1][1])

@@ -132,11 +132,11 @@ class StateKeeper:
         else:
             async with self._fetches:
                 holders = _spread(step.holders, f"{self._node}/{step.key.layer}")
-                await self._fetch_from(holders, step.key, step.expected, generation=step.of.generation)
+                await self._fetch_from(holders, step.key, step.expected, generation=step.run_key.generation)
 
     async def _fetch_checkpointed(self, step: FetchState) -> None:
         """Fetch from the checkpoint folder or, if this node cannot reach it, through another node."""
-        job = self._job(step.of.job)
+        job = self._job(step.run_key.job)
         try:
             await fetch_checkpointed(
                 self._store,
@@ -144,7 +144,7 @@ class StateKeeper:
                 step.key,
                 url=resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root),
                 expected=step.expected,
-                generation=step.of.generation,
+                generation=step.run_key.generation,
                 uid=_uid(job),
             )
         except DamagedCopyError:
@@ -155,7 +155,7 @@ class StateKeeper:
             others = tuple(sorted(self._view.nodes.keys() - {self._node}))
             try:
                 await self._fetch_from(
-                    others, step.key, step.expected, generation=step.of.generation, is_forwarded=True
+                    others, step.key, step.expected, generation=step.run_key.generation, is_forwarded=True
                 )
             except RecoveryError as second:
                 log.warning("not_forwarded", key=str(step.key), reason=second.reason)

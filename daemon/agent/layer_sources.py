@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from headway.daemon.agent.assignment import Post
+from headway.daemon.agent.assignment import Assignment
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import FetchState, GiveUp
 from headway.daemon.records.records import CheckpointFile, CheckpointRecord
@@ -15,38 +15,40 @@ HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
 """Time in sight of etcd without a break after which every living node has registered again, with its files."""
 
 
-def source_of(view: ClusterView, post: Post, part: str, node: NodeState) -> Source | FetchState | GiveUp | None:
+def source_of(
+    view: ClusterView, assignment: Assignment, part: str, node: NodeState
+) -> Source | FetchState | GiveUp | None:
     """Return the source of a part, or the step that would bring it here, or None while that is not known."""
-    plan, worker = post.plan, post.worker
+    plan, worker = assignment.plan, assignment.worker
     if plan.source == "initial":
         return Source(part, SourceKind.INITIAL)
-    if _is_live(post, part):
+    if _is_live(assignment, part):
         return Source(part, SourceKind.LIVE)
-    key = StateKey(post.job.name, plan.source_timeline, plan.boundary, part)
+    key = StateKey(assignment.job.name, plan.source_timeline, plan.boundary, part)
     if key in node.held:
         return Source(part, SourceKind.FILE, str(node.held[key].path))
-    checkpoint = post.job.checkpoint if plan.source == "checkpoint" else None
+    checkpoint = assignment.job.checkpoint if plan.source == "checkpoint" else None
     if checkpoint is not None and not _has(checkpoint, key):
-        return GiveUp(worker.device_index, post.of, f"the checkpoint {checkpoint.url} has no {key}")
+        return GiveUp(worker.device_index, assignment.run_key, f"the checkpoint {checkpoint.url} has no {key}")
     told = {
         name: file
-        for name, file in post.job.holders(key.timeline, key.boundary, key.layer).items()
+        for name, file in assignment.job.holders(key.timeline, key.boundary, key.layer).items()
         if name != node.name
     }
-    living = {name: file for name, file in told.items() if _is_living(view, post.job, key, name)}
+    living = {name: file for name, file in told.items() if _is_living(view, assignment.job, key, name)}
     if checkpoint is not None:
         expected = checkpoint.files[part]
         living = {name: file for name, file in living.items() if file.checksum == expected.checksum}
         if not living:
-            return FetchState(worker.device_index, post.of, key, (), checkpoint.url, expected)
+            return FetchState(worker.device_index, assignment.run_key, key, (), checkpoint.url, expected)
     if living:
         file = living[min(living)]
         same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
         expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
-        return FetchState(worker.device_index, post.of, key, same, "", expected)
+        return FetchState(worker.device_index, assignment.run_key, key, same, "", expected)
     if told or not has_heard_all(view, node.now):
         return None  # holders are away: either they come back, or their records go
-    return GiveUp(worker.device_index, post.of, f"no node holds {key}")
+    return GiveUp(worker.device_index, assignment.run_key, f"no node holds {key}")
 
 
 def has_heard_all(view: ClusterView, now: float) -> bool:
@@ -65,12 +67,12 @@ def _is_living(view: ClusterView, job: JobView, key: StateKey, name: str) -> boo
     return node is not None and node.incarnation == job.state[key.timeline, key.boundary][name].incarnation
 
 
-def _is_live(post: Post, part: str) -> bool:
+def _is_live(assignment: Assignment, part: str) -> bool:
     """Return whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
-    worker, stopped = post.worker, post.worker.stopped
-    plan = post.plan
+    worker, stopped = assignment.worker, assignment.worker.stopped
+    plan = assignment.plan
     is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline
-    if not is_planned or stopped is None or stopped.of != worker.started:
+    if not is_planned or stopped is None or stopped.run_key != worker.started:
         return False
-    is_there = stopped.of.job == post.job.name and stopped.boundary == post.plan.boundary
+    is_there = stopped.run_key.job == assignment.job.name and stopped.boundary == assignment.plan.boundary
     return is_there and (worker.has_journal if part == JOURNAL else part in worker.layers)

@@ -32,13 +32,13 @@ class LinkProofs:
         target = step.target
         if reason := await self._reach.prove(target):
             raise UnavailableError(f"the worker of {target.node} at {target.address}", reason)
-        self._proven.add((step.of, step.position, step.other, target.worker))
+        self._proven.add((step.run_key, step.position, step.other, target.worker))
 
-    def is_silent(self, of: JobGeneration, position: int) -> None:
+    def is_silent(self, run_key: JobGeneration, position: int) -> None:
         """Dial a neighbour from which a worker of ours hears nothing."""
-        job = self._view.jobs.get(of.job)
+        job = self._view.jobs.get(run_key.job)
         plan = job.plan if job is not None else None
-        if plan is not None and plan.generation == of.generation and position < len(plan.stages):
+        if plan is not None and plan.generation == run_key.generation and position < len(plan.stages):
             self._reach.hurry(plan.stages[position].node)
 
     def look_again(self, workers: Iterable[WorkerStatus]) -> None:
@@ -49,9 +49,9 @@ class LinkProofs:
         self._proven = {link for link in self._proven if not is_over(self._view, link[0])}
         self._passed_on = {link for link in self._passed_on if not is_over(self._view, link[0])}
         for lost in lost_links(self._view, workers):
-            if (lost.of, lost.device_index) in self._passed_on:
+            if (lost.run_key, lost.device_index) in self._passed_on:
                 continue
-            self._passed_on.add((lost.of, lost.device_index))
+            self._passed_on.add((lost.run_key, lost.device_index))
             if lost.was_unreached and lost.target is not None:
                 self._reach.link_failed(lost.target, lost.reason)
             else:

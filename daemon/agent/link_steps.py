@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from headway.daemon.agent.assignment import Post
+from headway.daemon.agent.assignment import Assignment
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import ProveLink
 from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes
@@ -13,34 +13,36 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.workers.orders import Neighbour, Neighbours
 
 
-def links_to_prove(view: ClusterView, post: Post, node: NodeState) -> Iterator[ProveLink]:
+def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[ProveLink]:
     """Return the neighbours to dial while the worker gets ready; both ends of a link dial."""
-    if post.of in post.worker.failures:
+    if assignment.run_key in assignment.worker.failures:
         return
-    records = post.job.workers_of(post.plan)
-    for other in neighbours(post.plan.stages, post.position):
+    records = assignment.job.workers_of(assignment.plan)
+    for other in neighbours(assignment.plan.stages, assignment.position):
         if other in records and records[other].state is not WorkerState.READY:
             continue
-        target = _other_end(view, post, other)
-        if target is not None and (post.of, post.position, other, target.worker) not in node.proven:
-            yield ProveLink(post.of, post.position, other, target)
+        target = _other_end(view, assignment, other)
+        if target is not None and (assignment.run_key, assignment.position, other, target.worker) not in node.proven:
+            yield ProveLink(assignment.run_key, assignment.position, other, target)
 
 
-def proven_links(view: ClusterView, post: Post, node: NodeState) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the worker's neighbours and their processes, once all are proven: the record is not written for each."""
-    found = {other: _other_end(view, post, other) for other in neighbours(post.plan.stages, post.position)}
+    found = {
+        other: _other_end(view, assignment, other) for other in neighbours(assignment.plan.stages, assignment.position)
+    }
     workers = tuple(target.worker for target in found.values() if target is not None)
-    proven = [link[2:] for link in node.proven if link[:2] == (post.of, post.position)]
+    proven = [link[2:] for link in node.proven if link[:2] == (assignment.run_key, assignment.position)]
     if len(workers) < len(found) or not all(link in proven for link in zip(found, workers, strict=True)):
         return (), ()
     return tuple(found), workers
 
 
-def _other_end(view: ClusterView, post: Post, other: int) -> Target | None:
+def _other_end(view: ClusterView, assignment: Assignment, other: int) -> Target | None:
     """Return the worker at the other end of a link: as it reported in this plan, or else as its node lets it listen
     now.
     """
-    stage, record = post.plan.stages[other], post.job.workers_of(post.plan).get(other)
+    stage, record = assignment.plan.stages[other], assignment.job.workers_of(assignment.plan).get(other)
     node = view.nodes.get(stage.node)
     if record is not None:
         address, worker = record.address, record.incarnation
@@ -48,24 +50,24 @@ def _other_end(view: ClusterView, post: Post, other: int) -> Target | None:
         return None
     else:
         port = next((port for port in node.workers if port.device_index == stage.device_index), None)
-        if port is None or _has_died(post, port.incarnation):
+        if port is None or _has_died(assignment, port.incarnation):
             return None  # the successor's address is about to be reported
         address, worker = port.address, port.incarnation
     return worker_target(stage.node, stage.node_incarnation, stage.device_index, address, worker)
 
 
-def _has_died(post: Post, worker: str) -> bool:
+def _has_died(assignment: Assignment, worker: str) -> bool:
     """Return whether a plan of the job has lost the process; a process that lost a neighbour lives."""
     return any(
         record.incarnation == worker and record.state is WorkerState.FAILED and record.lost_peer < 0
-        for record in post.job.workers.values()
+        for record in assignment.job.workers.values()
     )
 
 
-def neighbours_of(view: ClusterView, post: Post) -> Neighbours | None:
+def neighbours_of(view: ClusterView, assignment: Assignment) -> Neighbours | None:
     """Return all neighbours of a worker; None while one of them has not reported its address."""
-    plan, position = post.plan, post.position
-    records = post.job.workers_of(plan)
+    plan, position = assignment.plan, assignment.position
+    records = assignment.job.workers_of(plan)
 
     around = linked(plan.stages, position)
     if any(other not in records for positions in around for other in positions):
@@ -76,7 +78,7 @@ def neighbours_of(view: ClusterView, post: Post) -> Neighbours | None:
                 other,
                 records[other].address,
                 records[other].incarnation,
-                _is_collective(view, post, other),
+                _is_collective(view, assignment, other),
             )
             for other in positions
         )
@@ -85,14 +87,14 @@ def neighbours_of(view: ClusterView, post: Post) -> Neighbours | None:
     return Neighbours(upstream, downstream, beside)
 
 
-def _is_collective(view: ClusterView, post: Post, position: int) -> bool:
+def _is_collective(view: ClusterView, assignment: Assignment, position: int) -> bool:
     """Decide by both nodes' records, so that the other end's daemon gets this answer too."""
-    assert post.job.spec is not None, "only jobs with a spec have posts"
-    other = post.plan.stages[position]
-    own, peer = view.nodes.get(post.stage.node), view.nodes.get(other.node)
+    assert assignment.job.spec is not None, "only jobs with a spec have posts"
+    other = assignment.plan.stages[position]
+    own, peer = view.nodes.get(assignment.stage.node), view.nodes.get(other.node)
     if own is None or peer is None:
         return False  # a node is gone, and this plan ends with it
-    ends = LinkEnd.of(own, post.stage.device_index), LinkEnd.of(peer, other.device_index)
-    spec = post.job.spec
-    frame_bytes = largest_frame_bytes(spec, post.plan, post.position, position)
+    ends = LinkEnd.of(own, assignment.stage.device_index), LinkEnd.of(peer, other.device_index)
+    spec = assignment.job.spec
+    frame_bytes = largest_frame_bytes(spec, assignment.plan, assignment.position, position)
     return choose_link(spec.train.link, *ends, frame_bytes=frame_bytes).is_collective

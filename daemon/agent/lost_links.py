@@ -13,7 +13,7 @@ from headway.daemon.workers.status import JobGeneration, WorkerStatus
 class LostLink:
     """One worker of ours, and the neighbour that it no longer reaches or never has."""
 
-    of: JobGeneration
+    run_key: JobGeneration
     device_index: int
     node: str
     """Node of the neighbour."""
@@ -26,22 +26,22 @@ class LostLink:
 def lost_links(view: ClusterView, workers: Iterable[WorkerStatus]) -> Iterator[LostLink]:
     """Return the lost links of plans that etcd still names."""
     for worker in workers:
-        for of, failure in worker.failures.items():
-            plan = _plan(view, of)
+        for run_key, failure in worker.failures.items():
+            plan = _plan(view, run_key)
             if plan is None or not 0 <= failure.lost_peer < len(plan.stages):
                 continue
             stage = plan.stages[failure.lost_peer]
-            record = view.jobs[of.job].workers_of(plan).get(failure.lost_peer)
+            record = view.jobs[run_key.job].workers_of(plan).get(failure.lost_peer)
             target = None
             if record is not None:
                 target = worker_target(
                     stage.node, stage.node_incarnation, stage.device_index, record.address, record.incarnation
                 )
             reason = failure.text.split("\n", 1)[0]
-            yield LostLink(of, worker.device_index, stage.node, target, failure.was_unreached, reason)
+            yield LostLink(run_key, worker.device_index, stage.node, target, failure.was_unreached, reason)
 
 
-def _plan(view: ClusterView, of: JobGeneration) -> PlanRecord | None:
-    job = view.jobs.get(of.job)
+def _plan(view: ClusterView, run_key: JobGeneration) -> PlanRecord | None:
+    job = view.jobs.get(run_key.job)
     plans = (job.plan, job.next) if job is not None else ()
-    return next((plan for plan in plans if plan is not None and plan.generation == of.generation), None)
+    return next((plan for plan in plans if plan is not None and plan.generation == run_key.generation), None)

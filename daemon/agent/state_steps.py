@@ -130,9 +130,9 @@ def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
 
 
 def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
-    of = JobGeneration(job.name, plan.generation)
+    run_key = JobGeneration(job.name, plan.generation)
     mine = [worker for stage in plan.stages if (worker := node.worker_of(stage)) is not None]
-    return all(worker.started == of for worker in mine)
+    return all(worker.started == run_key for worker in mine)
 
 
 def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Place | None:

@@ -26,15 +26,15 @@ from headway.daemon.workers.orders import (
 
 
 def job_of_step(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> str:
-    return step.job if isinstance(step, RegisterState | UnregisterState) else step.of.job
+    return step.job if isinstance(step, RegisterState | UnregisterState) else step.run_key.job
 
 
 def etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState, node: str) -> str:
     match step:
         case RegisterWorker():
-            return Keys.worker(step.of.job, step.of.generation, step.position)
+            return Keys.worker(step.run_key.job, step.run_key.generation, step.position)
         case AnswerStop():
-            return Keys.of(step.of.job, "stop")
+            return Keys.of(step.run_key.job, "stop")
         case RegisterState() | UnregisterState() | DeleteState():
             return Keys.state(step.job, step.timeline, step.boundary, node)
 
@@ -80,7 +80,7 @@ def name_of(step: Step) -> object:
     """Return a name that stays while a step's details change: attempts are counted by it."""
     match step:
         case FetchState():
-            return FetchState, step.of, step.key
+            return FetchState, step.run_key, step.key
         case FetchCopies():
             return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
         case RegisterState():
@@ -88,6 +88,6 @@ def name_of(step: Step) -> object:
         case OrderRelease():
             return OrderRelease, step.device_index, step.job
         case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite() | OrderSpaceSnapshots():
-            return type(step), step.device_index, step.of
+            return type(step), step.device_index, step.run_key
         case _:
             return step

@@ -22,14 +22,14 @@ class OpenData:
     """Open the job's token shards on this node."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
 
 
 @dataclass(frozen=True, slots=True)
 class ProveLink:
     """Dial a worker with which one of ours will have a link, before the plan comes into force."""
 
-    of: JobGeneration
+    run_key: JobGeneration
     position: int
     """Position of this node's worker in the plan."""
     other: int
@@ -42,7 +42,7 @@ class ProveLink:
 class AnswerStop:
     """Fill in the boundary that the worker of position 0 chose."""
 
-    of: JobGeneration
+    run_key: JobGeneration
     boundary: int
 
 
@@ -58,7 +58,7 @@ class FetchState:
     """Bring a file into the store that a worker is to load, from another node or from a checkpoint."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     key: StateKey
     holders: tuple[str, ...]
     """Nodes that have the file."""
@@ -99,7 +99,7 @@ class FetchCopies:
 class RegisterWorker:
     """Record a worker's progress in etcd."""
 
-    of: JobGeneration
+    run_key: JobGeneration
     position: int
     record: WorkerRecord
 
@@ -143,7 +143,7 @@ class GiveUp:
     """Give up a worker's part of a generation, because something that should exist is missing."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     reason: str
 
 

@@ -6,7 +6,7 @@ was lost is simply due again. docs/architecture.md has the protocol; the functio
 
 from collections.abc import Callable, Iterable, Iterator
 
-from headway.daemon.agent.assignment import Post, posts_of
+from headway.daemon.agent.assignment import Assignment, assignments_of
 from headway.daemon.agent.copy_steps import copy_steps_of
 from headway.daemon.agent.layer_sources import source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
@@ -67,26 +67,26 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     if job.next is not None and node.may_obey(job, job.next):
-        for post in posts_of(job, job.next, node):
-            yield from _prepare(post, node)
-            yield from links_to_prove(view, post, node)
+        for assignment in assignments_of(job, job.next, node):
+            yield from _prepare(assignment, node)
+            yield from links_to_prove(view, assignment, node)
             if is_recovering:
-                yield from _fetch_ahead(view, post, node)
-            yield from _register(view, post, node)
+                yield from _fetch_ahead(view, assignment, node)
+            yield from _register(view, assignment, node)
     if job.plan is not None and node.may_obey(job, job.plan):
-        for post in posts_of(job, job.plan, node):
+        for assignment in assignments_of(job, job.plan, node):
             if not is_recovering:
-                yield from _prepare(post, node)
-                yield from _start(view, post, node)
-                yield from _stop(post)
-                yield from _save(post, node)
-            yield from _register(view, post, node)
+                yield from _prepare(assignment, node)
+                yield from _start(view, assignment, node)
+                yield from _stop(assignment)
+                yield from _save(assignment, node)
+            yield from _register(view, assignment, node)
 
 
-def is_over(view: ClusterView, of: JobGeneration) -> bool:
+def is_over(view: ClusterView, run_key: JobGeneration) -> bool:
     """Return whether no record names a generation any more, so that its failures can be forgotten."""
-    job = view.jobs.get(of.job)
-    return job is None or all(plan is None or plan.generation != of.generation for plan in (job.plan, job.next))
+    job = view.jobs.get(run_key.job)
+    return job is None or all(plan is None or plan.generation != run_key.generation for plan in (job.plan, job.next))
 
 
 def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
@@ -108,175 +108,180 @@ def is_awaited(view: ClusterView, held: Iterable[StateKey]) -> bool:
 # --- Prepare and start ----------------------------------------------------------------------------------------------
 
 
-def _prepare(post: Post, node: NodeState) -> Iterator[Step]:
-    worker, of = post.worker, post.of
-    is_done = of in (worker.prepared, worker.started)
-    if not worker.is_up or is_done or of in worker.failures or worker.awaits(OrderKind.PREPARE, of):
+def _prepare(assignment: Assignment, node: NodeState) -> Iterator[Step]:
+    worker, run_key = assignment.worker, assignment.run_key
+    is_done = run_key in (worker.prepared, worker.started)
+    if not worker.is_up or is_done or run_key in worker.failures or worker.awaits(OrderKind.PREPARE, run_key):
         return
-    if worker.job not in ("", of.job):
+    if worker.job not in ("", run_key.job):
         return  # the worker first has to let go of another job
     data_path: str | None = ""
-    if post.position in post.plan.replicas[0]:
-        data_path = node.data_paths.get(post.data_sha256)
+    if assignment.position in assignment.plan.replicas[0]:
+        data_path = node.data_paths.get(assignment.data_sha256)
     if data_path is None:
-        yield OpenData(worker.device_index, of)
+        yield OpenData(worker.device_index, run_key)
         return
-    yield OrderPrepare(worker.device_index, of, post.position, post.plan, data_path)
+    yield OrderPrepare(worker.device_index, run_key, assignment.position, assignment.plan, data_path)
 
 
-def _start(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
-    worker, of = post.worker, post.of
-    is_due = worker.prepared == of and worker.started != of and of not in worker.failures
-    if not is_due or worker.awaits(OrderKind.START, of):
+def _start(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[Step]:
+    worker, run_key = assignment.worker, assignment.run_key
+    is_due = worker.prepared == run_key and worker.started != run_key and run_key not in worker.failures
+    if not is_due or worker.awaits(OrderKind.START, run_key):
         return
     sources: list[Source] = []
     is_complete = True
-    for part in post.parts:
-        found = source_of(view, post, part, node)
+    for part in assignment.parts:
+        found = source_of(view, assignment, part, node)
         if isinstance(found, Source):
             sources.append(found)
             continue
         is_complete = False
         if found is not None:
             yield found
-    neighbours = neighbours_of(view, post)
+    neighbours = neighbours_of(view, assignment)
     if is_complete and neighbours is not None:
-        checkpoint = post.job.checkpoint if post.plan.source == "checkpoint" else None
+        checkpoint = assignment.job.checkpoint if assignment.plan.source == "checkpoint" else None
         origin = checkpoint.origin_job if checkpoint is not None else ""
         yield OrderStart(
             worker.device_index,
-            of,
-            post.position,
-            post.plan,
+            run_key,
+            assignment.position,
+            assignment.plan,
             tuple(sources),
             neighbours,
-            takes_snapshots=_is_first_on_its_node(post),
+            takes_snapshots=_is_first_on_its_node(assignment),
             source_job=origin,
         )
 
 
-def _fetch_ahead(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
+def _fetch_ahead(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[Step]:
     """Fetch a recovery's files while its workers are prepared: their sources are already known."""
-    if post.of in post.worker.failures:
+    if assignment.run_key in assignment.worker.failures:
         return
-    for part in post.parts:
-        found = source_of(view, post, part, node)
+    for part in assignment.parts:
+        found = source_of(view, assignment, part, node)
         if isinstance(found, FetchState | GiveUp):
             yield found
 
 
-def _is_first_on_its_node(post: Post) -> bool:
+def _is_first_on_its_node(assignment: Assignment) -> bool:
     """Return whether no earlier replica of the stage is on this node: they would write the same files."""
-    workers = post.plan.replicas[post.plan.stage_index(post.position)]
-    return next(other for other in workers if post.plan.stages[other].node == post.stage.node) == post.position
+    workers = assignment.plan.replicas[assignment.plan.stage_index(assignment.position)]
+    return (
+        next(other for other in workers if assignment.plan.stages[other].node == assignment.stage.node)
+        == assignment.position
+    )
 
 
 # --- Stop and save --------------------------------------------------------------------------------------------------
 
 
-def _stop(post: Post) -> Iterator[Step]:
-    stop, worker, of = post.job.stop, post.worker, post.of
-    is_due = stop is not None and stop.generation == post.plan.generation and worker.started == of
-    if stop is None or not is_due or of in worker.failures:
+def _stop(assignment: Assignment) -> Iterator[Step]:
+    stop, worker, run_key = assignment.job.stop, assignment.worker, assignment.run_key
+    is_due = stop is not None and stop.generation == assignment.plan.generation and worker.started == run_key
+    if stop is None or not is_due or run_key in worker.failures:
         return
     if stop.boundary is None:
-        if post.position != 0:
+        if assignment.position != 0:
             return
-        if worker.chosen is not None and worker.chosen.of == of:
-            yield AnswerStop(of, worker.chosen.boundary)
-        elif not worker.awaits(OrderKind.CHOOSE_STOP, of):
-            yield OrderChooseStop(worker.device_index, of)
+        if worker.chosen is not None and worker.chosen.run_key == run_key:
+            yield AnswerStop(run_key, worker.chosen.boundary)
+        elif not worker.awaits(OrderKind.CHOOSE_STOP, run_key):
+            yield OrderChooseStop(worker.device_index, run_key)
         return
-    chose_itself = worker.chosen is not None and worker.chosen.of == of
-    if post.standstill is None and not chose_itself and not worker.awaits(OrderKind.STOP_AT, of):
-        yield OrderStopAt(worker.device_index, of, stop.boundary)
+    chose_itself = worker.chosen is not None and worker.chosen.run_key == run_key
+    if assignment.standstill is None and not chose_itself and not worker.awaits(OrderKind.STOP_AT, run_key):
+        yield OrderStopAt(worker.device_index, run_key, stop.boundary)
 
 
-def _save(post: Post, node: NodeState) -> Iterator[Step]:
-    stop, standstill = post.job.stop, post.standstill
-    is_due = stop is not None and stop.generation == post.plan.generation
+def _save(assignment: Assignment, node: NodeState) -> Iterator[Step]:
+    stop, standstill = assignment.job.stop, assignment.standstill
+    is_due = stop is not None and stop.generation == assignment.plan.generation
     if stop is None or not is_due or standstill is None or stop.boundary != standstill.boundary:
         return
-    worker, of = post.worker, post.of
+    worker, run_key = assignment.worker, assignment.run_key
     keys = [
-        StateKey(post.job.name, post.plan.timeline, standstill.boundary, part)
-        for part in _parts_to_save(post, stop.save)
+        StateKey(assignment.job.name, assignment.plan.timeline, standstill.boundary, part)
+        for part in _parts_to_save(assignment, stop.save)
     ]
     missing = tuple(key.layer for key in keys if key not in node.held)
-    if missing and worker.is_up and of not in worker.failures and not worker.awaits(OrderKind.WRITE, of):
-        yield OrderWrite(worker.device_index, of, post.plan.timeline, standstill.boundary, missing)
-    if stop.save is Save.CHECKPOINT and of not in worker.failures:
+    if missing and worker.is_up and run_key not in worker.failures and not worker.awaits(OrderKind.WRITE, run_key):
+        yield OrderWrite(worker.device_index, run_key, assignment.plan.timeline, standstill.boundary, missing)
+    if stop.save is Save.CHECKPOINT and run_key not in worker.failures:
         for key in keys:
             if key in node.held and key not in node.durable:
                 yield CopyToCheckpoint(key)
 
 
-def _parts_to_save(post: Post, save: Save) -> tuple[str, ...]:
+def _parts_to_save(assignment: Assignment, save: Save) -> tuple[str, ...]:
     """Return all parts for a checkpoint; otherwise the layers that move, and the journal at every stop.
 
     All replicas of a stage have equal parts, so only the lead writes.
     """
-    plan, successor = post.plan, post.job.next
-    if not plan.is_lead(post.position):
+    plan, successor = assignment.plan, assignment.job.next
+    if not plan.is_lead(assignment.position):
         return ()
     if save is Save.CHECKPOINT:
-        return post.parts
+        return assignment.parts
     return tuple(
-        part for part in post.parts if part == JOURNAL or (successor is not None and is_moving(plan, successor, part))
+        part
+        for part in assignment.parts
+        if part == JOURNAL or (successor is not None and is_moving(plan, successor, part))
     )
 
 
 # --- Reports to etcd --------------------------------------------------------------------------------------------
 
 
-def _register(view: ClusterView, post: Post, node: NodeState) -> Iterator[Step]:
-    record = _worker_record(view, post, node)
-    known = post.job.workers.get((post.plan.generation, post.position))
+def _register(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[Step]:
+    record = _worker_record(view, assignment, node)
+    known = assignment.job.workers.get((assignment.plan.generation, assignment.position))
     if record is None or record == known:
         return
     if record.state is WorkerState.FAILED and not (
-        _tells_of_the_device(view, post, node) and _tells_of_the_pair(view, post, record)
+        _tells_of_the_device(view, assignment, node) and _tells_of_the_pair(view, assignment, record)
     ):
         return
     if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
         return
-    yield RegisterWorker(post.of, post.position, record)
+    yield RegisterWorker(assignment.run_key, assignment.position, record)
 
 
-def _tells_of_the_device(view: ClusterView, post: Post, node: NodeState) -> bool:
+def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeState) -> bool:
     """Return whether our node record says if the device has a worker now: the next plan after a failure
     depends on it.
     """
     own = view.nodes.get(node.name)
-    return own is None or (post.worker.device_index in own.down_devices) == post.worker.has_died
+    return own is None or (assignment.worker.device_index in own.down_devices) == assignment.worker.has_died
 
 
-def _tells_of_the_pair(view: ClusterView, post: Post, record: WorkerRecord) -> bool:
+def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: WorkerRecord) -> bool:
     """Return whether etcd says that the neighbour is out of reach or gone, so that the next plan avoids the pair."""
-    if not record.was_unreached or not 0 <= record.lost_peer < len(post.plan.stages):
+    if not record.was_unreached or not 0 <= record.lost_peer < len(assignment.plan.stages):
         return True
-    other = post.plan.stages[record.lost_peer]
+    other = assignment.plan.stages[record.lost_peer]
     peer = view.nodes.get(other.node)
     if peer is None or peer.incarnation != other.node_incarnation:
         return True
-    return pair_of(post.stage.node, other.node) in view.blocked.pairs
+    return pair_of(assignment.stage.node, other.node) in view.blocked.pairs
 
 
-def _worker_record(view: ClusterView, post: Post, node: NodeState) -> WorkerRecord | None:
-    worker, of = post.worker, post.of
+def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -> WorkerRecord | None:
+    worker, run_key = assignment.worker, assignment.run_key
     boundary = None
-    failure = worker.failures.get(of, Failure(""))
-    if of in worker.failures:
+    failure = worker.failures.get(run_key, Failure(""))
+    if run_key in worker.failures:
         state = WorkerState.FAILED
-    elif post.standstill is not None:
-        state, boundary = WorkerState.STOPPED, post.standstill.boundary
-    elif worker.started == of:
+    elif assignment.standstill is not None:
+        state, boundary = WorkerState.STOPPED, assignment.standstill.boundary
+    elif worker.started == run_key:
         state = WorkerState.RUNNING
-    elif worker.prepared == of:
+    elif worker.prepared == run_key:
         state = WorkerState.READY
     else:
         return None
-    proven, proven_workers = proven_links(view, post, node) if state is WorkerState.READY else ((), ())
+    proven, proven_workers = proven_links(view, assignment, node) if state is WorkerState.READY else ((), ())
     return WorkerRecord(
         node=node.name,
         incarnation=worker.incarnation,

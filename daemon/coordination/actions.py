@@ -23,37 +23,37 @@ from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import FailureCount, Phase, Save, StopRecord
 from headway.daemon.situation.origin import Origin
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 
 
-def retire(case: Case, to: Phase) -> Command:
+def retire(situation: JobSituation, to: Phase) -> Command:
     """delete what is there of `plan`, `next`, `stop`"""
-    return move(case, to, "cancelled" if to is Phase.CANCELLED else "paused", deletes=("plan", "next", "stop"))
+    return move(situation, to, "cancelled" if to is Phase.CANCELLED else "paused", deletes=("plan", "next", "stop"))
 
 
-def requeue(case: Case, to: Phase) -> Command:
+def requeue(situation: JobSituation, to: Phase) -> Command:
     """nothing more"""
-    origin = case.origin
+    origin = situation.origin
     start = f"batch {origin.boundary}" if origin.source != "initial" else "the beginning"
-    return move(case, to, f"resume requested: continues from {start}", failures=FailureCount())
+    return move(situation, to, f"resume requested: continues from {start}", failures=FailureCount())
 
 
-def explain_wait(case: Case, to: Phase) -> Command:
+def explain_wait(situation: JobSituation, to: Phase) -> Command:
     """the reason alone, no event"""
-    return move(case, to, waits_for(case), is_event=False, error=case.job.phase.error)
+    return move(situation, to, waits_for(situation), is_event=False, error=situation.job.phase.error)
 
 
-def explain_outlook(case: Case, to: Phase) -> Command:
+def explain_outlook(situation: JobSituation, to: Phase) -> Command:
     """why no better plan is taken, no event"""
-    before = case.job.phase
-    return move(case, to, before.reason, is_event=False, error=before.error, outlook=outlook_text(case))
+    before = situation.job.phase
+    return move(situation, to, before.reason, is_event=False, error=before.error, outlook=outlook_text(situation))
 
 
-def explain_planning(case: Case, to: Phase) -> Command:
+def explain_planning(situation: JobSituation, to: Phase) -> Command:
     """since when a plan is computed, no event"""
-    before, since = case.job.phase, planning_since(case)
+    before, since = situation.job.phase, planning_since(situation)
     return move(
-        case,
+        situation,
         to,
         before.reason,
         is_event=False,
@@ -63,126 +63,136 @@ def explain_planning(case: Case, to: Phase) -> Command:
     )
 
 
-def offer_first_plan(case: Case, to: Phase) -> Command:
+def offer_first_plan(situation: JobSituation, to: Phase) -> Command:
     """`next`"""
-    plan = case.best_plan
+    plan = situation.best_plan
     assert isinstance(plan, ClusterPlan)
     reason = shape_and_nodes(plan.stages)
     if plan.predicted_batch_seconds > 0:
         reason += f", predicted {plan.predicted_batch_seconds:.2g} s a batch"
-    return offer(case, to, plan, reason=reason, origin=case.origin)
+    return offer(situation, to, plan, reason=reason, origin=situation.origin)
 
 
-def offer_change(case: Case, to: Phase) -> Command:
+def offer_change(situation: JobSituation, to: Phase) -> Command:
     """`next`"""
-    plan, before = case.best_plan, case.job.plan
+    plan, before = situation.best_plan, situation.job.plan
     assert isinstance(plan, ClusterPlan)
     assert before is not None
     same_timeline = Origin(source="nodes", boundary=0, source_timeline=before.timeline, lineage=before.lineage)
-    promised = case.outlook.factor if case.outlook is not None and not case.draining(before) else 0.0
-    reason = why_changed(case, before, plan)
-    return offer(case, to, plan, reason=reason, origin=same_timeline, promised=promised)
+    promised = situation.outlook.factor if situation.outlook is not None and not situation.draining(before) else 0.0
+    reason = why_changed(situation, before, plan)
+    return offer(situation, to, plan, reason=reason, origin=same_timeline, promised=promised)
 
 
-def recover(case: Case, to: Phase) -> Command:
+def recover(situation: JobSituation, to: Phase) -> Command:
     """delete `stop`; `next` on what lives if there can be one, else delete it; what failed is counted"""
-    cause, plan = why_recovering(case), case.recovery_plan
-    error = case.first_error or case.job.phase.error
-    leased = held_against_nodes(case, case.losses)
-    if isinstance(plan, ClusterPlan) and recovery_is_possible(case):
-        reason = f"{cause}; {where_it_goes(case, plan)}"
+    cause, plan = why_recovering(situation), situation.recovery_plan
+    error = situation.first_error or situation.job.phase.error
+    leased = held_against_nodes(situation, situation.losses)
+    if isinstance(plan, ClusterPlan) and recovery_is_possible(situation):
+        reason = f"{cause}; {where_it_goes(situation, plan)}"
         return offer(
-            case,
+            situation,
             to,
             plan,
             reason=reason,
             event=sentence(reason),
-            origin=case.origin,
+            origin=situation.origin,
             error=error,
             deletes=("stop",),
-            failures=case.failures,
+            failures=situation.failures,
             leased=leased,
         )
-    wait = waits_for(case)
+    wait = waits_for(situation)
     return move(
-        case,
+        situation,
         to,
         wait,
         event=sentence(f"{cause}; {wait}"),
         error=error,
         deletes=("next", "stop"),
-        generation=max(case.job.phase.generation, case.known_generation),
-        failures=case.failures,
+        generation=max(situation.job.phase.generation, situation.known_generation),
+        failures=situation.failures,
         leased=leased,
     )
 
 
-def enforce_first(case: Case, to: Phase) -> Command:
+def enforce_first(situation: JobSituation, to: Phase) -> Command:
     """`plan` ← `next`"""
-    plan = case.job.next
+    plan = situation.job.next
     assert plan is not None
-    again = case.job.phase.phase is Phase.RECOVERING
+    again = situation.job.phase.phase is Phase.RECOVERING
     on = shape_and_nodes(plan.stages)
     text = (
         f"Training resumes at batch {plan.boundary}: {on}"
         if again
         else (f"Training starts at batch {plan.boundary}: {plan.reason}")
     )
-    return move(case, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
+    return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
 
-def enforce_change(case: Case, to: Phase) -> Command:
+def enforce_change(situation: JobSituation, to: Phase) -> Command:
     """`plan` ← `next` at b; delete `next`, `stop`"""
-    successor, stop = case.job.next, case.job.stop
+    successor, stop = situation.job.next, situation.job.stop
     assert successor is not None
     assert stop is not None
     assert stop.boundary is not None
-    plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, case.furthest))
-    num_moved = len(case.moving()) - 1
+    plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, situation.furthest))
+    num_moved = len(situation.moving()) - 1
     text = f"{successor.reason}; in force from batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
-    return move(case, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
+    return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
 
-def drop_next(case: Case, to: Phase) -> Command:
+def drop_next(situation: JobSituation, to: Phase) -> Command:
     """delete `next`"""
-    if case.job.phase.phase is not Phase.PREPARING:
-        return move(case, to, why_dropped(case), deletes=("next",))
-    leased = held_against_nodes(case, tuple(loss for loss in case.losses if loss.worker is not None or loss.is_late))
-    generation = max(case.job.phase.generation, case.known_generation)
-    failures = case.failures
-    return move(case, to, why_dropped(case), deletes=("next",), generation=generation, failures=failures, leased=leased)
+    if situation.job.phase.phase is not Phase.PREPARING:
+        return move(situation, to, why_dropped(situation), deletes=("next",))
+    leased = held_against_nodes(
+        situation, tuple(loss for loss in situation.losses if loss.worker is not None or loss.is_late)
+    )
+    generation = max(situation.job.phase.generation, situation.known_generation)
+    failures = situation.failures
+    return move(
+        situation,
+        to,
+        why_dropped(situation),
+        deletes=("next",),
+        generation=generation,
+        failures=failures,
+        leased=leased,
+    )
 
 
-def stop_for_moves(case: Case, to: Phase) -> Command:
+def stop_for_moves(situation: JobSituation, to: Phase) -> Command:
     """`stop` {moves}"""
-    assert case.job.plan is not None
-    stop = StopRecord(generation=case.job.plan.generation, save=Save.MOVES)
+    assert situation.job.plan is not None
+    stop = StopRecord(generation=situation.job.plan.generation, save=Save.MOVES)
     text = "All workers of the new plan are ready: the old plan's workers stop at a boundary"
-    return move(case, to, text, puts={"stop": encode(stop)}, is_event=False)
+    return move(situation, to, text, puts={"stop": encode(stop)}, is_event=False)
 
 
-def stop_for_checkpoint(case: Case, to: Phase) -> Command:
+def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
     """`stop` {checkpoint}, delete `next`"""
-    plan, before = case.job.plan, case.job.stop
+    plan, before = situation.job.plan, situation.job.stop
     assert plan is not None
     boundary = before.boundary if before is not None else None
-    end = case.spec.train.batches
-    if boundary is None and case.stopped_at(plan, end):
+    end = situation.spec.train.batches
+    if boundary is None and situation.stopped_at(plan, end):
         boundary = end
     stop = StopRecord(generation=plan.generation, save=Save.CHECKPOINT, boundary=boundary)
-    return move(case, to, why_stopped(case, boundary), puts={"stop": encode(stop)}, deletes=("next",))
+    return move(situation, to, why_stopped(situation, boundary), puts={"stop": encode(stop)}, deletes=("next",))
 
 
-def fail(case: Case, to: Phase) -> Command:
+def fail(situation: JobSituation, to: Phase) -> Command:
     """delete what is there of `plan`, `next`, `stop`; nodes keep the state"""
-    reason, error = why_failed(case)
+    reason, error = why_failed(situation)
     return move(
-        case,
+        situation,
         to,
         reason,
         error=error,
         deletes=("plan", "next", "stop"),
         event=f"Failed: {reason}",
-        failures=case.failures,
-        leased=held_against_nodes(case, case.losses),
+        failures=situation.failures,
+        leased=held_against_nodes(situation, situation.losses),
     )

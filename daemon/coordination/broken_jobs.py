@@ -6,7 +6,7 @@ from headway.daemon.coordination.commands import BrokenJob, Transaction
 from headway.daemon.coordination.transactions import move
 from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 
 
 def broken(job: str, error: Exception) -> BrokenJob:
@@ -14,18 +14,18 @@ def broken(job: str, error: Exception) -> BrokenJob:
     return BrokenJob(job=job, reason=in_one_line(error), traceback="".join(traceback.format_exception(error)))
 
 
-def give_up(case: Case, found: BrokenJob, error: Exception) -> Transaction | None:
+def give_up(situation: JobSituation, found: BrokenJob, error: Exception) -> Transaction | None:
     """Return the command that fails the job; nodes keep its state.
 
     None sets the job aside. Its end may be reached already, its records may allow no such command, or memory may be
     missing, which says nothing about the job.
     """
-    if isinstance(error, MemoryError) or case.job.phase.phase in TERMINAL_PHASES:
+    if isinstance(error, MemoryError) or situation.job.phase.phase in TERMINAL_PHASES:
         return None
     reason = f"the coordinator cannot decide about this job: {found.reason}"
     try:
         return move(
-            case,
+            situation,
             Phase.FAILED,
             reason,
             error=found.traceback,

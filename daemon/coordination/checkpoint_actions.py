@@ -8,72 +8,72 @@ from headway.daemon.coordination.transactions import move
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.records import CheckpointFile, CheckpointRecord, Phase, PlanRecord, StateFile
 from headway.daemon.situation.boundaries import due_checkpoint, lead_of, parts_of
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import Place
 
 MANIFEST_FORMAT: Final = 1
 
 
-def write_checkpoint(case: Case, to: Phase) -> Command:
+def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
     """manifest, then `checkpoint`; delete `plan`, `stop`"""
-    plan, stop = case.job.plan, case.job.stop
+    plan, stop = situation.job.plan, situation.job.stop
     assert plan is not None
     assert stop is not None
     assert stop.boundary is not None
-    checkpoint = _checkpoint(case, plan, (plan.timeline, stop.boundary))
+    checkpoint = _checkpoint(situation, plan, (plan.timeline, stop.boundary))
     texts = {
         Phase.FINISHED: f"Finished: {stop.boundary} batches, the last checkpoint is written",
         Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
         Phase.QUEUED: f"Saved before batch {stop.boundary}: continues when nodes allow",
     }
     then = move(
-        case,
+        situation,
         to,
         texts[to],
         puts={"checkpoint": encode(checkpoint)},
         deletes=("plan", "next", "stop"),
         is_saved=True,
     )
-    return _manifest(case, plan, checkpoint, then)
+    return _manifest(situation, plan, checkpoint, then)
 
 
-def write_periodic_checkpoint(case: Case, to: Phase) -> Command:
+def write_periodic_checkpoint(situation: JobSituation, to: Phase) -> Command:
     """manifest, then `checkpoint`"""
-    plan, due = case.job.plan, due_checkpoint(case.job)
+    plan, due = situation.job.plan, due_checkpoint(situation.job)
     assert plan is not None
     assert due is not None
-    checkpoint = _checkpoint(case, plan, due)
+    checkpoint = _checkpoint(situation, plan, due)
     then = move(
-        case,
+        situation,
         to,
-        case.job.phase.reason,
+        situation.job.phase.reason,
         event=f"The checkpoint before batch {due[1]} is written",
         puts={"checkpoint": encode(checkpoint)},
     )
-    return _manifest(case, plan, checkpoint, then)
+    return _manifest(situation, plan, checkpoint, then)
 
 
-def delete_checkpoints(case: Case, to: Phase) -> Command:
+def delete_checkpoints(situation: JobSituation, to: Phase) -> Command:
     """folders of old checkpoints, then `checkpoint` without them"""
-    checkpoint = case.job.checkpoint
+    checkpoint = situation.job.checkpoint
     assert checkpoint is not None
     then = move(
-        case,
+        situation,
         to,
-        case.job.phase.reason,
+        situation.job.phase.reason,
         puts={"checkpoint": encode(replace(checkpoint, dropped=()))},
         is_event=False,
-        error=case.job.phase.error,
+        error=situation.job.phase.error,
     )
-    return DeleteCheckpoints(job=case.job.name, urls=checkpoint.dropped, then=then)
+    return DeleteCheckpoints(job=situation.job.name, urls=checkpoint.dropped, then=then)
 
 
-def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
-    job, fault = case.job, case.spec.fault
+def _checkpoint(situation: JobSituation, plan: PlanRecord, place: Place) -> CheckpointRecord:
+    job, fault = situation.job, situation.spec.fault
     files = {}
     for part in parts_of(job):
-        file = _durable(case, plan, place, part)
+        file = _durable(situation, plan, place, part)
         files[part] = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
     uid = job.submission.uid if job.submission is not None else ""
     url = boundary_url(fault.checkpoint_dir, job.name, timeline=place[0], boundary=place[1], uid=uid)
@@ -97,20 +97,22 @@ def _checkpoint(case: Case, plan: PlanRecord, place: Place) -> CheckpointRecord:
     )
 
 
-def _manifest(case: Case, plan: PlanRecord, checkpoint: CheckpointRecord, then: Transaction) -> WriteManifest:
+def _manifest(
+    situation: JobSituation, plan: PlanRecord, checkpoint: CheckpointRecord, then: Transaction
+) -> WriteManifest:
     """Return the checkpoint's own description; it leaves out the other checkpoints."""
     manifest = {
         "format": MANIFEST_FORMAT,
-        "job": case.job.name,
+        "job": situation.job.name,
         "generation": plan.generation,
-        "spec": to_builtins(case.spec),
+        "spec": to_builtins(situation.spec),
         **to_builtins(replace(checkpoint, earlier=(), dropped=())),
     }
-    return WriteManifest(job=case.job.name, url=checkpoint.url, manifest=encode(manifest), then=then)
+    return WriteManifest(job=situation.job.name, url=checkpoint.url, manifest=encode(manifest), then=then)
 
 
-def _durable(case: Case, plan: PlanRecord, place: Place, part: str) -> StateFile:
+def _durable(situation: JobSituation, plan: PlanRecord, place: Place, part: str) -> StateFile:
     """Return the durable file of a part: from the node that leads its stage, if it has one."""
     owner = lead_of(plan, part).node
-    durable = {node: file for node, file in case.job.holders(*place, part).items() if file.is_durable}
+    durable = {node: file for node, file in situation.job.holders(*place, part).items() if file.is_durable}
     return durable.get(owner) or durable[min(durable)]

@@ -19,7 +19,7 @@ from headway.daemon.planning.rebalance import judge
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
 from headway.daemon.situation.outlook import outlook
 from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.situation.standing import Standing
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import per_share, weight
@@ -34,79 +34,81 @@ class Claims:
     """The claims of all jobs at one moment."""
 
     claimants: dict[str, Claimant] = field(default_factory=dict)
-    of: dict[str, frozenset[DeviceKey]] = field(default_factory=dict)
+    by_job: dict[str, frozenset[DeviceKey]] = field(default_factory=dict)
     """Job to its claimed devices."""
     errors: dict[str, Exception] = field(default_factory=dict)
     """Errors raised about a job: the job claims nothing, and fails by the error when it is decided about."""
 
-    def standing(self, case: Case, *, ahead: Sequence[str] = ()) -> Standing:
+    def standing(self, situation: JobSituation, *, ahead: Sequence[str] = ()) -> Standing:
         """Return what a job is told. ahead: waiting jobs that are served before it, the first one first."""
-        name, own = case.job.name, self.claimants.get(case.job.name)
+        name, own = situation.job.name, self.claimants.get(situation.job.name)
         usable = own.usable if own is not None else NOTHING
         rivals = (other for other in ahead if other in self.claimants and self.claimants[other].usable & usable)
         return Standing(
             gives_way_to=self.claimed_from(name),
-            left_alone_until=left_alone_until(case) if self.claimants else 0.0,
+            left_alone_until=left_alone_until(situation) if self.claimants else 0.0,
             in_the_way=self.in_the_way(name),
             after=next(rivals, ""),
         )
 
     def against(self, job: str) -> frozenset[DeviceKey]:
         """Return the claims of all other jobs."""
-        return NOTHING.union(*(claimed for other, claimed in self.of.items() if other != job))
+        return NOTHING.union(*(claimed for other, claimed in self.by_job.items() if other != job))
 
     def claimed_from(self, job: str) -> tuple[str, ...]:
         """Return the jobs that claim a device which this job has."""
         claimant = self.claimants.get(job)
         if claimant is None or claimant.is_waiting:
             return ()
-        return tuple(sorted(other for other, claimed in self.of.items() if other != job and claimed & claimant.holds))
+        return tuple(
+            sorted(other for other, claimed in self.by_job.items() if other != job and claimed & claimant.holds)
+        )
 
     def in_the_way(self, job: str) -> tuple[str, ...]:
         """Return the jobs that have devices which a waiting job claims or, if it has no claim, could use."""
         own = self.claimants.get(job)
         if own is None:
             return ()
-        wanted = self.of.get(job, NOTHING) or own.usable
+        wanted = self.by_job.get(job, NOTHING) or own.usable
         others = (other for other in self.claimants.values() if other.job != job)
         return tuple(sorted(other.job for other in others if other.holds & wanted))
 
 
-def is_contended(cases: Sequence[Case]) -> bool:
+def is_contended(situations: Sequence[JobSituation]) -> bool:
     """Return whether devices must be divided: a job waits, or jobs of several users or priorities run."""
-    active = [case for case in cases if _is_active(case)]
+    active = [situation for situation in situations if _is_active(situation)]
     if len(active) < 2:
         return False
-    if any(_is_waiting(case) or _is_recovering(case) for case in active):
+    if any(_is_waiting(situation) or _is_recovering(situation) for situation in active):
         return True
-    return len({(case.job.user, case.job.priority) for case in active}) > 1
+    return len({(situation.job.user, situation.job.priority) for situation in active}) > 1
 
 
-def settle_claims(cases: Mapping[str, Case], view: ClusterView, *, now: float) -> Claims:
+def settle_claims(situations: Mapping[str, JobSituation], view: ClusterView, *, now: float) -> Claims:
     """Return what every job claims now."""
-    if not is_contended(list(cases.values())):
+    if not is_contended(list(situations.values())):
         return Claims()
-    return _Settling(cases, view, now).settle()
+    return _Settling(situations, view, now).settle()
 
 
-def left_alone_until(case: Case) -> float:
+def left_alone_until(situation: JobSituation) -> float:
     """Return until when a training job is not stopped for another one."""
-    return case.job.started_at + max(case.view.shares.slice_s, STARTS_WORTH * case.job.starting_s)
+    return situation.job.started_at + max(situation.view.shares.slice_s, STARTS_WORTH * situation.job.starting_s)
 
 
 class _Settling:
     """One settlement in two rounds: a job that turns out to need more than its job file's minimum asks for that."""
 
-    def __init__(self, cases: Mapping[str, Case], view: ClusterView, now: float) -> None:
+    def __init__(self, situations: Mapping[str, JobSituation], view: ClusterView, now: float) -> None:
         self._view, self._now = view, now
         self._used = view.usage.read_out(now)
         self._at_least: dict[str, int] = {}
         self._unable: set[str] = set()
         self._errors: dict[str, Exception] = {}
-        self._cases = {name: case for name, case in cases.items() if _is_active(case)}
-        set_aside = (job for name, job in view.jobs.items() if name not in cases)
+        self._situations = {name: situation for name, situation in situations.items() if _is_active(situation)}
+        set_aside = (job for name, job in view.jobs.items() if name not in situations)
         self._not_dealt = NOTHING.union(*(job.devices for job in set_aside))
-        self._nobody_waits = not any(_is_waiting(case) for case in self._cases.values())
+        self._nobody_waits = not any(_is_waiting(situation) for situation in self._situations.values())
         self._everything = NOTHING.union(
             {(node.name, device.index) for node in view.nodes.values() for device in node.devices}
         )
@@ -136,31 +138,31 @@ class _Settling:
 
     def _claim(self, claims: Claims, dealt: Dealt, is_again: bool, name: str, claimant: Claimant) -> bool:
         """Claim the devices that a job would use of those it is owed. False: it needs more."""
-        due, case = dealt.due[name], self._cases[name]
+        due, situation = dealt.due[name], self._situations[name]
         if name in self._unable or not due - claimant.pinned:
             return True
         if claimant.is_recovering or name in dealt.partial:
-            claims.of[name] = due - claimant.holds
+            claims.by_job[name] = due - claimant.holds
             return True
         if not claimant.is_waiting and due <= claimant.holds:
             return True
         try:
-            plan = self._plan(case, Purpose.CLAIM_OF_MORE if is_again else Purpose.CLAIM, self._everything - due)
+            plan = self._plan(situation, Purpose.CLAIM_OF_MORE if is_again else Purpose.CLAIM, self._everything - due)
         except PlanMissingError:
             free = due - NOTHING.union(*(other.holds for other in claims.claimants.values()))
-            claims.of[name] = free if claimant.is_waiting else NOTHING
+            claims.by_job[name] = free if claimant.is_waiting else NOTHING
             return True
         if isinstance(plan, ClusterPlan):
-            if claimant.is_waiting or self._is_worth_it(case, plan):
-                claims.of[name] = devices(plan)
+            if claimant.is_waiting or self._is_worth_it(situation, plan):
+                claims.by_job[name] = devices(plan)
             return True
-        return not claimant.is_waiting or self._needs_no_more(case, due)
+        return not claimant.is_waiting or self._needs_no_more(situation, due)
 
-    def _needs_no_more(self, case: Case, due: frozenset[DeviceKey]) -> bool:
+    def _needs_no_more(self, situation: JobSituation, due: frozenset[DeviceKey]) -> bool:
         """Note that a waiting job has no plan on the devices that it is owed."""
-        name = case.job.name
+        name = situation.job.name
         try:
-            whole = case.plan_on_everything
+            whole = situation.plan_on_everything
         except PlanMissingError:
             return True
         if isinstance(whole, PlanRefused) or len(whole.stages) <= len(due) or name in self._at_least:
@@ -171,14 +173,14 @@ class _Settling:
 
     def _give(self, claims: Claims, is_again: bool, name: str, claimant: Claimant) -> bool:
         """Take a job's devices. False: the job cannot run with fewer, so it gives all or none."""
-        case, lost = self._cases[name], claimant.holds & claims.against(name)
+        situation, lost = self._situations[name], claimant.holds & claims.against(name)
         if not lost or lost >= claimant.holds or name in self._at_least:
             return True
         busy = claims.against(name) | NOTHING.union(
-            *(other.job.devices for other in self._cases.values() if other is not case)
+            *(other.job.devices for other in self._situations.values() if other is not situation)
         )
         try:
-            plan = self._plan(case, Purpose.SHRUNK_FURTHER if is_again else Purpose.SHRUNK, busy)
+            plan = self._plan(situation, Purpose.SHRUNK_FURTHER if is_again else Purpose.SHRUNK, busy)
         except PlanMissingError:
             return True
         if isinstance(plan, PlanRefused):
@@ -186,31 +188,33 @@ class _Settling:
             return False
         return True
 
-    def _plan(self, case: Case, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
+    def _plan(self, situation: JobSituation, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
         """Return a plan. Raises PlanMissingError."""
-        return case.inquiry.plan(
+        return situation.inquiry.plan(
             purpose,
-            case.spec,
-            tuple(case.nodes.values()),
-            previous=case.job.plan,
+            situation.spec,
+            tuple(situation.nodes.values()),
+            previous=situation.job.plan,
             busy=busy,
-            history=case.history,
-            was_rounded=case.was_rounded,
-            quarantined=case.quarantined,
-            profiles=case.profiles,
+            history=situation.history,
+            was_rounded=situation.was_rounded,
+            quarantined=situation.quarantined,
+            profiles=situation.profiles,
         )
 
-    def _is_worth_it(self, case: Case, plan: ClusterPlan) -> bool:
+    def _is_worth_it(self, situation: JobSituation, plan: ClusterPlan) -> bool:
         """Return whether a running job would move to a plan with more devices."""
-        newcomers = case.view.newcomers(case.job)
-        gain = outlook(case.job, case.nodes.values(), plan, case.profiles, now=self._now, newcomers=newcomers)
+        newcomers = situation.view.newcomers(situation.job)
+        gain = outlook(
+            situation.job, situation.nodes.values(), plan, situation.profiles, now=self._now, newcomers=newcomers
+        )
         return gain is not None and judge(gain).is_worth_it
 
     def _claimants(self) -> dict[str, Claimant]:
         found = {}
-        for name, case in self._cases.items():
+        for name, situation in self._situations.items():
             try:
-                claimant = self._claimant(case)
+                claimant = self._claimant(situation)
             except Exception as error:
                 self._errors.setdefault(name, error)
                 continue
@@ -218,16 +222,18 @@ class _Settling:
                 found[name] = claimant
         return found
 
-    def _claimant(self, case: Case) -> Claimant | None:
+    def _claimant(self, situation: JobSituation) -> Claimant | None:
         """Return the job as a claimant; None: it is about to leave its devices."""
-        job, placement, train = case.job, case.spec.placement, case.spec.train
-        if (held := _held(case)) is None:
+        job, placement, train = situation.job, situation.spec.placement, situation.spec.train
+        if (held := _held(situation)) is None:
             return None
-        left_out = {*case.on_probation, *case.unsettled}
-        seats = ask(case.spec, case.nodes.values(), quarantined=case.quarantined, busy=self._not_dealt).seats
-        own = held & {(seat.node, seat.device.index) for seat in seats}
-        usable = own | {(seat.node, seat.device.index) for seat in seats if seat.node not in left_out}
-        most = sum(placement.replicas) or min(len(case.spec.layers), train.microbatches) * train.reduction_groups
+        left_out = {*situation.on_probation, *situation.unsettled}
+        slots = ask(
+            situation.spec, situation.nodes.values(), quarantined=situation.quarantined, busy=self._not_dealt
+        ).slots
+        own = held & {(slot.node, slot.device.index) for slot in slots}
+        usable = own | {(slot.node, slot.device.index) for slot in slots if slot.node not in left_out}
+        most = sum(placement.replicas) or min(len(situation.spec.layers), train.microbatches) * train.reduction_groups
         least = min(max(placement.min_nodes, sum(placement.replicas), self._at_least.get(job.name, 1)), most)
         claimant = Claimant(
             job=job.name,
@@ -238,49 +244,49 @@ class _Settling:
             rank=job.spec_revision,
             usable=usable,
             holds=own,
-            is_waiting=_is_waiting(case),
-            is_recovering=not _is_waiting(case) and (_is_recovering(case) or bool(case.losses)),
+            is_waiting=_is_waiting(situation),
+            is_recovering=not _is_waiting(situation) and (_is_recovering(situation) or bool(situation.losses)),
             had=len(job.plan.stages) if job.plan is not None else 0,
             least_devices=least,
             most_devices=most,
             least_nodes=placement.min_nodes,
             most_nodes=placement.max_nodes or 10**6,
         )
-        return claimant.with_pinned(self._pinned(case, claimant))
+        return claimant.with_pinned(self._pinned(situation, claimant))
 
-    def _pinned(self, case: Case, claimant: Claimant) -> frozenset[DeviceKey]:
+    def _pinned(self, situation: JobSituation, claimant: Claimant) -> frozenset[DeviceKey]:
         """Return the devices that no job may take from it now."""
-        if claimant.is_recovering or _phase(case) is not Phase.RUNNING:
+        if claimant.is_recovering or _phase(situation) is not Phase.RUNNING:
             return claimant.holds
         slice_s = self._view.shares.slice_s
-        if self._nobody_waits and self._now < case.job.devices_changed_at + slice_s:
+        if self._nobody_waits and self._now < situation.job.devices_changed_at + slice_s:
             return claimant.holds  # running jobs take turns by time slices
-        return claimant.least_of_its_own() if self._now < left_alone_until(case) else NOTHING
+        return claimant.least_of_its_own() if self._now < left_alone_until(situation) else NOTHING
 
 
-def _phase(case: Case) -> Phase:
-    return case.job.phase.phase
+def _phase(situation: JobSituation) -> Phase:
+    return situation.job.phase.phase
 
 
-def _is_active(case: Case) -> bool:
-    phase = _phase(case)
-    if case.job.desired.state is not Desired.RUNNING:
+def _is_active(situation: JobSituation) -> bool:
+    phase = _phase(situation)
+    if situation.job.desired.state is not Desired.RUNNING:
         return False
     return phase in (Phase.QUEUED, Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
 
 
-def _is_waiting(case: Case) -> bool:
-    return _phase(case) is Phase.QUEUED
+def _is_waiting(situation: JobSituation) -> bool:
+    return _phase(situation) is Phase.QUEUED
 
 
-def _is_recovering(case: Case) -> bool:
-    return _phase(case) is Phase.RECOVERING and case.job.next is None
+def _is_recovering(situation: JobSituation) -> bool:
+    return _phase(situation) is Phase.RECOVERING and situation.job.next is None
 
 
-def _held(case: Case) -> frozenset[DeviceKey] | None:
+def _held(situation: JobSituation) -> frozenset[DeviceKey] | None:
     """Return the job's devices when the change under way is done; None: it has none and does not wait."""
-    job = case.job
-    match _phase(case):
+    job = situation.job
+    match _phase(situation):
         case Phase.QUEUED:
             return NOTHING
         case Phase.RUNNING:

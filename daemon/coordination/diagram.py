@@ -17,9 +17,9 @@ for it; rows above it still go first.
 """
 
 SENTENCES = {
-    "its_turn_has_come_nodes_are_settled_and_a_plan_exists": "its turn has come, nodes are settled, and a plan exists",
-    "a_node_of_next_is_gone_replaced_or_draining": "a node of next is gone, replaced or draining",
-    "it_moves_all_stopped_and_all_moves_are_held": "it moves, all stopped, and all moves are held",
+    "nodes_settled_and_plan_found": "its turn has come, nodes are settled, and a plan exists",
+    "next_node_unusable": "a node of next is gone, replaced or draining",
+    "all_stopped_and_moves_held": "it moves, all stopped, and all moves are held",
 }
 """Sentences of conditions that need commas, which no name can have."""
 

@@ -155,30 +155,30 @@ class _Dealing:
         return asks + [_Ask(claimant) for claimant in running]
 
     def _round(self, priority: int, asks: _Asks, *, spares_higher: bool) -> None:
-        seats = self._seats(priority, asks)
-        while seats:
-            seat = min(seats, key=self._turn)
-            if not self._serve(seat.asks[0], spares_higher=spares_higher):
-                seat.asks.pop(0)
-                if not seat.asks:
-                    seats.remove(seat)
+        slots = self._slots(priority, asks)
+        while slots:
+            slot = min(slots, key=self._turn)
+            if not self._serve(slot.asks[0], spares_higher=spares_higher):
+                slot.asks.pop(0)
+                if not slot.asks:
+                    slots.remove(slot)
 
-    def _seats(self, priority: int, asks: _Asks) -> list[_Seat]:
+    def _slots(self, priority: int, asks: _Asks) -> list[_Seat]:
         users: dict[str, list[Claimant]] = {}
         for claimant in self._claimants:
             if claimant.priority == priority:
                 users.setdefault(claimant.user, []).append(claimant)
-        seats = [_Seat(user, own[0].weight, own[0].used, asks(own)) for user, own in users.items()]
-        return [seat for seat in seats if seat.asks]
+        slots = [_Seat(user, own[0].weight, own[0].used, asks(own)) for user, own in users.items()]
+        return [slot for slot in slots if slot.asks]
 
-    def _turn(self, seat: _Seat) -> tuple[float, int, int]:
+    def _turn(self, slot: _Seat) -> tuple[float, int, int]:
         """Return the sort key of a user's turn; the smallest is next."""
-        given = sum(len(self._given[claimant.job]) for claimant in self._claimants if claimant.user == seat.user)
-        has = sum(len(claimant.holds) for claimant in self._claimants if claimant.user == seat.user)
+        given = sum(len(self._given[claimant.job]) for claimant in self._claimants if claimant.user == slot.user)
+        has = sum(len(claimant.holds) for claimant in self._claimants if claimant.user == slot.user)
         # A user who has more than was dealt so far would have to give devices up: only if another has used clearly
         # less.
-        used = seat.used - (self._slice_s / seat.weight if has > given else 0.0)
-        return given / seat.weight, int(used // (self._slice_s * EQUAL_WITHIN)), seat.asks[0].claimant.rank
+        used = slot.used - (self._slice_s / slot.weight if has > given else 0.0)
+        return given / slot.weight, int(used // (self._slice_s * EQUAL_WITHIN)), slot.asks[0].claimant.rank
 
     # --- What is given ------------------------------------------------------------------------------------------------
 

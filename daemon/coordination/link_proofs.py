@@ -3,21 +3,21 @@
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.planning.plan_links import linked_pairs, neighbours
 from headway.daemon.records.records import PlanRecord, WorkerRecord
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 
 
-def blocked_links(case: Case, plan: PlanRecord | None) -> BlockedWays:
+def blocked_links(situation: JobSituation, plan: PlanRecord | None) -> BlockedWays:
     """Return the ways between neighbours of a plan on which one does not reach the other."""
-    if plan is None or not case.blocked:
+    if plan is None or not situation.blocked:
         return NOTHING_BLOCKED
-    return case.blocked.between(linked_pairs(plan.stages))
+    return situation.blocked.between(linked_pairs(plan.stages))
 
 
-def unproven(case: Case, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]:
+def unproven(situation: JobSituation, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]:
     """Return (position, neighbour) for workers that have reported and have not reached all their neighbours yet."""
     if plan is None:
         return ()
-    workers = case.job.workers_of(plan)
+    workers = situation.job.workers_of(plan)
     return tuple(
         (position, other)
         for position, worker in sorted(workers.items())

@@ -10,142 +10,146 @@ from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
 from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
 from headway.daemon.situation.loss import Loss
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.listing import listed
 
 
-def why_changed(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
+def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
     """Return the reason of a planned change."""
     added = {stage.node for stage in after.stages} - {stage.node for stage in before.stages}
-    newcomers = case.view.newcomers(case.job)
+    newcomers = situation.view.newcomers(situation.job)
     causes = []
-    if draining := case.draining(before):
+    if draining := situation.draining(before):
         causes.append(_leaving(draining))
     if joined := sorted(added & newcomers):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     if idle := sorted(added - newcomers):
         causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
-    if case.standing.gives_way_to:
-        causes.append(f"Gives devices to {_jobs(case, case.standing.gives_way_to)}")
-    cause = " and ".join(causes) or _better(case, before, after)
+    if situation.standing.gives_way_to:
+        causes.append(f"Gives devices to {_jobs(situation, situation.standing.gives_way_to)}")
+    cause = " and ".join(causes) or _better(situation, before, after)
     form, former = shape(after.stages), shape(before.stages)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
-    if case.outlook is not None:
-        factor = case.outlook.factor
+    if situation.outlook is not None:
+        factor = situation.outlook.factor
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
-    saved = f", {case.verdict.reason}" if not draining and case.verdict is not None and case.verdict.is_worth_it else ""
+    saved = (
+        f", {situation.verdict.reason}"
+        if not draining and situation.verdict is not None and situation.verdict.is_worth_it
+        else ""
+    )
     return f"{cause}: {form}, predicted {speed}{saved}"
 
 
-def _better(case: Case, before: PlanRecord, after: ClusterPlan) -> str:
+def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
     """Return why the plan changes although no node comes or goes."""
     if is_depth_alone(before.stages, after.stages):
         deeper = sum(stage.depth for stage in after.stages) > sum(stage.depth for stage in before.stages)
         return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
-    return "Rebalancing by measured layer times" if case.profiles.layers else "Rebalancing"
+    return "Rebalancing by measured layer times" if situation.profiles.layers else "Rebalancing"
 
 
-def why_dropped(case: Case) -> str:
+def why_dropped(situation: JobSituation) -> str:
     """Return why a plan does not come into force."""
-    job = case.job
+    job = situation.job
     if job.desired.state is not Desired.RUNNING:
         return f"The new plan is dropped: a user wants the job {job.desired.state}"
-    if failed := case.failed_worker(job.next):
+    if failed := situation.failed_worker(job.next):
         assert job.next is not None
         return f"The new plan is dropped: its worker of {worker_name(job.next.stages, failed[0])} failed"
-    if stage := case.unusable(job.next):
-        return f"The new plan is dropped: {trouble(case, stage.node, stage.node_incarnation)}"
-    if ways := blocked_links(case, job.next):
+    if stage := situation.unusable(job.next):
+        return f"The new plan is dropped: {trouble(situation, stage.node, stage.node_incarnation)}"
+    if ways := blocked_links(situation, job.next):
         return f"The new plan is dropped: {ways}"
-    if stage := case.without_worker(job.next):
-        return f"The new plan is dropped: {no_worker(case.view.nodes[stage.node], (stage.device_index,))}"
-    if case.stopped_at(job.plan, case.spec.train.batches):
+    if stage := situation.without_worker(job.next):
+        return f"The new plan is dropped: {no_worker(situation.view.nodes[stage.node], (stage.device_index,))}"
+    if situation.stopped_at(job.plan, situation.spec.train.batches):
         return "The new plan is dropped: training has reached its end"
-    if case.known_generation > job.phase.generation:
+    if situation.known_generation > job.phase.generation:
         return "The new plan is dropped: nodes know a later plan"
-    if not case.can_load(job.next):
+    if not situation.can_load(job.next):
         return "The new plan is dropped: the nodes that held its state are gone"
-    if away := next((loss for loss in case.losses if loss.storage_trouble), None):
-        return f"The new plan is dropped: {_what_was_lost(case, away)}"
-    if late := case.unready(job.next, WorkerState.READY):
-        return f"The new plan is dropped: {listed(late)} {_not_ready(case)}"
-    return f"The new plan is dropped: {who_is_not_reached(case, job.next)} in time"
+    if away := next((loss for loss in situation.losses if loss.storage_trouble), None):
+        return f"The new plan is dropped: {_what_was_lost(situation, away)}"
+    if late := situation.unready(job.next, WorkerState.READY):
+        return f"The new plan is dropped: {listed(late)} {_not_ready(situation)}"
+    return f"The new plan is dropped: {who_is_not_reached(situation, job.next)} in time"
 
 
-def why_stopped(case: Case, boundary: int | None) -> str:
+def why_stopped(situation: JobSituation, boundary: int | None) -> str:
     """Return why the job stops for a checkpoint."""
-    job = case.job
-    if boundary == case.spec.train.batches:
+    job = situation.job
+    if boundary == situation.spec.train.batches:
         return "All batches are done: the last checkpoint is being written"
     if job.desired.state is Desired.PAUSED:
         return "Pause requested: stops at a boundary and writes a checkpoint"
-    if (stage := case.unusable(job.next)) is not None:
-        text = trouble(case, stage.node, stage.node_incarnation)
+    if (stage := situation.unusable(job.next)) is not None:
+        text = trouble(situation, stage.node, stage.node_incarnation)
         return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
-    if (failed := case.failed_worker(job.next)) is not None:
+    if (failed := situation.failed_worker(job.next)) is not None:
         assert job.next is not None
         return f"The worker of {worker_name(job.next.stages, failed[0])} failed: stops and writes a checkpoint"
-    if ways := blocked_links(case, job.next):
+    if ways := blocked_links(situation, job.next):
         return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
-    draining = case.draining(job.plan)
-    if not draining and case.standing.gives_way_to:
-        return f"Gives way to {_jobs(case, case.standing.gives_way_to)}: stops, writes a checkpoint, and is queued"
+    draining = situation.draining(job.plan)
+    if not draining and situation.standing.gives_way_to:
+        return f"Gives way to {_jobs(situation, situation.standing.gives_way_to)}: stops, writes a checkpoint, and is queued"
     return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
 
 
-def why_recovering(case: Case) -> str:
+def why_recovering(situation: JobSituation) -> str:
     """Return what was lost, as one sentence without its full stop."""
-    job = case.job
-    if case.losses:
-        return listed(list(dict.fromkeys(_what_was_lost(case, loss) for loss in case.causes)))
-    if case.known_generation > job.phase.generation:
-        return f"nodes know plan {case.known_generation}, which etcd has forgotten"
+    job = situation.job
+    if situation.losses:
+        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.causes)))
+    if situation.known_generation > job.phase.generation:
+        return f"nodes know plan {situation.known_generation}, which etcd has forgotten"
     plan = job.next if job.phase.phase is Phase.RECOVERING else job.plan
-    if not case.can_load(plan):
+    if not situation.can_load(plan):
         return f"the nodes that held boundary {plan.boundary if plan is not None else 0} are gone"
-    if draining := case.draining(job.next):
+    if draining := situation.draining(job.next):
         return _leaving(draining)
-    if ways := blocked_links(case, job.next) or blocked_links(case, job.plan):
+    if ways := blocked_links(situation, job.next) or blocked_links(situation, job.plan):
         return str(ways)
-    if (out := case.staying_out(job.next)) is not None:
-        return trouble(case, out.node, out.node_incarnation)
-    if (stage := case.without_worker(job.next)) is not None:
-        return no_worker(case.view.nodes[stage.node], (stage.device_index,))
+    if (out := situation.staying_out(job.next)) is not None:
+        return trouble(situation, out.node, out.node_incarnation)
+    if (stage := situation.without_worker(job.next)) is not None:
+        return no_worker(situation.view.nodes[stage.node], (stage.device_index,))
     return "a plan is possible again"
 
 
-def who_is_not_reached(case: Case, plan: PlanRecord | None) -> str:
+def who_is_not_reached(situation: JobSituation, plan: PlanRecord | None) -> str:
     """Return `stage 0 on a has not reached stage 1 on b`, for the first worker that still dials its neighbours."""
-    pairs = unproven(case, plan)
+    pairs = unproven(situation, plan)
     if plan is None or not pairs:
         return "its workers were not ready"
     position, other = pairs[0]
     return f"{worker_name(plan.stages, position)} has not reached {worker_name(plan.stages, other)}"
 
 
-def where_it_goes(case: Case, plan: ClusterPlan) -> str:
+def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
     """Return `goes back to boundary 40 (2 batches again), 3 stages on a, b and c`."""
-    origin = case.origin
-    again = max(case.furthest - origin.boundary, 0)
+    origin = situation.origin
+    again = max(situation.furthest - origin.boundary, 0)
     what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
     of = " of its checkpoint" if origin.source == "checkpoint" else ""
     return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.stages)}"
 
 
-def why_failed(case: Case) -> tuple[str, str]:
+def why_failed(situation: JobSituation) -> tuple[str, str]:
     """Return the reason of the failure, and the worker's error if there is one."""
-    job, phase = case.job, case.job.phase.phase
+    job, phase = situation.job, situation.job.phase.phase
     if job.refusal:
         return f"the submitted job breaks a rule: {job.refusal}", ""
-    if phase is Phase.QUEUED and isinstance(case.best_plan, PlanRefused):
-        return case.best_plan.reason, ""
-    error = case.first_error
+    if phase is Phase.QUEUED and isinstance(situation.best_plan, PlanRefused):
+        return situation.best_plan.reason, ""
+    error = situation.first_error
     plan, stop = job.plan, job.stop
-    if case.losses:
-        rule = f"; {case.broken_rule}" if case.broken_rule else ""
-        return f"{why_recovering(case)}{rule}", error
+    if situation.losses:
+        rule = f"; {situation.broken_rule}" if situation.broken_rule else ""
+        return f"{why_recovering(situation)}{rule}", error
     if phase is Phase.STOPPING and plan is not None and stop is not None:
         troubles = sorted(
             {record.trouble for record in job.state.get((plan.timeline, stop.boundary or 0), {}).values()} - {""}
@@ -155,9 +159,9 @@ def why_failed(case: Case) -> tuple[str, str]:
     return f"its records in etcd are incomplete while it is {phase}", ""
 
 
-def trouble(case: Case, name: str, incarnation: str) -> str:
+def trouble(situation: JobSituation, name: str, incarnation: str) -> str:
     """Return what is wrong with a node that a plan names."""
-    node = case.view.nodes.get(name)
+    node = situation.view.nodes.get(name)
     if node is None:
         return f"node {name} was lost (its lease expired)"
     if node.incarnation != incarnation:
@@ -170,13 +174,15 @@ def shape_and_nodes(workers: Sequence[StagePlan]) -> str:
     return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
 
 
-def _jobs(case: Case, names: Sequence[str]) -> str:
+def _jobs(situation: JobSituation, names: Sequence[str]) -> str:
     """Return `job b of bob (priority 5) and job c of carol`."""
     told = []
     for name in names:
-        job = case.view.jobs[name]
+        job = situation.view.jobs[name]
         of = f" of {job.user}" if job.user else ""
-        told.append(f"job {name}{of}" + (f" (priority {job.priority})" if job.priority != case.job.priority else ""))
+        told.append(
+            f"job {name}{of}" + (f" (priority {job.priority})" if job.priority != situation.job.priority else "")
+        )
     return listed(told)
 
 
@@ -184,7 +190,7 @@ def _leaving(draining: tuple[str, ...]) -> str:
     return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {listed(draining)} leave"
 
 
-def _what_was_lost(case: Case, loss: Loss) -> str:
+def _what_was_lost(situation: JobSituation, loss: Loss) -> str:
     workers, position = loss.plan.stages, loss.position
     who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
     if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):
@@ -194,21 +200,21 @@ def _what_was_lost(case: Case, loss: Loss) -> str:
     if loss.storage_trouble:
         return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
     if not loss.is_late:
-        return trouble(case, loss.stage.node, loss.stage.node_incarnation)
-    job = case.job
+        return trouble(situation, loss.stage.node, loss.stage.node_incarnation)
+    job = situation.job
     boundary = job.stop.boundary if job.stop is not None else None
     match job.phase.phase:
         case Phase.PREPARING | Phase.RECOVERING:
-            return f"{who} was {_not_ready(case)}"
+            return f"{who} was {_not_ready(situation)}"
         case Phase.STOPPING if boundary is None:
             return f"{who} did not choose a stop boundary in time"
-        case Phase.STOPPING if case.unready(job.plan, WorkerState.STOPPED):
+        case Phase.STOPPING if situation.unready(job.plan, WorkerState.STOPPED):
             return f"{who} did not stop at boundary {boundary} in time"
         case Phase.STOPPING:
             return f"{who} did not write boundary {boundary} in time"
-    if case.job.plan is not None and case.now >= case.deadlines.start:
+    if situation.job.plan is not None and situation.now >= situation.deadlines.start:
         started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-        if position in case.unready_workers(case.job.plan, *started):
+        if position in situation.unready_workers(situation.job.plan, *started):
             return f"{who} did not start in time"
     return f"{who} did not reach the end in time"
 
@@ -219,8 +225,8 @@ def _which_link(worker: WorkerRecord, peer: str) -> str:
     return f"{what} {peer} ({worker.error.split(chr(10), 1)[0]})"
 
 
-def _not_ready(case: Case) -> str:
-    train = case.spec.train
+def _not_ready(situation: JobSituation) -> str:
+    train = situation.spec.train
     compiled = ", with its layers compiled" if train.compile else ""
     return f"not ready within {preparation_s(train):g} s{compiled}"
 

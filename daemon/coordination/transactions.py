@@ -10,7 +10,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
 from headway.daemon.situation.loss import Loss
 from headway.daemon.situation.origin import Origin
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import JobView
 from headway.daemon.view.quarantine import QUARANTINE_S
 
@@ -25,7 +25,7 @@ MAX_TRIMMED: Final = 32
 
 
 def move(
-    case: Case,
+    situation: JobSituation,
     to: Phase,
     reason: str,
     *,
@@ -45,7 +45,7 @@ def move(
 
     A plan that ends leaves its past in the phase record. is_saved: the checkpoint then has everything.
     """
-    job, before = case.job, case.job.phase
+    job, before = situation.job, situation.job.phase
     number = generation or before.generation
     lineage, classes, was_rounded = before.lineage, before.arithmetic_classes, before.was_rounded
     if is_saved or "plan" in (puts or {}):
@@ -61,33 +61,37 @@ def move(
         num_events=before.num_events + is_event,
         lineage=lineage,
         failures=before.failures if failures is None else failures,
-        furthest=case.furthest if "plan" in deletes else before.furthest,
+        furthest=situation.furthest if "plan" in deletes else before.furthest,
         arithmetic_classes=classes,
         was_rounded=was_rounded,
         outlook=outlook,
         planning_since=planning_since,
-        since=case.written_at if to is not before.phase else before.since,
+        since=situation.written_at if to is not before.phase else before.since,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}
     written[Keys.of(job.name, "phase")] = encode(record)
     if is_event:
-        text = EventRecord(at=case.written_at, text=event or sentence(reason), generation=number)
+        text = EventRecord(at=situation.written_at, text=event or sentence(reason), generation=number)
         written[Keys.event(job.name, before.num_events)] = encode(text)
     there = (Keys.of(job.name, leaf) for leaf in deletes)
     old = _old_events(job) if is_event else ()
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
-        compare={key: case.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
+        compare={key: situation.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
         puts=written,
-        deletes=(*(key for key in there if case.view.revision_of(key)), *_old_workers(case, puts or {}), *old),
+        deletes=(
+            *(key for key in there if situation.view.revision_of(key)),
+            *_old_workers(situation, puts or {}),
+            *old,
+        ),
         leased=leased or {},
     )
 
 
-def _old_workers(case: Case, puts: Mapping[str, bytes]) -> tuple[str, ...]:
+def _old_workers(situation: JobSituation, puts: Mapping[str, bytes]) -> tuple[str, ...]:
     """Return the records of workers about earlier plans, when another comes into force: they are no longer needed."""
-    job = case.job
+    job = situation.job
     if "plan" not in puts or job.next is None:
         return ()
     oldest = job.plan.generation if job.plan is not None else job.next.generation
@@ -102,7 +106,7 @@ def _old_events(job: JobView) -> tuple[str, ...]:
 
 
 def offer(
-    case: Case,
+    situation: JobSituation,
     to: Phase,
     plan: ClusterPlan,
     *,
@@ -117,13 +121,13 @@ def offer(
 ) -> Transaction:
     """Write `next`. It gives devices away, and so compares and writes `placement` too."""
     record = PlanRecord(
-        generation=case.generation,
+        generation=situation.generation,
         timeline=origin.lineage.timeline,
         ancestry=origin.lineage.ancestry,
         boundary=origin.boundary,
         source=origin.source,
         source_timeline=origin.source_timeline,
-        furthest=case.furthest,
+        furthest=situation.furthest,
         stages=plan.stages,
         predicted_batch_seconds=plan.predicted_batch_seconds,
         promised=promised,
@@ -135,7 +139,7 @@ def offer(
         was_rounded=plan.was_rounded,
     )
     moved = move(
-        case,
+        situation,
         to,
         reason,
         puts={"next": encode(record)},
@@ -146,25 +150,25 @@ def offer(
         failures=failures,
         leased=leased,
     )
-    placement = PlacementRecord(job=case.job.name, generation=record.generation)
+    placement = PlacementRecord(job=situation.job.name, generation=record.generation)
     return Transaction(
         job=moved.job,
         reason=moved.reason,
-        compare=moved.compare | {Keys.PLACEMENT: case.view.revision_of(Keys.PLACEMENT)},
+        compare=moved.compare | {Keys.PLACEMENT: situation.view.revision_of(Keys.PLACEMENT)},
         puts=moved.puts | {Keys.PLACEMENT: encode(placement)},
         deletes=moved.deletes,
         leased=moved.leased,
     )
 
 
-def held_against_nodes(case: Case, losses: tuple[Loss, ...]) -> dict[str, tuple[bytes, int]]:
+def held_against_nodes(situation: JobSituation, losses: tuple[Loss, ...]) -> dict[str, tuple[bytes, int]]:
     """Return one failure for every node that was lost, or whose worker died or did not answer; not for a broken link.
 
     A node that two jobs have lost failed once.
     """
     leased = {}
-    for name, charge in case.charges(losses).items():
-        number = max(case.view.failures.get(name, {}), default=-1) + 1
+    for name, charge in situation.charges(losses).items():
+        number = max(situation.view.failures.get(name, {}), default=-1) + 1
         leased[Keys.failure(name, number)] = encode(charge), QUARANTINE_S
     return leased
 

@@ -4,53 +4,53 @@ stop. Pure.
 
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records.records import Phase
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import JobView
 
 
-def waits_for(case: Case) -> str:
+def waits_for(situation: JobSituation) -> str:
     """Return the wait reason for the phase record. It contains no passing seconds, so it changes only when its cause
     does.
     """
-    is_recovering = case.job.plan is not None
-    best = case.recovery_plan if is_recovering else case.best_plan
+    is_recovering = situation.job.plan is not None
+    best = situation.recovery_plan if is_recovering else situation.best_plan
     if isinstance(best, ClusterPlan):
         if is_recovering:
-            return f"waits for nodes that may hold state newer than boundary {case.origin.boundary}"
+            return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}"
         return "waits for the nodes to settle"
-    if case.standing.after and not is_recovering:
-        return f"waits for its turn after job {case.standing.after}"
-    if isinstance(case.plan_on_everything, ClusterPlan):
-        owners = sorted(set(case.standing.in_the_way) or _owners(case))
-        return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(case, owners)}"
-    return f"{best.reason}; {case.why_quarantined}" if case.why_quarantined else best.reason
+    if situation.standing.after and not is_recovering:
+        return f"waits for its turn after job {situation.standing.after}"
+    if isinstance(situation.plan_on_everything, ClusterPlan):
+        owners = sorted(set(situation.standing.in_the_way) or _owners(situation))
+        return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(situation, owners)}"
+    return f"{best.reason}; {situation.why_quarantined}" if situation.why_quarantined else best.reason
 
 
-def _owners(case: Case) -> set[str]:
+def _owners(situation: JobSituation) -> set[str]:
     """Return the owners of all devices in use."""
-    return {other.name for other in case.view.jobs.values() if other is not case.job and other.devices}
+    return {other.name for other in situation.view.jobs.values() if other is not situation.job and other.devices}
 
 
-def _what_has_to_happen(case: Case, owners: list[str]) -> str:
+def _what_has_to_happen(situation: JobSituation, owners: list[str]) -> str:
     """Return one clause for each cause; empty if jobs are simply served one after the other."""
     causes: dict[str, list[str]] = {}
     for name in owners:
-        if cause := _cause(case, case.view.jobs[name]):
+        if cause := _cause(situation, situation.view.jobs[name]):
             causes.setdefault(cause, []).append(name)
     of_all = len(causes) == 1 and len(next(iter(causes.values()))) == len(owners)
     clauses = [cause if of_all else f"{' and '.join(names)} {cause}" for cause, names in causes.items()]
     return f": {'; '.join(clauses)}" if clauses else ""
 
 
-def _cause(case: Case, owner: JobView) -> str:
+def _cause(situation: JobSituation, owner: JobView) -> str:
     if owner.phase.phase in (Phase.CHANGING, Phase.STOPPING):
         return "gives way"
-    if owner.priority > case.job.priority:
+    if owner.priority > situation.job.priority:
         return f"has priority {owner.priority}"
-    if owner.priority == case.job.priority and owner.user == case.job.user:
+    if owner.priority == situation.job.priority and owner.user == situation.job.user:
         return ""
-    if case.now < owner.started_at + case.view.shares.slice_s:
-        return f"keeps its devices until it has run for {case.view.shares.slice_s:g} s"
-    if owner.priority < case.job.priority:
+    if situation.now < owner.started_at + situation.view.shares.slice_s:
+        return f"keeps its devices until it has run for {situation.view.shares.slice_s:g} s"
+    if owner.priority < situation.job.priority:
         return "gives way"
-    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {case.job.user or 'this user'}"
+    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {situation.job.user or 'this user'}"

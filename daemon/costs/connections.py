@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.daemon.costs.blocked_ways import Pair, pair_of
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.profiles import Profiles
 
 
@@ -22,11 +22,11 @@ class LinkAssumptions:
         """Return the lowest bandwidth that any link may have."""
         return min(self.site_bytes_per_s, self.far_bytes_per_s)
 
-    def round_trip_s(self, one: Seat, other: Seat) -> float:
+    def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the round trip between two devices."""
         return self.site_round_trip_s if one.site == other.site else self.far_round_trip_s
 
-    def bytes_per_s(self, one: Seat, other: Seat) -> float:
+    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the bandwidth between two devices, each way."""
         return self.site_bytes_per_s if one.site == other.site else self.far_bytes_per_s
 
@@ -54,52 +54,52 @@ class Links:
         """Return whether any two devices cannot talk."""
         return bool(self._blocked)
 
-    def can_talk(self, one: Seat, other: Seat) -> bool:
+    def can_talk(self, one: DeviceSlot, other: DeviceSlot) -> bool:
         """Return whether two devices may be neighbours."""
         return not self._blocked or pair_of(one.node, other.node) not in self._blocked
 
-    def all_talk(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> bool:
+    def all_talk(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> bool:
         """Return whether every worker of one stage can talk to every worker of the next."""
         return not self._blocked or all(self.can_talk(upper, lower) for upper in uppers for lower in lowers)
 
-    def siblings_talk(self, run: Sequence[Seat]) -> bool:
+    def siblings_talk(self, run: Sequence[DeviceSlot]) -> bool:
         """Return whether devices next to each other can be the replicas of one stage."""
-        return not self._blocked or all(self.all_talk([seat], run[index + 1 :]) for index, seat in enumerate(run))
+        return not self._blocked or all(self.all_talk([slot], run[index + 1 :]) for index, slot in enumerate(run))
 
-    def is_measured(self, one: Seat, other: Seat) -> bool:
+    def is_measured(self, one: DeviceSlot, other: DeviceSlot) -> bool:
         """Return whether the link between two devices' nodes has been measured."""
         return not self._is_assumed and self._profiles.link(one.node, other.node) is not None
 
-    def round_trip_s(self, one: Seat, other: Seat) -> float:
+    def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the round trip between two devices."""
         speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
         return self._assumptions.round_trip_s(one, other) if speed is None else speed.round_trip_s
 
-    def bytes_per_s(self, one: Seat, other: Seat) -> float:
+    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the bandwidth between two devices, each way."""
         speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
         return self._assumptions.bytes_per_s(one, other) if speed is None else speed.bytes_per_s
 
-    def loss(self, one: Seat, other: Seat) -> float:
+    def loss(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the share of packets that are lost between two devices; 0 until it is measured."""
         speed = self._profiles.link(one.node, other.node) if self._has_loss else None
         return 0.0 if speed is None else speed.loss
 
-    def slowest_bytes_per_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+    def slowest_bytes_per_s(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the lowest bandwidth of the links between the workers of one stage and those of the next."""
         return min(self.bytes_per_s(upper, lower) for upper in uppers for lower in lowers)
 
-    def longest_round_trip_s(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+    def longest_round_trip_s(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the longest round trip of the links between the workers of one stage and those of the next."""
         return max(self.round_trip_s(upper, lower) for upper in uppers for lower in lowers)
 
-    def worst_loss(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+    def worst_loss(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the worst loss of the links between the workers of one stage and those of the next."""
         if not self._has_loss:
             return 0.0
         return max(self.loss(upper, lower) for upper in uppers for lower in lowers)
 
-    def slowest_sibling_bytes_per_s(self, replicas: Sequence[Seat]) -> float:
+    def slowest_sibling_bytes_per_s(self, replicas: Sequence[DeviceSlot]) -> float:
         """Return the lowest bandwidth of the links between the replicas of a stage, at least two."""
         return min(
             self.bytes_per_s(one, other) for index, one in enumerate(replicas) for other in replicas[index + 1 :]

@@ -26,7 +26,7 @@ def natural(name: str) -> tuple[str | int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class DeviceSlot:
     """One device of one node, with room for one worker."""
 
     node: str
@@ -40,7 +40,7 @@ class Seat:
     """True if the node has no other device."""
 
     @classmethod
-    def of(cls, node: NodeRecord, position: int) -> "Seat":
+    def of(cls, node: NodeRecord, position: int) -> "DeviceSlot":
         """Return the node's device at a position of its list."""
         return cls(
             node=node.name,
@@ -62,7 +62,7 @@ class Kinds:
 
     def __init__(
         self,
-        pace_of: Callable[[Seat], tuple[float, ...]] | None = None,
+        pace_of: Callable[[DeviceSlot], tuple[float, ...]] | None = None,
         *,
         distinct_nodes: frozenset[str] = frozenset(),
         blocked: frozenset[tuple[str, str]] = frozenset(),
@@ -78,37 +78,37 @@ class Kinds:
             others = {other for pair in blocked if name in pair for other in pair if other != name or len({*pair}) == 1}
             self._blocked[name] = "!" + ",".join(sorted(others))
 
-    def of(self, seat: Seat) -> Kind:
+    def of(self, slot: DeviceSlot) -> Kind:
         """Return the kind of a seat: seats of one kind are alike in all that matters."""
-        device = seat.device
-        is_alike = seat.is_only_one and seat.node not in self._distinct_nodes
+        device = slot.device
+        is_alike = slot.is_only_one and slot.node not in self._distinct_nodes
         return (
-            seat.site,
-            self._blocked.get(seat.node, "") if is_alike else seat.node,
+            slot.site,
+            self._blocked.get(slot.node, "") if is_alike else slot.node,
             device.kind,
-            self.speed(seat),
+            self.speed(slot),
             device.memory_bytes,
-            seat.host_memory_bytes,
-            seat.arithmetic_class,
-            self._pace_of(seat) if self._pace_of else (),
+            slot.host_memory_bytes,
+            slot.arithmetic_class,
+            self._pace_of(slot) if self._pace_of else (),
         )
 
-    def speed(self, seat: Seat) -> float:
+    def speed(self, slot: DeviceSlot) -> float:
         """Return the relative speed, from measured times if they exist."""
-        return 1.0 / sum(self._pace_of(seat)[::2]) if self._pace_of else seat.device.speed
+        return 1.0 / sum(self._pace_of(slot)[::2]) if self._pace_of else slot.device.speed
 
 
-CanTalk = Callable[[Seat, Seat], bool]
+CanTalk = Callable[[DeviceSlot, DeviceSlot], bool]
 
 
 def orders(
-    seats: tuple[Seat, ...],
+    slots: tuple[DeviceSlot, ...],
     *,
     lengths: Iterable[int],
     kinds: Kinds | None = None,
     previous: tuple[StagePlan, ...] = (),
     can_talk: CanTalk | None = None,
-) -> Iterator[tuple[Seat, ...]]:
+) -> Iterator[tuple[DeviceSlot, ...]]:
     """Return orders of `length` seats, in a deterministic sequence.
 
     If there are few, these are all orders. Those in which each site's seats are together come first, because the first
@@ -116,22 +116,22 @@ def orders(
     are rearranged so that neighbours can talk.
     """
     kinds = kinds or Kinds()
-    counts = Counter(map(kinds.of, seats))
+    counts = Counter(map(kinds.of, slots))
     for length in lengths:
         found = list(islice(_kind_orders(counts, length), MAX_ORDERS + 1))
         is_choice = len(found) > MAX_ORDERS
         if is_choice:
-            found = _good_orders(seats, length, kinds)
+            found = _good_orders(slots, length, kinds)
         else:
             mixed = list(islice(_kind_orders(counts, length, sites_together=False), MAX_ORDERS + 1))
             if len(mixed) <= MAX_ORDERS:
                 found = list(dict.fromkeys([*found, *mixed]))
         for order in found:
-            seated = _seated(order, seats, previous, kinds)
+            seated = _seated(order, slots, previous, kinds)
             yield seated if can_talk is None or not is_choice else rearranged(seated, can_talk)
 
 
-def rearranged(order: tuple[Seat, ...], can_talk: CanTalk) -> tuple[Seat, ...]:
+def rearranged(order: tuple[DeviceSlot, ...], can_talk: CanTalk) -> tuple[DeviceSlot, ...]:
     """Return the seats with neighbours that can talk, as near to their order as possible; unchanged if no such order is
     found.
 
@@ -139,16 +139,16 @@ def rearranged(order: tuple[Seat, ...], can_talk: CanTalk) -> tuple[Seat, ...]:
     """
     steps = 0
 
-    def extend(placed: tuple[Seat, ...], left: tuple[Seat, ...]) -> tuple[Seat, ...] | None:
+    def extend(placed: tuple[DeviceSlot, ...], left: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...] | None:
         nonlocal steps
         steps += 1
         if not left:
             return placed
-        for index, seat in enumerate(left):
+        for index, slot in enumerate(left):
             if steps > MAX_REARRANGING:
                 return None
-            if not placed or can_talk(placed[-1], seat):
-                found = extend((*placed, seat), left[:index] + left[index + 1 :])
+            if not placed or can_talk(placed[-1], slot):
+                found = extend((*placed, slot), left[:index] + left[index + 1 :])
                 if found is not None:
                     return found
         return None
@@ -175,27 +175,27 @@ def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = T
     yield from extend((), frozenset())
 
 
-def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
+def _good_orders(slots: tuple[DeviceSlot, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
     """Yield good orders of many seats: sites by total speed, devices within by memory or speed, and every rotation.
 
     The first stages hold most microbatches in flight, so one candidate puts the largest memory first.
     """
     totals: dict[str, float] = {}
-    for seat in seats:
-        totals[seat.site] = totals.get(seat.site, 0.0) + kinds.speed(seat)
-    by_speed = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -kinds.speed(seat), kinds.of(seat)))
+    for slot in slots:
+        totals[slot.site] = totals.get(slot.site, 0.0) + kinds.speed(slot)
+    by_speed = sorted(slots, key=lambda slot: (-totals[slot.site], slot.site, -kinds.speed(slot), kinds.of(slot)))
     chosen = by_speed[:length]
-    fastest = sorted(seats, key=lambda seat: (-kinds.speed(seat), -totals[seat.site], kinds.of(seat)))[:length]
+    fastest = sorted(slots, key=lambda slot: (-kinds.speed(slot), -totals[slot.site], kinds.of(slot)))[:length]
     found: dict[tuple[Kind, ...], None] = {}
     for picked in (chosen, fastest):
         for by_memory in (True, False):
             grouped = sorted(
                 picked,
-                key=lambda seat, by_memory=by_memory: (  # type: ignore[misc]
-                    -totals[seat.site],
-                    seat.site,
-                    -(seat.device.memory_bytes if by_memory else kinds.speed(seat)),
-                    kinds.of(seat),
+                key=lambda slot, by_memory=by_memory: (  # type: ignore[misc]
+                    -totals[slot.site],
+                    slot.site,
+                    -(slot.device.memory_bytes if by_memory else kinds.speed(slot)),
+                    kinds.of(slot),
                 ),
             )
             found[tuple(map(kinds.of, grouped))] = None
@@ -209,89 +209,89 @@ def _good_orders(seats: tuple[Seat, ...], length: int, kinds: Kinds) -> list[tup
 
 
 def long_orders(
-    seats: tuple[Seat, ...],
+    slots: tuple[DeviceSlot, ...],
     length: int,
     kinds: Kinds,
     previous: tuple[StagePlan, ...] = (),
     *,
     is_short: bool = False,
     can_talk: CanTalk | None = None,
-) -> Iterator[tuple[Seat, ...]]:
+) -> Iterator[tuple[DeviceSlot, ...]]:
     """Return a few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
 
     Inside a site, devices of one arithmetic class are together, because only they can be replicas of one stage. Equal
     devices next to each other share groups evenly. Unequal ones next to each other fill what is left of a layer.
     """
     totals: dict[str, float] = {}
-    for seat in seats:
-        totals[seat.site] = totals.get(seat.site, 0.0) + kinds.speed(seat)
-    by_speed = sorted(seats, key=lambda seat: (-kinds.speed(seat), kinds.of(seat)))
-    by_site = sorted(seats, key=lambda seat: (-totals[seat.site], seat.site, -kinds.speed(seat), kinds.of(seat)))
+    for slot in slots:
+        totals[slot.site] = totals.get(slot.site, 0.0) + kinds.speed(slot)
+    by_speed = sorted(slots, key=lambda slot: (-kinds.speed(slot), kinds.of(slot)))
+    by_site = sorted(slots, key=lambda slot: (-totals[slot.site], slot.site, -kinds.speed(slot), kinds.of(slot)))
     seen: set[tuple[Kind, ...]] = set()
     for picked in (by_speed[:length], by_site[:length]):
-        sites = sorted({seat.site for seat in picked}, key=lambda site: (-totals[site], site))
+        sites = sorted({slot.site for slot in picked}, key=lambda site: (-totals[site], site))
         groups = [
-            [seat for seat in picked if (seat.site, seat.arithmetic_class) == (site, name)]
+            [slot for slot in picked if (slot.site, slot.arithmetic_class) == (site, name)]
             for site in sites
-            for name in sorted({seat.arithmetic_class for seat in picked if seat.site == site})
+            for name in sorted({slot.arithmetic_class for slot in picked if slot.site == site})
         ]
         for arrange in _ARRANGEMENTS[: 2 if is_short else None]:
-            order = tuple(kinds.of(seat) for group in groups for seat in arrange(group))
+            order = tuple(kinds.of(slot) for group in groups for slot in arrange(group))
             for each in (order, order[::-1]):
                 if each not in seen:
                     seen.add(each)
-                    seated = _seated(each, seats, previous, kinds)
+                    seated = _seated(each, slots, previous, kinds)
                     yield seated if can_talk is None else rearranged(seated, can_talk)
 
 
-def _fastest_first(group: list[Seat]) -> list[Seat]:
+def _fastest_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return the seats from fast to slow."""
     return group
 
 
-def _fast_with_slow(group: list[Seat]) -> list[Seat]:
+def _fast_with_slow(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return the fastest, the slowest, the second, the second slowest, …"""
     half = (len(group) + 1) // 2
-    mixed = [seat for pair in zip(group[:half], group[: half - 1 : -1], strict=False) for seat in pair]
+    mixed = [slot for pair in zip(group[:half], group[: half - 1 : -1], strict=False) for slot in pair]
     return mixed + group[len(mixed) // 2 : half]
 
 
-def _most_memory_first(group: list[Seat]) -> list[Seat]:
+def _most_memory_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return the seats by memory, because the first stages hold most microbatches in flight."""
-    return sorted(group, key=lambda seat: -seat.device.memory_bytes)
+    return sorted(group, key=lambda slot: -slot.device.memory_bytes)
 
 
-def _every_third(group: list[Seat]) -> list[Seat]:
+def _every_third(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return three series from fast to slow."""
-    return [seat for first in range(3) for seat in group[first::3]]
+    return [slot for first in range(3) for slot in group[first::3]]
 
 
 _ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _every_third)
 
 
 def _seated(
-    order: tuple[Kind, ...], seats: tuple[Seat, ...], previous: tuple[StagePlan, ...], kinds: Kinds
-) -> tuple[Seat, ...]:
+    order: tuple[Kind, ...], slots: tuple[DeviceSlot, ...], previous: tuple[StagePlan, ...], kinds: Kinds
+) -> tuple[DeviceSlot, ...]:
     """Return seats for an order of kinds: those of the previous plan first and in its order, then by name.
 
     If the order is as long as the previous plan, old seats keep their places, and new ones take the vacant places.
     """
     rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
     by_rank = sorted(
-        seats,
-        key=lambda seat: (rank.get(_key(seat), len(previous)), natural(seat.node), seat.device.index),
+        slots,
+        key=lambda slot: (rank.get(_key(slot), len(previous)), natural(slot.node), slot.device.index),
     )
-    staying: dict[int, Seat] = {}
+    staying: dict[int, DeviceSlot] = {}
     if len(order) == len(previous):
-        staying = {rank[_key(seat)]: seat for seat in by_rank if _key(seat) in rank}
-        staying = {index: seat for index, seat in staying.items() if kinds.of(seat) == order[index]}
+        staying = {rank[_key(slot)]: slot for slot in by_rank if _key(slot) in rank}
+        staying = {index: slot for index, slot in staying.items() if kinds.of(slot) == order[index]}
     kept = set(map(_key, staying.values()))
-    free: dict[Kind, list[Seat]] = {}
-    for seat in by_rank:
-        if _key(seat) not in kept:
-            free.setdefault(kinds.of(seat), []).append(seat)
+    free: dict[Kind, list[DeviceSlot]] = {}
+    for slot in by_rank:
+        if _key(slot) not in kept:
+            free.setdefault(kinds.of(slot), []).append(slot)
     return tuple(staying.get(index) or free[kind].pop(0) for index, kind in enumerate(order))
 
 
-def _key(seat: Seat) -> tuple[str, str, int]:
-    return seat.node, seat.incarnation, seat.device.index
+def _key(slot: DeviceSlot) -> tuple[str, str, int]:
+    return slot.node, slot.incarnation, slot.device.index

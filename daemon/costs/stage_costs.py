@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from headway.daemon.costs.connections import Links
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import FP32_BYTES, element_bytes, kind_of_layer, layer_costs, num_hidden
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
@@ -28,7 +28,7 @@ HOST_STATES_WITH_SNAPSHOTS: Final = 6
 class StageCosts:
     """The costs of a job on a set of seats. Slices are (first layer, end); tables over them are [num slices]."""
 
-    def __init__(self, spec: JobSpec, seats: Sequence[Seat], profiles: Profiles, links: Links) -> None:
+    def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], profiles: Profiles, links: Links) -> None:
         self.spec = spec
         self.links = links
         self.layers = layer_costs(spec)
@@ -38,7 +38,7 @@ class StageCosts:
         self.num_groups = spec.train.reduction_groups
         self.ends = group_ends(self.num_microbatches, self.num_groups)
         self._num_hidden = num_hidden(spec)
-        sites = {seat.site for seat in seats}
+        sites = {slot.site for slot in slots}
         self._far_codec = codec_between(spec.train, is_between_sites=True)
         self._near_codec = codec_between(spec.train, is_between_sites=False)
         is_coded = bool(self._near_codec or (self._far_codec and len(sites) > 1))
@@ -47,7 +47,7 @@ class StageCosts:
         self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
         self._kinds = tuple(self._by_kind)
         self._clock = DeviceClock(
-            self._by_kind, spec.train, profiles, {(seat.node, seat.device.index): seat.device for seat in seats}
+            self._by_kind, spec.train, profiles, {(slot.node, slot.device.index): slot.device for slot in slots}
         )
         self._count_slices()
         self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
@@ -55,7 +55,7 @@ class StageCosts:
         self._run_seconds: dict[object, Floats] = {}
         self._widest: dict[frozenset[str], float] = {}
         self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
-        self.is_limited = any(seat.device.memory_bytes for seat in seats)
+        self.is_limited = any(slot.device.memory_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
     def _count_slices(self) -> None:
@@ -87,21 +87,21 @@ class StageCosts:
 
     # --- Seconds ------------------------------------------------------------------------------------------------------
 
-    def seconds(self, seat: Seat) -> tuple[Floats, Floats]:
+    def seconds(self, slot: DeviceSlot) -> tuple[Floats, Floats]:
         """Return the seconds of a microbatch and of an update, on a device. Both [num slices]."""
-        pace = self.pace_of(seat)
+        pace = self.pace_of(slot)
         found = self._seconds.get(pace)
         if found is None:
             found = self._counts @ np.array(pace[::2]), self._counts @ np.array(pace[1::2])
             self._seconds[pace] = found
         return found
 
-    def pace_of(self, seat: Seat) -> tuple[float, ...]:
+    def pace_of(self, slot: DeviceSlot) -> tuple[float, ...]:
         """Return a key of a device's times: for each kind of layer, a microbatch and an update."""
-        key = (seat.node, seat.device.index)
+        key = (slot.node, slot.device.index)
         found = self._paces.get(key)
         if found is None:
-            kinds = [self._clock.seconds(seat.node, seat.device, kind) for kind in self._kinds]
+            kinds = [self._clock.seconds(slot.node, slot.device, kind) for kind in self._kinds]
             found = self._paces[key] = tuple(value for kind in kinds for value in (kind.microbatch_s, kind.update_s))
         return found
 
@@ -115,7 +115,7 @@ class StageCosts:
         share = (self.num_groups / num_replicas + 1) * (num_replicas - 1) / num_replicas
         return self.sums_bytes * share
 
-    def reduction_seconds(self, run: Sequence[Seat]) -> Floats:
+    def reduction_seconds(self, run: Sequence[DeviceSlot]) -> Floats:
         """Return the seconds of one batch's reduction, at the slowest link between the replicas. [num slices]"""
         if len(run) == 1:
             return np.zeros(self.num_slices)
@@ -127,12 +127,12 @@ class StageCosts:
         """
         return np.maximum(computing, reducing) if self.spec.train.delay else computing + reducing
 
-    def run_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
+    def run_seconds(self, run: tuple[DeviceSlot, ...], num_stages: int) -> Floats:
         """Return a batch's seconds on a stage that these devices share in the best way; inf where it does not fit.
 
         num_stages: this stage and those after it. [first, end], each of num_layers + 1
         """
-        workers = [(self.pace_of(seat), seat.device.memory_bytes, seat.host_memory_bytes) for seat in run]
+        workers = [(self.pace_of(slot), slot.device.memory_bytes, slot.host_memory_bytes) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
         key = (
@@ -146,10 +146,10 @@ class StageCosts:
             found = self._run_seconds[key] = slices[self.slice_of]
         return found
 
-    def _slice_seconds(self, run: tuple[Seat, ...], num_stages: int) -> Floats:
+    def _slice_seconds(self, run: tuple[DeviceSlot, ...], num_stages: int) -> Floats:
         depth = self.least_depth(num_stages)
-        timed = [self.seconds(seat) for seat in run]
-        most = [self.most_groups(seat, depth, len(run)) for seat in run]
+        timed = [self.seconds(slot) for slot in run]
+        most = [self.most_groups(slot, depth, len(run)) for slot in run]
         if len(run) == 1:
             each, update = timed[0]
             fits = most[0] >= self.num_groups
@@ -157,55 +157,55 @@ class StageCosts:
         computing = least_seconds([each for each, _ in timed], [update for _, update in timed], most, self.ends)
         return self.with_reduction(computing, self.reduction_seconds(run))
 
-    def can_share(self, run: Sequence[Seat]) -> bool:
+    def can_share(self, run: Sequence[DeviceSlot]) -> bool:
         """Return whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
         are_alike = all(one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run))
         return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)
 
-    def shares(self, run: tuple[Seat, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
+    def shares(self, run: tuple[DeviceSlot, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
         """Return how many groups each replica holds of a slice for which `run_seconds` found a fit."""
         if len(run) == 1:
             return (self.num_groups,)
         index, depth = self.slice_of[first, end], self.least_depth(num_stages)
-        timed = [self.seconds(seat) for seat in run]
+        timed = [self.seconds(slot) for slot in run]
         return best_shares(
             [float(each[index]) for each, _ in timed],
             [float(update[index]) for _, update in timed],
-            [int(self.most_groups(seat, depth, len(run))[index]) for seat in run],
+            [int(self.most_groups(slot, depth, len(run))[index]) for slot in run],
             self.ends,
         )
 
     # --- Links --------------------------------------------------------------------------------------------------------
 
-    def codec(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> Codec:
+    def codec(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> Codec:
         """Return the codec of the cut between two stages: of all links between their workers."""
         if self._far_codec is self._near_codec:
             return self._near_codec
-        is_far = len({seat.site for seats in (uppers, lowers) for seat in seats}) > 1
+        is_far = len({slot.site for slots in (uppers, lowers) for slot in slots}) > 1
         return self._far_codec if is_far else self._near_codec
 
-    def carried_bytes(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> int:
+    def carried_bytes(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> int:
         """Return the coded bytes that the cut's links carry each way per microbatch: hidden states, or their
         gradient.
         """
         return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(self.spec.train))
 
-    def boundary_seconds(self, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> float:
+    def boundary_seconds(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the seconds to carry a batch to the next stage: the mean share of the side with fewer workers, slowest
         link.
         """
         carried = self.num_microbatches * self.carried_bytes(uppers, lowers) / min(len(uppers), len(lowers))
         return carried / self.links.slowest_bytes_per_s(uppers, lowers)
 
-    def widest_boundary_s(self, order: Sequence[Seat]) -> float:
+    def widest_boundary_s(self, order: Sequence[DeviceSlot]) -> float:
         """Return a batch's seconds on the slowest link between any two of these seats; inf where each link is
         its own.
         """
         if self.links.has_measured:
             return inf
-        sites = frozenset(seat.site for seat in order)
+        sites = frozenset(slot.site for slot in order)
         if sites not in self._widest:
-            ends = list({seat.site: seat for seat in order}.values())
+            ends = list({slot.site: slot for slot in order}.values())
             pairs = [(one, other) for one in ends for other in ends if one is not other]
             pairs += [(one, other) for one, other in pairwise(order) if one.site == other.site]
             self._widest[sites] = max((self.boundary_seconds([one], [other]) for one, other in pairs), default=0.0)
@@ -252,10 +252,10 @@ class StageCosts:
         sets: Floats = 2 * own + (others + 1) / num_replicas
         return sets
 
-    def most_groups(self, seat: Seat, depth: int, num_replicas: int) -> Counts:
+    def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int) -> Counts:
         """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
-        limit = seat.device.memory_bytes
-        key = (limit, seat.host_memory_bytes, depth, num_replicas)
+        limit = slot.device.memory_bytes
+        key = (limit, slot.host_memory_bytes, depth, num_replicas)
         if key in self._most_groups:
             return self._most_groups[key]
         most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
@@ -270,7 +270,7 @@ class StageCosts:
                 fits = np.floor(needed) <= limit
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
             most = below
-        if seat.host_memory_bytes:
-            most = np.where(self.host_bytes <= seat.host_memory_bytes, most, 0)
+        if slot.host_memory_bytes:
+            most = np.where(self.host_bytes <= slot.host_memory_bytes, most, 0)
         self._most_groups[key] = most
         return most

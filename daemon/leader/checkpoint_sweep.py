@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, left_folders
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
 from headway.daemon.records.keys import Keys
 from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import folder_name, submission_url
@@ -95,11 +95,11 @@ class CheckpointSweep:
         url = resolve_checkpoint_dir(url, self._checkpoint_root)
         found = [BoundaryFolder(*entry) for entry in await self._threads.run(url, lambda _: list_boundaries(url))]
         num_deleted = 0
-        for folder in left_folders(self._view, job, found):
+        for folder in stale_checkpoints(self._view, job, found):
             now = self._view.jobs.get(job.name)
             if now is None or now.submission != submission or not self._may_act(is_late=is_late):
                 break
-            if not left_folders(self._view, now, [folder]):
+            if not stale_checkpoints(self._view, now, [folder]):
                 continue
             target = f"{url}/{folder_name(*folder.place)}"
             await self._delete(target)

@@ -26,13 +26,13 @@ from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.fault_points import fault_point, is_armed
 from headway.daemon.leader.job_troubles import JobTroubles
-from headway.daemon.leader.plan_runner import AT_ONCE_S, PlanningDesk
+from headway.daemon.leader.plan_runner import AT_ONCE_S, PlanRunner
 from headway.daemon.leader.transaction_parts import parts
 from headway.daemon.planning.planner_pool import PlannerPool
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import LeaderRecord, PhaseRecord
-from headway.daemon.situation.plan_cache import PlanBook
+from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -75,7 +75,7 @@ class Leadership:
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
         wrote_late: Callable[[str], None] = lambda _: None,
-        plans: PlanBook | None = None,
+        plans: PlanCache | None = None,
         troubles: JobTroubles | None = None,
     ) -> None:
         """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
@@ -95,7 +95,7 @@ class Leadership:
         self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
         self._wrote_late = wrote_late
         self._deletions = FileThreads("deletions", silence_s=manifest_timeout_s)
-        self._plans = plans if plans is not None else PlanBook()
+        self._plans = plans if plans is not None else PlanCache()
         self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
         self._leader_revision = 0
         self._stood_back_at: float | None = None
@@ -164,7 +164,7 @@ class Leadership:
         busy: dict[TaskKey, asyncio.Task[None]] = {}
         self._plans.clear()
         planners = PlannerPool()
-        desk = PlanningDesk(self._plans, compute=planners.answer, clock=self._clock)
+        runner = PlanRunner(self._plans, compute=planners.answer, clock=self._clock)
         try:
             while True:
                 seen = self._cluster.version
@@ -173,8 +173,8 @@ class Leadership:
                     raise LeaseLostError(Keys.LEADER, "another process took or deleted it")
                 for key in [key for key, task in busy.items() if task.done()]:
                     busy.pop(key).result()  # a lost lease ends the lead here
-                desk.collect()
-                decision = self._decided(desk)
+                runner.collect()
+                decision = self._decided(runner)
                 self._troubles.not_decided(decision.broken)
                 self._troubles.keep_only({"", *self._cluster.view.jobs})
                 for command in decision.commands:
@@ -183,15 +183,15 @@ class Leadership:
                     if key not in busy:
                         name = f"decision about {command.job}"
                         busy[key] = asyncio.create_task(self._execute(command), name=name)
-                deadlines = [at for at in (decision.wake_at, desk.wake_at) if at is not None]
+                deadlines = [at for at in (decision.wake_at, runner.wake_at) if at is not None]
                 wake_at = min(deadlines, default=None)
-                await self._pause(seen, {*busy.values(), *desk.under_way}, wake_at=wake_at)
+                await self._pause(seen, {*busy.values(), *runner.under_way}, wake_at=wake_at)
         finally:
             planners.close()
             self._troubles.clear()
             await _end(*busy.values())
 
-    def _decided(self, desk: PlanningDesk) -> Decision:
+    def _decided(self, runner: PlanRunner) -> Decision:
         """Decide with the plans that exist or are computed within AT_ONCE_S; start the computation of others."""
         until = self._clock() + AT_ONCE_S
         while True:
@@ -202,7 +202,7 @@ class Leadership:
             seconds = time.perf_counter() - began
             if seconds > SLOW_DECISION_S:
                 self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(view.jobs))
-            if not desk.take_up((*decision.missing, *decision.stale), until=until):
+            if not runner.take_up((*decision.missing, *decision.stale), until=until):
                 return decision
 
     def _is_deposed(self) -> bool:

@@ -18,7 +18,7 @@ from headway.daemon.errors import in_one_line
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import PlanRefused, answer
 from headway.daemon.planning.planner_pool import PlanningFailedError
-from headway.daemon.situation.plan_cache import Outcome, PlanBook, PlanRequest, Purpose
+from headway.daemon.situation.plan_cache import Outcome, PlanCache, PlanRequest, Purpose
 
 AT_ONCE_S: Final = 0.05
 """Seconds for which the loop may stand still for all plans of one decision."""
@@ -51,7 +51,7 @@ class _Failure:
     """The request; None: it has been repeated."""
 
 
-class PlanningDesk:
+class PlanRunner:
     """The plan runner of one leader: `take_up` requests, wait for `under_way`, `collect`, decide again.
 
     Threads cannot be ended. When leadership is lost, the runner is discarded and late results are ignored.
@@ -59,13 +59,13 @@ class PlanningDesk:
 
     def __init__(
         self,
-        book: PlanBook,
+        cache: PlanCache,
         *,
         compute: Callable[[PlanQuestion], Outcome] = answer,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = PLAN_DEADLINE_S,
     ) -> None:
-        self._book = book
+        self._cache = cache
         self._compute = compute
         self._clock = clock
         self._deadline_s = deadline_s
@@ -88,19 +88,19 @@ class PlanningDesk:
         """Store results that are done or late. An error of the planner becomes a refused plan of that job."""
         for work in [work for work in self._work if work.done.done()]:
             self._work.remove(work)
-            self._book.answered(work.request, self._outcome(work.request, work.done.result))
+            self._cache.answered(work.request, self._outcome(work.request, work.done.result))
             _log.info("plan_computed", **_names(work.request), seconds=round(self._clock() - work.began_at, 3))
-        self._failures = {key: failure for key, failure in self._failures.items() if self._book.knows(*key)}
+        self._failures = {key: failure for key, failure in self._failures.items() if self._cache.knows(*key)}
         for failure in self._failures.values():
             if failure.request is not None and self._clock() >= failure.retry_at:
-                self._book.forget(failure.request)
+                self._cache.forget(failure.request)
                 failure.request = None
         for work in self._work:
             if not work.is_late and self._clock() >= work.began_at + self._deadline_s:
                 work.is_late = True
                 names = _names(work.request)
                 reason = f"no plan on {names['num_devices']} devices was found within {self._deadline_s:g} s"
-                self._book.answered(work.request, PlanRefused(reason=reason))
+                self._cache.answered(work.request, PlanRefused(reason=reason))
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
 
     def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
@@ -127,7 +127,7 @@ class PlanningDesk:
             done = asyncio.wrap_future(future)
             self._work.append(_Work(request=request, began_at=began_at, done=done))
             return False
-        self._book.answered(request, self._outcome(request, future.result))
+        self._cache.answered(request, self._outcome(request, future.result))
         return True
 
     def _outcome(self, request: PlanRequest, result: Callable[[], Outcome]) -> Outcome:
@@ -150,4 +150,4 @@ class PlanningDesk:
 
 def _names(request: PlanRequest) -> dict[str, object]:
     """Return the names for the log."""
-    return {"job": request.job, "purpose": request.purpose.value, "num_devices": len(request.question.seats)}
+    return {"job": request.job, "purpose": request.purpose.value, "num_devices": len(request.question.slots)}

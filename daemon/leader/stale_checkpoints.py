@@ -32,7 +32,7 @@ class BoundaryFolder:
         return self.timeline, self.boundary
 
 
-def left_folders(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder]) -> list[BoundaryFolder]:
+def stale_checkpoints(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder]) -> list[BoundaryFolder]:
     """Return a job's folders that may be deleted.
 
     A stale folder stays stale: pasts only lose boundaries of older timelines, and checkpoints only get newer. So a view
@@ -45,7 +45,7 @@ def left_folders(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder
     return [
         folder
         for folder in found
-        if _is_left(job, folder) and not any(url.endswith(f"{own}/{folder_name(*folder.place)}") for url in named)
+        if _is_stale(job, folder) and not any(url.endswith(f"{own}/{folder_name(*folder.place)}") for url in named)
     ]
 
 
@@ -55,7 +55,7 @@ def _named_by(job: JobView) -> tuple[str, ...]:
     return tuple(url.rstrip("/") for url in (checkpoint.url, *checkpoint.earlier)) if checkpoint is not None else ()
 
 
-def _is_left(job: JobView, folder: BoundaryFolder) -> bool:
+def _is_stale(job: JobView, folder: BoundaryFolder) -> bool:
     checkpoint = job.checkpoint if job.checkpoint is not None and not job.checkpoint.origin_job else None
     past = lineage_of(job)
     if past is None and checkpoint is not None:

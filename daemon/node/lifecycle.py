@@ -41,7 +41,7 @@ from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_watch import ClusterWatch
-from headway.daemon.view.plan_log import note_sightings
+from headway.daemon.view.plan_log import log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.stage.allocator import keep_freed_memory
 
@@ -133,7 +133,7 @@ class Daemon:
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
         stack.push_async_callback(_cancel, following)
         following.add_done_callback(self._on_watch_end)
-        noting = asyncio.create_task(activities.keep("sightings", lambda: note_sightings(cluster)), name="sightings")
+        noting = asyncio.create_task(activities.keep("sightings", lambda: log_plans(cluster)), name="sightings")
         stack.push_async_callback(_cancel, noting)
         # 4. Signals count from now on, because from now on there is something to leave.
         for number in SIGNALS:

@@ -29,8 +29,8 @@ from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.address_watch import AddressWatch, address_towards
 from headway.daemon.node.config import NodeConfig, listen_address
 from headway.daemon.node.memory import NodeMemory
-from headway.daemon.node.peer_liveness import ACTIVITY as COMPANIONS
-from headway.daemon.node.peer_liveness import Companions
+from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
+from headway.daemon.node.peer_liveness import PeerLiveness
 from headway.daemon.node.registration import Registration
 from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
@@ -41,7 +41,7 @@ from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.situation.boundaries import depends_on
-from headway.daemon.situation.plan_cache import PlanBook
+from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.storage.state_store import StateStore
@@ -106,7 +106,7 @@ class Membership:
         self._dial_back: DialBack | None = None
         self._troubles: dict[str, str] = {}
         """Reasons that keep this node out of plans, by subject."""
-        plans = PlanBook()
+        plans = PlanCache()
         self._checkpoint_sweep = CheckpointSweep(
             house.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
@@ -198,7 +198,7 @@ class Membership:
             lease_id=lambda: registration.lease_id,
         )
         self._dial_back = DialBack(house.cluster.view, node=house.config.name, prove=reaching.prove)
-        companions = Companions(
+        peer_liveness = PeerLiveness(
             node=house.config.name,
             etcd=house.etcd,
             cluster=house.cluster,
@@ -214,7 +214,7 @@ class Membership:
                     "state folder lock": self._keep_state_dir,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
-                    COMPANIONS: companions.run,
+                    PEER_LIVENESS: peer_liveness.run,
                     "probing": probing.run,
                     "reaching": reaching.run,
                     "address": self._address_watch(supervisor).run,

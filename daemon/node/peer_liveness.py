@@ -34,7 +34,7 @@ ACTIVITY: Final = "companions"
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
+class PeerLife:
     """One life of one daemon."""
 
     node: str
@@ -42,7 +42,7 @@ class Companion:
     address: str
 
 
-class Companions:
+class PeerLiveness:
     """The streams of one daemon. `run` until cancelled."""
 
     def __init__(
@@ -59,8 +59,8 @@ class Companions:
         self._etcd = etcd
         self._cluster = cluster
         self._client = client
-        self._streams: dict[Companion, asyncio.Task[None]] = {}
-        self._met: set[Companion] = set()
+        self._streams: dict[PeerLife, asyncio.Task[None]] = {}
+        self._met: set[PeerLife] = set()
         """Daemons that have answered once: an address that never led to its daemon proves nothing."""
 
     async def run(self) -> None:
@@ -71,58 +71,58 @@ class Companions:
                     seen = self._cluster.version
                     wanted = self._wanted()
                     self._met &= wanted
-                    for companion in self._streams.keys() - wanted:
-                        self._streams.pop(companion).cancel()
-                    for companion in wanted - self._streams.keys():
-                        name = f"company of {companion.node}"
-                        keeping = self._activities.keep(ACTIVITY, partial(self._accompany, companion, group))
-                        self._streams[companion] = group.create_task(keeping, name=name)
+                    for peer in self._streams.keys() - wanted:
+                        self._streams.pop(peer).cancel()
+                    for peer in wanted - self._streams.keys():
+                        name = f"company of {peer.node}"
+                        keeping = self._activities.keep(ACTIVITY, partial(self._accompany, peer, group))
+                        self._streams[peer] = group.create_task(keeping, name=name)
                     await self._cluster.changed(seen)
         finally:
             self._streams.clear()
 
-    def _wanted(self) -> set[Companion]:
+    def _wanted(self) -> set[PeerLife]:
         view = self._cluster.view
         leader = view.leader.node if view.leader is not None else ""
         return {
-            Companion(node.name, node.incarnation, node.address)
+            PeerLife(node.name, node.incarnation, node.address)
             for node in view.nodes.values()
             if node.name != self._node and leader in (self._node, node.name)
         }
 
-    async def _accompany(self, companion: Companion, group: asyncio.TaskGroup) -> None:
+    async def _accompany(self, peer: PeerLife, group: asyncio.TaskGroup) -> None:
         """Follow a daemon until cancelled, because its record is gone or the leader has changed.
 
         A revocation that has begun is finished nevertheless: the first lease that ends changes the view.
         """
         while True:
             try:
-                await self._follow(companion)
+                await self._follow(peer)
             except (PeerError, RecoveryError, TimeoutError) as error:
-                log.debug("company_ended", node=companion.node, reason=str(error))
-            if companion in self._met and await is_refused(companion.address):
-                await asyncio.shield(group.create_task(self._bury(companion), name=f"burial of {companion.node}"))
+                log.debug("company_ended", node=peer.node, reason=str(error))
+            if peer in self._met and await is_refused(peer.address):
+                await asyncio.shield(group.create_task(self._revoke_dead_peer(peer), name=f"burial of {peer.node}"))
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _follow(self, companion: Companion) -> None:
+    async def _follow(self, peer: PeerLife) -> None:
         """Follow a daemon's stream until it ends. Raises TimeoutError, PeerError and RecoveryError."""
-        stream = self._client.accompany(NodeEndpoint(companion.node, companion.address), self._node)
+        stream = self._client.accompany(NodeEndpoint(peer.node, peer.address), self._node)
         first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
-        if first is not None and first.incarnation == companion.incarnation:
-            self._met.add(companion)
-            log.info("company_found", node=companion.node, incarnation=companion.incarnation)
+        if first is not None and first.incarnation == peer.incarnation:
+            self._met.add(peer)
+            log.info("company_found", node=peer.node, incarnation=peer.incarnation)
             async for _ in stream:
                 pass
 
-    async def _bury(self, companion: Companion) -> None:
+    async def _revoke_dead_peer(self, peer: PeerLife) -> None:
         """Revoke the leases of the dead daemon's records, if they are still that daemon's."""
         try:
             async with asyncio.timeout(REVOKE_TIMEOUT_S):
-                for lease_id in await leases_of(self._etcd, companion.node, companion.incarnation):
-                    log.warning("dead_daemons_lease_revoked", node=companion.node, lease=f"{lease_id:x}")
+                for lease_id in await leases_of(self._etcd, peer.node, peer.incarnation):
+                    log.warning("dead_daemons_lease_revoked", node=peer.node, lease=f"{lease_id:x}")
                     await self._etcd.revoke_lease(lease_id)
         except Exception as error:  # the lease ends by itself
-            log.warning("lease_not_revoked", node=companion.node, reason=in_one_line(error))
+            log.warning("lease_not_revoked", node=peer.node, reason=in_one_line(error))
 
 
 async def is_refused(address: str) -> bool:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from headway.daemon.costs.device_order import Kinds, Seat, long_orders, natural, orders
+from headway.daemon.costs.device_order import DeviceSlot, Kinds, long_orders, natural, orders
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.pace_search import PaceSearch
 from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
@@ -59,26 +59,26 @@ class AtHome:
         if not self._before and not self._holdings:
             return 0, 0
         placed = [
-            (layer, seat)
+            (layer, slot)
             for run, (first, end) in zip(cut.runs, cut.spans, strict=True)
-            for seat in run
+            for slot in run
             for layer in self._names[first:end]
         ]
-        stay = sum((layer, seat.node, seat.incarnation, seat.device.index) in self._before for layer, seat in placed)
-        return -stay, -sum((seat.node, layer) in self._holdings for layer, seat in placed)
+        stay = sum((layer, slot.node, slot.incarnation, slot.device.index) in self._before for layer, slot in placed)
+        return -stay, -sum((slot.node, layer) in self._holdings for layer, slot in placed)
 
 
 class OrderSearch:
     """One search over the orders of a set of seats."""
 
-    def __init__(self, costs: StageCosts, seats: tuple[Seat, ...], kinds: Kinds, at_home: AtHome) -> None:
+    def __init__(self, costs: StageCosts, slots: tuple[DeviceSlot, ...], kinds: Kinds, at_home: AtHome) -> None:
         self._costs = costs
-        self._seats = seats
+        self._slots = slots
         self._kinds = kinds
         self._at_home = at_home
         self._placement = costs.spec.placement
         num_stages = min(costs.num_layers, costs.num_microbatches)
-        self._most_workers = min(len(seats), num_stages * costs.num_groups)
+        self._most_workers = min(len(slots), num_stages * costs.num_groups)
         self._can_talk = costs.links.can_talk if costs.links.has_blocked else None
 
     def best(self) -> Cut | None:
@@ -88,29 +88,29 @@ class OrderSearch:
             return self._best_of(self._long_orders(sum(shape), is_short=True))
         if shape:
             return self._best_of(self._orders((sum(shape),)))
-        are_alike = len(set(map(self._kinds.of, self._seats))) == 1
-        if len(self._seats) <= (FEW_ALIKE_SEATS if are_alike else FEW_SEATS):
+        are_alike = len(set(map(self._kinds.of, self._slots))) == 1
+        if len(self._slots) <= (FEW_ALIKE_SEATS if are_alike else FEW_SEATS):
             return self._best_of(self._orders(range(1, self._most_workers + 1)))
         self._keep_most_nodes()
         found = self._best_of_long_orders()
         if found is None:
             return None
-        if self._has_wanted_nodes(found.seats):
+        if self._has_wanted_nodes(found.slots):
             return self._balanced(found)
         return self._as_many_as_demanded()
 
-    def _orders(self, lengths: Iterable[int]) -> Iterator[tuple[Seat, ...]]:
-        return orders(self._seats, lengths=lengths, kinds=self._kinds, previous=self._previous, can_talk=self._can_talk)
+    def _orders(self, lengths: Iterable[int]) -> Iterator[tuple[DeviceSlot, ...]]:
+        return orders(self._slots, lengths=lengths, kinds=self._kinds, previous=self._previous, can_talk=self._can_talk)
 
-    def _long_orders(self, length: int, *, is_short: bool) -> Iterator[tuple[Seat, ...]]:
-        return long_orders(self._seats, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk)
+    def _long_orders(self, length: int, *, is_short: bool) -> Iterator[tuple[DeviceSlot, ...]]:
+        return long_orders(self._slots, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk)
 
     @property
     def _previous(self) -> tuple[StagePlan, ...]:
         return self._at_home.previous
 
-    def _has_wanted_nodes(self, seats: tuple[Seat, ...]) -> bool:
-        used = len({seat.node for seat in seats})
+    def _has_wanted_nodes(self, slots: tuple[DeviceSlot, ...]) -> bool:
+        used = len({slot.node for slot in slots})
         return used >= self._placement.min_nodes and not (
             self._placement.max_nodes and used > self._placement.max_nodes
         )
@@ -132,7 +132,7 @@ class OrderSearch:
 
     # --- Few devices --------------------------------------------------------------------------------------------------
 
-    def _best_of(self, candidates: Iterator[tuple[Seat, ...]]) -> Cut | None:
+    def _best_of(self, candidates: Iterator[tuple[DeviceSlot, ...]]) -> Cut | None:
         """Return the fastest of the orders in which every device works, or one of fewer devices that is
         nearly as fast.
         """
@@ -157,7 +157,7 @@ class OrderSearch:
         )
         return best_by_length[shortest][2]
 
-    def _along(self, order: tuple[Seat, ...], at_most: float) -> tuple[float, Cut] | None:
+    def _along(self, order: tuple[DeviceSlot, ...], at_most: float) -> tuple[float, Cut] | None:
         """Return the best pipeline along an order.
 
         If distance costs time, fewer stages may be faster than the cut whose slowest stage is fastest.
@@ -177,21 +177,21 @@ class OrderSearch:
     # --- Many devices -------------------------------------------------------------------------------------------------
 
     def _best_of_long_orders(self) -> Cut | None:
-        most = min(self._most_workers, len(self._seats))
+        most = min(self._most_workers, len(self._slots))
         best = self._fastest(most, inf)
-        if best is None or len(self._seats) > QUICK_SEATS:
+        if best is None or len(self._slots) > QUICK_SEATS:
             return None if best is None else best[1]
         for part in FEWER:
             fewer = max(1, int(most * part))
             nearly = self._fastest(fewer, best[0] * WORTH_A_STAGE, best[0] * WORTH_A_STAGE)
-            if nearly is not None and len(nearly[1].seats) < len(best[1].seats):
+            if nearly is not None and len(nearly[1].slots) < len(best[1].slots):
                 return nearly[1]
         return best[1]
 
     def _fastest(self, length: int, at_most: float, enough: float = 0.0) -> tuple[float, Cut] | None:
         """Return the fastest pipeline along good orders of `length` devices. enough: a time that need not be beaten."""
         best: tuple[float, Cut] | None = None
-        is_quick = len(self._seats) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
+        is_quick = len(self._slots) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
         for order in self._long_orders(length, is_short=not is_quick):
             for most_stages in self._numbers_of_stages(length):
                 limit = at_most if best is None else best[0] * (1 - TIE)
@@ -199,7 +199,7 @@ class OrderSearch:
                 if found is None:
                     continue
                 cut = found[1]
-                seconds = self._seconds(cut, within_memory=len(self._seats) <= SEATS_WITHIN_MEMORY)
+                seconds = self._seconds(cut, within_memory=len(self._slots) <= SEATS_WITHIN_MEMORY)
                 if seconds <= (at_most if best is None else best[0] * (1 - TIE)):
                     best = seconds, cut
                     if seconds <= enough:
@@ -208,9 +208,9 @@ class OrderSearch:
 
     def _balanced(self, cut: Cut) -> Cut:
         """Return a pipeline of the given stages' devices, with layers as even as possible."""
-        if len(cut.seats) > BALANCED_WORKERS:
+        if len(cut.slots) > BALANCED_WORKERS:
             return cut
-        found = PipelineCut(self._costs, cut.seats, shape=tuple(map(len, cut.runs))).best()
+        found = PipelineCut(self._costs, cut.slots, shape=tuple(map(len, cut.runs))).best()
         return cut if found is None else found[1]
 
     def _numbers_of_stages(self, length: int) -> tuple[int, ...]:
@@ -225,19 +225,19 @@ class OrderSearch:
     def _keep_most_nodes(self) -> None:
         """Keep only the fastest nodes, if there are more than the job may have."""
         speeds: dict[str, float] = {}
-        for seat in self._seats:
-            speeds[seat.node] = speeds.get(seat.node, 0.0) + self._kinds.speed(seat)
+        for slot in self._slots:
+            speeds[slot.node] = speeds.get(slot.node, 0.0) + self._kinds.speed(slot)
         most = self._placement.max_nodes
         if most and len(speeds) > most:
             kept = frozenset(sorted(speeds, key=lambda node: (-speeds[node], natural(node)))[:most])
-            self._seats = tuple(seat for seat in self._seats if seat.node in kept)
+            self._slots = tuple(slot for slot in self._slots if slot.node in kept)
 
     def _as_many_as_demanded(self) -> Cut | None:
         """Return more devices than are worth it, because the job demands so many nodes: spread evenly over
         the stages.
         """
         found: tuple[float, Cut] | None = None
-        most = min(self._most_workers, len(self._seats))
+        most = min(self._most_workers, len(self._slots))
         # More devices than nodes may be needed where nodes have several.
         for length in sorted({min(most, self._placement.min_nodes + more) for more in (0, 1, 2, 4, 8, 16, 32, most)}):
             num_stages = min(length, self._costs.num_layers, self._costs.num_microbatches)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.replica_shares import Counts, Floats
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.pipeline_cut import Cut
@@ -48,11 +48,11 @@ class _Walk:
 class PaceSearch:
     """The search along one order of devices."""
 
-    def __init__(self, costs: StageCosts, order: tuple[Seat, ...], *, most_stages: int = 0) -> None:
+    def __init__(self, costs: StageCosts, order: tuple[DeviceSlot, ...], *, most_stages: int = 0) -> None:
         """most_stages: 0: as many as the job allows."""
         self._costs = costs
         self._order = order
-        timed = [costs.seconds(seat) for seat in order]
+        timed = [costs.seconds(slot) for slot in order]
         self._each = np.array([each for each, _ in timed])
         self._update = np.array([update for _, update in timed])
         """Seconds of a microbatch and of an update. [num seats, num slices]"""
@@ -62,13 +62,13 @@ class PaceSearch:
         self._is_whole = self._num_kept >= self._most_stages
         """True while no walk that could be worth continuing is left out."""
         self._limits = list(dict.fromkeys(map(_limits, order)))
-        self._limits_at = np.array([self._limits.index(_limits(seat)) for seat in order])
+        self._limits_at = np.array([self._limits.index(_limits(slot)) for slot in order])
         """Memory limits of each place."""
         self._rooms: dict[int, tuple[Counts, NDArray[np.bool_], Counts]] = {}
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
         self._widest = costs.widest_boundary_s(order)
-        self._has_limits = any(seat.device.memory_bytes or seat.host_memory_bytes for seat in order)
+        self._has_limits = any(slot.device.memory_bytes or slot.host_memory_bytes for slot in order)
         per_layer = self._each[:, costs.slice_of[np.arange(costs.num_layers), np.arange(1, costs.num_layers + 1)]]
         self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
         whole = costs.slice_of[0, costs.num_layers]
@@ -110,8 +110,8 @@ class PaceSearch:
         """
         enough = 2 * ceil(len(self._order) / self._costs.num_layers) + MORE_REPLICAS
         most, reach = min(self._costs.num_groups, enough), [0]
-        for index, seat in enumerate(self._order):
-            alike = index and self._order[index - 1].arithmetic_class == seat.arithmetic_class
+        for index, slot in enumerate(self._order):
+            alike = index and self._order[index - 1].arithmetic_class == slot.arithmetic_class
             number = reach[-1] + 1 if alike else 1
             while number > 1 and not self._costs.links.siblings_talk(self._order[index + 1 - number : index + 1]):
                 number -= 1
@@ -179,8 +179,8 @@ class PaceSearch:
         costs, end, reach = self._costs, walk.first, self._reach[place]
         if walk.num_stages >= self._most_stages:
             return []
-        seats = slice(place - reach, place)
-        most_layers = int(limit / costs.num_microbatches * self._layer_speed[seats].sum() * 1.2) + 3
+        slots = slice(place - reach, place)
+        most_layers = int(limit / costs.num_microbatches * self._layer_speed[slots].sum() * 1.2) + 3
         low = max(0, end - most_layers)
         rooms = self._rooms_at(costs.least_depth(walk.num_stages + 1)) if self._has_limits else None
         if rooms is not None:
@@ -189,7 +189,7 @@ class PaceSearch:
                 return []
         slices = costs.slice_of[low:end, end]
         # Nearest device first. [reach, num candidates]
-        each, update = self._each[seats, slices][::-1], self._update[seats, slices][::-1]
+        each, update = self._each[slots, slices][::-1], self._update[slots, slices][::-1]
         alone = costs.num_microbatches * each[0] + update[0] <= limit
         shared_limit = np.full(len(slices), limit)
         if not costs.spec.train.delay:
@@ -200,7 +200,7 @@ class PaceSearch:
         if rooms is None:
             room = np.minimum(room, costs.num_groups)
         else:
-            limits = self._limits_at[seats][::-1]
+            limits = self._limits_at[slots][::-1]
             room = np.minimum(room, rooms[0][limits[:, np.newaxis], slices])
             fits_alone = rooms[1][limits[0], slices]
         enough = np.logical_and.accumulate(room >= 1, axis=0) & (np.cumsum(room, axis=0) >= costs.num_groups)
@@ -227,11 +227,11 @@ class PaceSearch:
         found = self._rooms.get(depth)
         if found is None:
             costs = self._costs
-            seats = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
+            slots = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
             # Of two replicas, each has the most to add up.
-            shared = np.array([costs.most_groups(seat, depth, 2) for seat in seats])
-            alone = np.array([costs.most_groups(seat, depth, 1) for seat in seats]) >= costs.num_groups
-            may_be = np.append((shared >= 1) | alone, np.zeros((len(seats), 1), dtype=bool), axis=1)[:, costs.slice_of]
+            shared = np.array([costs.most_groups(slot, depth, 2) for slot in slots])
+            alone = np.array([costs.most_groups(slot, depth, 1) for slot in slots]) >= costs.num_groups
+            may_be = np.append((shared >= 1) | alone, np.zeros((len(slots), 1), dtype=bool), axis=1)[:, costs.slice_of]
             some = np.any(may_be, axis=1)
             firsts = np.where(some, np.argmax(may_be, axis=1), np.arange(costs.num_layers + 1))
             found = self._rooms[depth] = shared, alone, firsts
@@ -260,5 +260,5 @@ class PaceSearch:
         return Cut(runs=tuple(runs), spans=tuple(spans))
 
 
-def _limits(seat: Seat) -> tuple[int, int]:
-    return seat.device.memory_bytes, seat.host_memory_bytes
+def _limits(slot: DeviceSlot) -> tuple[int, int]:
+    return slot.device.memory_bytes, slot.host_memory_bytes

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.replica_shares import Floats
 from headway.daemon.costs.stage_costs import StageCosts
 
@@ -34,14 +34,14 @@ _Combine = Callable[[Any, Any], Any]
 class Cut:
     """A pipeline along an order: per stage, its devices and its layers."""
 
-    runs: tuple[tuple[Seat, ...], ...]
+    runs: tuple[tuple[DeviceSlot, ...], ...]
     spans: tuple[tuple[int, int], ...]
     """(first layer, end)"""
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def slots(self) -> tuple[DeviceSlot, ...]:
         """Return all devices, in their order."""
-        return tuple(seat for run in self.runs for seat in run)
+        return tuple(slot for run in self.runs for slot in run)
 
 
 def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
@@ -54,7 +54,7 @@ def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
 class PipelineCut:
     """The search along one order of devices."""
 
-    def __init__(self, costs: StageCosts, order: tuple[Seat, ...], *, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, costs: StageCosts, order: tuple[DeviceSlot, ...], *, shape: tuple[int, ...] = ()) -> None:
         """shape: number of workers of each stage; empty: free."""
         self._costs = costs
         self._order = order
@@ -198,7 +198,7 @@ class _Recurrence:
         place = min(
             self._starts(num_stages), key=lambda place: (round(float(self._found[place][0]), NUM_DIGITS), place)
         )
-        runs: list[tuple[Seat, ...]] = []
+        runs: list[tuple[DeviceSlot, ...]] = []
         spans: list[tuple[int, int]] = []
         boundaries: list[tuple[int, int, int]] = []
         first = 0

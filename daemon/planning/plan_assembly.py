@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-from headway.daemon.costs.device_order import Seat, natural
+from headway.daemon.costs.device_order import DeviceSlot, natural
 from headway.daemon.costs.replica_shares import interleaved
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
@@ -16,7 +16,7 @@ from headway.stages.spec import TrainSpec
 
 
 def assemble(
-    costs: StageCosts, cut: Cut, seats: Sequence[Seat], history: tuple[str, ...], *, was_rounded: bool = False
+    costs: StageCosts, cut: Cut, slots: Sequence[DeviceSlot], history: tuple[str, ...], *, was_rounded: bool = False
 ) -> ClusterPlan:
     """Return the plan of a cut. seats: all usable devices. history: arithmetic classes on which the job has run.
 
@@ -30,11 +30,11 @@ def assemble(
         for index, stage in enumerate(placed)
         for position in range(len(stage.workers))
     )
-    order = [seat for run in cut.runs for seat in run]
+    order = [slot for run in cut.runs for slot in run]
     distance = times.distance(depths)
-    classes = tuple(sorted({*history, *(seat.arithmetic_class for seat in order)}))
-    used = {seat.node for seat in order}
-    codecs = [costs.codec(upper.seats, lower.seats) for upper, lower in pairwise(placed)]
+    classes = tuple(sorted({*history, *(slot.arithmetic_class for slot in order)}))
+    used = {slot.node for slot in order}
+    codecs = [costs.codec(upper.slots, lower.slots) for upper, lower in pairwise(placed)]
     rounding = _rounding_reason(costs.spec.train.wire_between, codecs, was_rounded=was_rounded)
     return ClusterPlan(
         stages=tuple(estimate.stage for estimate in estimates),
@@ -44,7 +44,7 @@ def assemble(
         distance=distance,
         schedule=costs.spec.train.schedule,
         reductions=times.reductions(),
-        spares=tuple(sorted({seat.node for seat in seats} - used, key=natural)),
+        spares=tuple(sorted({slot.node for slot in slots} - used, key=natural)),
         is_exact=len(classes) == 1 and not rounding,
         exact_reason=_exact_reason(costs.spec.train, order, classes, rounding, num_cuts=len(codecs)),
         arithmetic_classes=classes,
@@ -62,8 +62,8 @@ def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
             PlacedStage(
                 span=(first, end),
                 workers=tuple(
-                    Worker(seat=seat, groups=groups)
-                    for seat, groups in zip(run, interleaved(shares, costs.num_microbatches), strict=True)
+                    Worker(slot=slot, groups=groups)
+                    for slot, groups in zip(run, interleaved(shares, costs.num_microbatches), strict=True)
                 ),
             )
         )
@@ -90,7 +90,7 @@ def _all_fit(costs: StageCosts, stage: PlacedStage, depth: int) -> bool:
 
 
 def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> bool:
-    limit = worker.seat.device.memory_bytes
+    limit = worker.slot.device.memory_bytes
     return not limit or _device_bytes(costs, stage, worker, depth) <= limit
 
 
@@ -110,18 +110,18 @@ def _estimate(
     is_alone = len(stage.workers) == 1
     return StageEstimate(
         stage=StagePlan(
-            node=worker.seat.node,
-            node_incarnation=worker.seat.incarnation,
-            device_index=worker.seat.device.index,
+            node=worker.slot.node,
+            node_incarnation=worker.slot.incarnation,
+            device_index=worker.slot.device.index,
             layers=costs.names[stage.span[0] : stage.span[1]],
             depth=costs.depth_of(depths[index], costs.num_held(worker.groups)),
             groups=() if is_alone else worker.groups,
         ),
         batch_seconds=times.worker_seconds[index][position],
         device_bytes=_device_bytes(costs, stage, worker, depths[index]),
-        device_limit_bytes=worker.seat.device.memory_bytes,
+        device_limit_bytes=worker.slot.device.memory_bytes,
         host_bytes=int(costs.host_bytes[costs.slice_of[stage.span]]),
-        host_limit_bytes=worker.seat.host_memory_bytes,
+        host_limit_bytes=worker.slot.host_memory_bytes,
         stage_index=index,
         share=times.num_microbatches(worker.groups) / costs.num_microbatches,
     )
@@ -139,7 +139,7 @@ def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) 
 
 
 def _exact_reason(
-    train: TrainSpec, order: Sequence[Seat], classes: tuple[str, ...], rounding: str, *, num_cuts: int
+    train: TrainSpec, order: Sequence[DeviceSlot], classes: tuple[str, ...], rounding: str, *, num_cuts: int
 ) -> str:
     """Return a sentence; for an inexact job, only the reasons against exactness."""
     of_classes = _reason_of_classes(order, classes)
@@ -151,13 +151,13 @@ def _exact_reason(
     return of_classes
 
 
-def _reason_of_classes(order: Sequence[Seat], classes: tuple[str, ...]) -> str:
+def _reason_of_classes(order: Sequence[DeviceSlot], classes: tuple[str, ...]) -> str:
     if len(classes) == 1:
         return f"all workers have one arithmetic class ({classes[0]})"
-    here = sorted({seat.arithmetic_class for seat in order})
+    here = sorted({slot.arithmetic_class for slot in order})
     if len(here) > 1:
-        examples = (next(seat for seat in order if seat.arithmetic_class == name) for name in here)
+        examples = (next(slot for slot in order if slot.arithmetic_class == name) for name in here)
         return "the workers are of several arithmetic classes: " + ", ".join(
-            f"{seat.node} has {seat.arithmetic_class}" for seat in examples
+            f"{slot.node} has {slot.arithmetic_class}" for slot in examples
         )
     return f"the job has run on several arithmetic classes: {', '.join(classes)}"

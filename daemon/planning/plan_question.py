@@ -10,7 +10,7 @@ from typing import Final, TypedDict, Unpack
 
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import Seat, natural
+from headway.daemon.costs.device_order import DeviceSlot, natural
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
@@ -27,7 +27,7 @@ class PlanQuestion:
     """All inputs of a plan."""
 
     spec: JobSpec
-    seats: tuple[Seat, ...]
+    slots: tuple[DeviceSlot, ...]
     """The devices that the plan may use."""
     previous: tuple[StagePlan, ...] = ()
     """The workers of the plan in force, whose layers should stay."""
@@ -74,8 +74,8 @@ def ask(
     out += [no_worker(node, node.down_devices) for node in wanted if node.down_devices and node.name not in quarantined]
     return PlanQuestion(
         spec=spec,
-        seats=tuple(
-            Seat.of(node, index)
+        slots=tuple(
+            DeviceSlot.of(node, index)
             for node in wanted
             if node.name not in quarantined
             for index, device in enumerate(node.devices)
@@ -106,7 +106,7 @@ def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
 def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:
     """Return whether two questions have one job and the same devices: only times and files may differ."""
     is_same = (_situation(one), one.blocked) == (_situation(other), other.blocked)
-    return is_same and set(map(_unmeasured, one.seats)) == set(map(_unmeasured, other.seats))
+    return is_same and set(map(_unmeasured, one.slots)) == set(map(_unmeasured, other.slots))
 
 
 def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> bool:
@@ -116,8 +116,8 @@ def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> 
     """
     if _situation(asked) != _situation(now) or not linked_pairs(plan.stages).isdisjoint(now.blocked.pairs):
         return False
-    before = {_key(seat): _unmeasured(seat) for seat in asked.seats}
-    free = {_key(seat): _unmeasured(seat) for seat in now.seats}
+    before = {_key(slot): _unmeasured(slot) for slot in asked.slots}
+    free = {_key(slot): _unmeasured(slot) for slot in now.slots}
     places = [(stage.node, stage.node_incarnation, stage.device_index) for stage in plan.stages]
     return all(place in free and free[place] == before.get(place) for place in places)
 
@@ -127,12 +127,12 @@ def _situation(question: PlanQuestion) -> tuple[object, ...]:
     return question.spec, question.previous, question.history, question.was_rounded, question.links
 
 
-def _key(seat: Seat) -> tuple[str, str, int]:
-    return seat.node, seat.incarnation, seat.device.index
+def _key(slot: DeviceSlot) -> tuple[str, str, int]:
+    return slot.node, slot.incarnation, slot.device.index
 
 
-def _unmeasured(seat: Seat) -> Seat:
-    return replace(seat, device=replace(seat.device, speed=1.0))
+def _unmeasured(slot: DeviceSlot) -> DeviceSlot:
+    return replace(slot, device=replace(slot.device, speed=1.0))
 
 
 def no_worker(node: NodeRecord, device_indices: Iterable[int]) -> str:

@@ -12,7 +12,7 @@ from typing import Final, Unpack
 
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.costs.connections import Links
-from headway.daemon.costs.device_order import Kinds, Seat, natural
+from headway.daemon.costs.device_order import DeviceSlot, Kinds, natural
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
@@ -68,13 +68,13 @@ def _plan(question: PlanQuestion) -> ClusterPlan | PlanRefused:
         return PlanRefused(reason=f"min_nodes = {spec.placement.min_nodes}, but {why}", is_final=True)
     if spec.train.exactness == "required":
         return _plan_exactly(question)
-    return _Planner(question, question.seats).plan()
+    return _Planner(question, question.slots).plan()
 
 
 def _plan_exactly(question: PlanQuestion) -> ClusterPlan | PlanRefused:
     """Return the best plan on devices of one arithmetic class: the job's own class, once it has one."""
-    history, seats = question.history, question.seats
-    classes = sorted({seat.arithmetic_class for seat in seats})
+    history, slots = question.history, question.slots
+    classes = sorted({slot.arithmetic_class for slot in slots})
     allowed = [name for name in classes if set(history) <= {name}]
     if not allowed:
         if classes and history:
@@ -82,7 +82,7 @@ def _plan_exactly(question: PlanQuestion) -> ClusterPlan | PlanRefused:
                 reason=f'exactness = "required" and the job began on {" and ".join(history)}, which no free device has'
             )
         return PlanRefused(reason=_waits_for_nodes(question.spec, ()))
-    by_class = [tuple(seat for seat in seats if seat.arithmetic_class == name) for name in allowed]
+    by_class = [tuple(slot for slot in slots if slot.arithmetic_class == name) for name in allowed]
     plans = [_Planner(question, alike).plan() for alike in by_class]
     fitting = [plan for plan in plans if isinstance(plan, ClusterPlan)]
     if fitting:
@@ -96,54 +96,54 @@ def _plan_exactly(question: PlanQuestion) -> ClusterPlan | PlanRefused:
 class _Planner:
     """One search: a job's costs on one set of devices."""
 
-    def __init__(self, question: PlanQuestion, seats: tuple[Seat, ...]) -> None:
+    def __init__(self, question: PlanQuestion, slots: tuple[DeviceSlot, ...]) -> None:
         self._question = question
         self._spec = question.spec
-        self._seats = seats
+        self._slots = slots
         profiles = question.profiles
         self._pairs = question.blocked.pairs
-        self._costs = StageCosts(self._spec, seats, profiles, Links(question.links, profiles, self._pairs))
+        self._costs = StageCosts(self._spec, slots, profiles, Links(question.links, profiles, self._pairs))
 
     def plan(self) -> ClusterPlan | PlanRefused:
         placement = self._spec.placement
-        if len({seat.node for seat in self._seats}) < max(1, placement.min_nodes):
-            return PlanRefused(reason=_waits_for_nodes(self._spec, self._seats))
-        if sum(placement.replicas) > len(self._seats):
+        if len({slot.node for slot in self._slots}) < max(1, placement.min_nodes):
+            return PlanRefused(reason=_waits_for_nodes(self._spec, self._slots))
+        if sum(placement.replicas) > len(self._slots):
             return PlanRefused(reason=self._too_few_for_the_shape())
-        found = self._best_along(self._seats)
-        if self._pairs and (found is None or len(self._seats) > FEW_WITH_BLOCKED):
-            among = self._best_along(all_talking(self._seats, self._pairs))
+        found = self._best_along(self._slots)
+        if self._pairs and (found is None or len(self._slots) > FEW_WITH_BLOCKED):
+            among = self._best_along(all_talking(self._slots, self._pairs))
             found = min(filter(None, (found, among)), key=lambda plan: plan.predicted_batch_seconds, default=None)
         if found is None and self._is_refused_by_blocked_ways():
             return PlanRefused(reason=self._who_cannot_talk())
         return found or PlanRefused(reason=self._memory_arithmetic())
 
-    def _best_along(self, seats: tuple[Seat, ...]) -> ClusterPlan | None:
+    def _best_along(self, slots: tuple[DeviceSlot, ...]) -> ClusterPlan | None:
         """Return the best plan on some of the devices."""
         question = self._question
         profiled = frozenset(node for pair, _ in question.profiles.links for node in pair)
         kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled, blocked=self._pairs)
         at_home = AtHome(self._spec.layers, question.previous, question.holdings)
-        cut = OrderSearch(self._costs, seats, kinds, at_home).best()
+        cut = OrderSearch(self._costs, slots, kinds, at_home).best()
         if cut is None:
             return None
-        return assemble(self._costs, cut, self._seats, question.history, was_rounded=question.was_rounded)
+        return assemble(self._costs, cut, self._slots, question.history, was_rounded=question.was_rounded)
 
     def _is_refused_by_blocked_ways(self) -> bool:
         """Return whether a plan would exist if all nodes could talk."""
         if not self._pairs:
             return False
         open_question = replace(self._question, blocked=NOTHING_BLOCKED)
-        return isinstance(_Planner(open_question, self._seats).plan(), ClusterPlan)
+        return isinstance(_Planner(open_question, self._slots).plan(), ClusterPlan)
 
     def _who_cannot_talk(self) -> str:
-        ways = self._question.blocked.among(seat.node for seat in self._seats)
+        ways = self._question.blocked.among(slot.node for slot in self._slots)
         wanted = self._spec.placement.min_nodes
         demand = f" for min_nodes = {wanted}" if wanted > 1 else ""
         return f"finds no order of nodes{demand} in which neighbours can talk: {ways}; {REMEDY}"
 
     def _too_few_for_the_shape(self) -> str:
-        wanted, here = self._spec.placement.replicas, len(self._seats)
+        wanted, here = self._spec.placement.replicas, len(self._slots)
         return (
             f"waits for {sum(wanted) - here} more free device{'s' * (sum(wanted) - here != 1)}: "
             f"replicas = {list(wanted)} asks for {sum(wanted)} workers, {here} free"
@@ -154,10 +154,10 @@ class _Planner:
         costs = self._costs
         largest = max(range(costs.num_layers), key=lambda layer: (self._alone(layer, layer + 1), -layer))
         whole = self._alone(0, costs.num_layers)
-        limits = [seat.device.memory_bytes for seat in self._seats if seat.device.memory_bytes]
-        hosts = [seat.host_memory_bytes for seat in self._seats if seat.host_memory_bytes]
+        limits = [slot.device.memory_bytes for slot in self._slots if slot.device.memory_bytes]
+        hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
         kept = int(costs.host_bytes[costs.slice_of[0, costs.num_layers]])
-        if hosts and kept > sum(hosts) and len(hosts) == len(self._seats):
+        if hosts and kept > sum(hosts) and len(hosts) == len(self._slots):
             return (
                 f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
                 f"{self._free_devices()} {size(sum(hosts))} together for that, {size(max(hosts))} the largest"
@@ -166,27 +166,27 @@ class _Planner:
             if hosts:
                 return (
                     f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
-                    f"no order of {len(self._seats)} free device{'s' * (len(self._seats) != 1)} has room for its part"
+                    f"no order of {len(self._slots)} free device{'s' * (len(self._slots) != 1)} has room for its part"
                 )
             return "finds no set of nodes that fulfils [placement]"
         return (
             f"does not fit: its layers need {size(whole)} on devices at one microbatch in flight "
             f"({costs.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
             f"{self._free_devices()} {size(sum(limits))}"
-            f"{' and more' if len(limits) < len(self._seats) else ''} together, {size(max(limits))} the largest"
+            f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
         )
 
     def _free_devices(self) -> str:
-        return f"{len(self._seats)} free device{'s have' if len(self._seats) != 1 else ' has'}"
+        return f"{len(self._slots)} free device{'s have' if len(self._slots) != 1 else ' has'}"
 
     def _alone(self, first: int, end: int) -> int:
         """Return the bytes of layers on one device, at one microbatch in flight."""
         return self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
 
 
-def all_talking(seats: tuple[Seat, ...], pairs: frozenset[Pair]) -> tuple[Seat, ...]:
+def all_talking(slots: tuple[DeviceSlot, ...], pairs: frozenset[Pair]) -> tuple[DeviceSlot, ...]:
     """Return the seats that remain when the one with most blocked pairs is removed, repeatedly, until all can talk."""
-    left = list(seats)
+    left = list(slots)
     while True:
         counts = [sum(one is not other and pair_of(one.node, other.node) in pairs for other in left) for one in left]
         if not any(counts):
@@ -194,8 +194,8 @@ def all_talking(seats: tuple[Seat, ...], pairs: frozenset[Pair]) -> tuple[Seat, 
         left.pop(max(range(len(left)), key=lambda index: (counts[index], natural(left[index].node), index)))
 
 
-def _waits_for_nodes(spec: JobSpec, seats: tuple[Seat, ...]) -> str:
-    here = len({seat.node for seat in seats})
+def _waits_for_nodes(spec: JobSpec, slots: tuple[DeviceSlot, ...]) -> str:
+    here = len({slot.node for slot in slots})
     wanted = max(1, spec.placement.min_nodes)
     missing = wanted - here
     where = f" of {' or '.join(spec.placement.sites)}" if spec.placement.sites else ""

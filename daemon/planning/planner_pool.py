@@ -34,7 +34,7 @@ def is_small(question: PlanQuestion) -> bool:
     spec = question.spec
     return (
         spec.model.num_hidden_layers <= SMALL_LAYERS
-        and len(question.seats) <= SMALL_DEVICES
+        and len(question.slots) <= SMALL_DEVICES
         and spec.train.microbatches <= SMALL_MICROBATCHES
     )
 
@@ -132,7 +132,7 @@ class PlannerPool:
 
     def _why(self, process: "subprocess.Popen[bytes]", question: PlanQuestion) -> str:
         if process in self._late:
-            return f"no plan on {len(question.seats)} devices was found within {self._time_s:g} s"
+            return f"no plan on {len(question.slots)} devices was found within {self._time_s:g} s"
         if process not in self._busy and not self._is_closed:
             return "the plan took so long that later plans needed its place"
         with suppress(subprocess.TimeoutExpired):
@@ -140,7 +140,7 @@ class PlannerPool:
         return f"the planning process ended with status {process.returncode}"
 
     def _needs_memory(self, question: PlanQuestion) -> str:
-        layers, devices = question.spec.model.num_hidden_layers, len(question.seats)
+        layers, devices = question.spec.model.num_hidden_layers, len(question.slots)
         return (
             f"a plan of {layers} layers on {devices} devices takes more than {self._memory_bytes >> 20} MiB of memory"
         )

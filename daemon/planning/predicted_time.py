@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from headway.daemon.costs.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.distance import Distance, lateness_s, microbatches_on_the_way
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
@@ -25,7 +25,7 @@ from headway.stages.schedule.schedule import depths_with_slack
 class Worker:
     """One seat's part of a stage."""
 
-    seat: Seat
+    slot: DeviceSlot
     groups: tuple[int, ...]
     """The groups that it computes, rising."""
 
@@ -38,9 +38,9 @@ class PlacedStage:
     workers: tuple[Worker, ...]
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def slots(self) -> tuple[DeviceSlot, ...]:
         """Return the seats of its workers."""
-        return tuple(worker.seat for worker in self.workers)
+        return tuple(worker.slot for worker in self.workers)
 
 
 class PredictedTime:
@@ -57,9 +57,9 @@ class PredictedTime:
         """Per stage and worker: forward, backward and update of one batch."""
         self.stage_seconds = [self._stage(index) for index in range(len(stages))]
         """Per stage: seconds with the reduction, as far as it counts."""
-        self.boundary_seconds = [costs.boundary_seconds(upper.seats, lower.seats) for upper, lower in pairwise(stages)]
+        self.boundary_seconds = [costs.boundary_seconds(upper.slots, lower.slots) for upper, lower in pairwise(stages)]
         self.round_trips_s = [
-            costs.links.longest_round_trip_s(upper.seats, lower.seats) for upper, lower in pairwise(stages)
+            costs.links.longest_round_trip_s(upper.slots, lower.slots) for upper, lower in pairwise(stages)
         ]
         slowest = max([*self.stage_seconds, *self.boundary_seconds])
         self.pace_s = (
@@ -85,8 +85,8 @@ class PredictedTime:
         self.link_seconds = [
             round_trip_s
             + 2
-            * costs.carried_bytes(upper.seats, lower.seats)
-            / costs.links.slowest_bytes_per_s(upper.seats, lower.seats)
+            * costs.carried_bytes(upper.slots, lower.slots)
+            / costs.links.slowest_bytes_per_s(upper.slots, lower.slots)
             + 2 * late_s
             for round_trip_s, late_s, (upper, lower) in zip(
                 self.round_trips_s, self.lateness_s, pairwise(stages), strict=True
@@ -161,15 +161,15 @@ class PredictedTime:
         costs, links = self._costs, self._costs.links
         return tuple(
             ConnectionEstimate(
-                upper=upper.seat.node,
-                lower=lower.seat.node,
+                upper=upper.slot.node,
+                lower=lower.slot.node,
                 num_microbatches=number,
-                bytes_per_microbatch=(carried := costs.carried_bytes(above.seats, below.seats)),
-                batch_seconds=number * carried / links.bytes_per_s(upper.seat, lower.seat),
-                round_trip_s=links.round_trip_s(upper.seat, lower.seat),
-                lateness_s=late_s if links.loss(upper.seat, lower.seat) else 0.0,
-                is_measured=links.is_measured(upper.seat, lower.seat),
-                codec=costs.codec(above.seats, below.seats).name.lower(),
+                bytes_per_microbatch=(carried := costs.carried_bytes(above.slots, below.slots)),
+                batch_seconds=number * carried / links.bytes_per_s(upper.slot, lower.slot),
+                round_trip_s=links.round_trip_s(upper.slot, lower.slot),
+                lateness_s=late_s if links.loss(upper.slot, lower.slot) else 0.0,
+                is_measured=links.is_measured(upper.slot, lower.slot),
+                codec=costs.codec(above.slots, below.slots).name.lower(),
             )
             for late_s, (above, below) in zip(self.lateness_s, pairwise(self._stages), strict=True)
             for upper in above.workers
@@ -184,7 +184,7 @@ class PredictedTime:
             num = len(stage.workers)
             if num == 1:
                 continue
-            seconds = float(self._costs.reduction_seconds(stage.seats)[self._slices[index]])
+            seconds = float(self._costs.reduction_seconds(stage.slots)[self._slices[index]])
             found.append(
                 ReductionEstimate(
                     stage_index=index,
@@ -198,25 +198,25 @@ class PredictedTime:
 
     def _lateness_s(self, upper: PlacedStage, lower: PlacedStage, round_trip_s: float) -> float:
         return lateness_s(
-            loss=self._costs.links.worst_loss(upper.seats, lower.seats),
+            loss=self._costs.links.worst_loss(upper.slots, lower.slots),
             round_trip_s=round_trip_s,
-            frame_bytes=self._costs.carried_bytes(upper.seats, lower.seats),
+            frame_bytes=self._costs.carried_bytes(upper.slots, lower.slots),
             pace_s=self._pace_s,
         )
 
     def _per_microbatch(self, index: int, worker: Worker) -> float:
-        return float(self._costs.seconds(worker.seat)[0][index])
+        return float(self._costs.seconds(worker.slot)[0][index])
 
     def _worker(self, index: int, worker: Worker) -> float:
-        each, update = self._costs.seconds(worker.seat)
+        each, update = self._costs.seconds(worker.slot)
         return float(self.num_microbatches(worker.groups) * each[index] + update[index])
 
     def _stage(self, stage: int) -> float:
         computing = max(self.worker_seconds[stage])
-        seats = self._stages[stage].seats
-        if len(seats) == 1:
+        slots = self._stages[stage].slots
+        if len(slots) == 1:
             return computing
-        reducing = float(self._costs.reduction_seconds(seats)[self._slices[stage]])
+        reducing = float(self._costs.reduction_seconds(slots)[self._slices[stage]])
         return max(computing, reducing) if self._costs.spec.train.delay else computing + reducing
 
 
@@ -234,17 +234,17 @@ def predict(
     stages: as in PlanRecord, replicas next to each other.
     """
     records = {node.name: node for node in nodes}
-    seats = []
+    slots = []
     for worker in stages:
         node = records.get(worker.node)
         places = [device.index for device in node.devices] if node is not None else []
         if node is None or worker.device_index not in places:
             return None
-        seats.append(Seat.of(node, places.index(worker.device_index)))
-    if not seats:
+        slots.append(DeviceSlot.of(node, places.index(worker.device_index)))
+    if not slots:
         return None
     profiles = profiles or Profiles()
-    costs = StageCosts(spec, seats, profiles, Links(links or LinkAssumptions(), profiles))
+    costs = StageCosts(spec, slots, profiles, Links(links or LinkAssumptions(), profiles))
     names, all_groups = spec.layers, tuple(range(spec.train.reduction_groups))
     placed, depths = [], []
     for positions in replicas_of(stages):
@@ -254,7 +254,7 @@ def predict(
             PlacedStage(
                 span=(first, first + len(stages[positions[0]].layers)),
                 workers=tuple(
-                    Worker(seat=seats[position], groups=stages[position].groups or all_groups) for position in positions
+                    Worker(slot=slots[position], groups=stages[position].groups or all_groups) for position in positions
                 ),
             )
         )

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.bounds import MAX_TEXT
@@ -104,12 +104,12 @@ class SiteLinks(LinkAssumptions):
         assumed = min(self.site_bytes_per_s, self.far_bytes_per_s)
         return min([assumed, *(bytes_per_s for _, _, _, bytes_per_s in self.known)])
 
-    def round_trip_s(self, one: Seat, other: Seat) -> float:
+    def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the round trip between two devices."""
         found = self._by_sites.get(_pair(one.site, other.site))
         return LinkAssumptions.round_trip_s(self, one, other) if found is None else found[0]
 
-    def bytes_per_s(self, one: Seat, other: Seat) -> float:
+    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the bandwidth between two devices, each way."""
         found = self._by_sites.get(_pair(one.site, other.site))
         return LinkAssumptions.bytes_per_s(self, one, other) if found is None else found[1]

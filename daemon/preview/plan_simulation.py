@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import LayerCost, element_bytes, kind_of_layer, layer_costs, num_hidden
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.jobs.job import JobSpec
@@ -60,7 +60,7 @@ def forecast(
     num_shown: batches of the full pipe, as far as MOST_OPERATIONS allows it; 0: enough for a step's time.
     """
     profiles = profiles or Profiles()
-    seats = _seats(stages, nodes)
+    slots = _slots(stages, nodes)
     speeds = Links(links or LinkAssumptions(), profiles)
     by_stage = replicas_of(stages)
     num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))
@@ -76,35 +76,35 @@ def forecast(
         for index, positions in enumerate(by_stage)
         for position in positions
     ]
-    clock = _Clock(spec, profiles, seats)
+    clock = _Clock(spec, profiles, slots)
     between = [
-        _link(spec, speeds, [seats[p] for p in upper], [seats[p] for p in lower]) for upper, lower in pairwise(by_stage)
+        _link(spec, speeds, [slots[p] for p in upper], [slots[p] for p in lower]) for upper, lower in pairwise(by_stage)
     ]
     siblings = [
-        _sibling_link(spec, speeds, stages[positions[0]], [seats[p] for p in positions]) for positions in by_stage
+        _sibling_link(spec, speeds, stages[positions[0]], [slots[p] for p in positions]) for positions in by_stage
     ]
-    run = simulate(schedules, list(map(clock.times, stages, seats)), links=between, sibling_links=siblings)
+    run = simulate(schedules, list(map(clock.times, stages, slots)), links=between, sibling_links=siblings)
     return _forecast(run, num_batches, len(stages))
 
 
 class _Clock:
     """The seconds of a worker's operations."""
 
-    def __init__(self, spec: JobSpec, profiles: Profiles, seats: Sequence[Seat]) -> None:
+    def __init__(self, spec: JobSpec, profiles: Profiles, slots: Sequence[DeviceSlot]) -> None:
         self._costs: Mapping[str, LayerCost] = {cost.name: cost for cost in layer_costs(spec)}
         self._profiles = profiles
         by_kind = {kind_of_layer(cost.name): cost for cost in self._costs.values()}
-        devices = {(seat.node, seat.device.index): seat.device for seat in seats}
+        devices = {(slot.node, slot.device.index): slot.device for slot in slots}
         self._clock = DeviceClock(by_kind, spec.train, profiles, devices)
 
-    def times(self, worker: StagePlan, seat: Seat) -> StageTimes:
+    def times(self, worker: StagePlan, slot: DeviceSlot) -> StageTimes:
         """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
         forward = backward = update = 0.0
         for layer in worker.layers:
             kind, cost = kind_of_layer(layer), self._costs[layer]
-            seconds = self._clock.seconds(seat.node, seat.device, kind)
+            seconds = self._clock.seconds(slot.node, slot.device, kind)
             share = cost.forward_flops / (cost.forward_flops + cost.backward_flops)
-            measured = self._profiles.by_device.get((seat.node, seat.device.index), {}).get(kind)
+            measured = self._profiles.by_device.get((slot.node, slot.device.index), {}).get(kind)
             if measured is not None:
                 share = measured.forward_s / (measured.forward_s + measured.backward_s)
             forward += share * seconds.microbatch_s
@@ -113,13 +113,13 @@ class _Clock:
         return StageTimes(forward=forward, backward=backward, update=update)
 
 
-def _seats(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[Seat]:
+def _slots(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[DeviceSlot]:
     records = {node.name: node for node in nodes}
     found = []
     for worker in stages:
         node = records[worker.node]
         places = [device.index for device in node.devices]
-        found.append(Seat.of(node, places.index(worker.device_index)))
+        found.append(DeviceSlot.of(node, places.index(worker.device_index)))
     return found
 
 
@@ -128,9 +128,9 @@ def _num_batches(spec: JobSpec, num_stages: int, *, at_most: int) -> int:
     return max(LEAST_BATCHES, min(at_most, MOST_OPERATIONS // of_one_batch))
 
 
-def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[Seat]) -> LinkTimes:
+def _link(spec: JobSpec, links: Links, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> LinkTimes:
     """Return the slowest link between each pair of workers of two stages."""
-    codec = codec_between(spec.train, is_between_sites=len({seat.site for seat in (*uppers, *lowers)}) > 1)
+    codec = codec_between(spec.train, is_between_sites=len({slot.site for slot in (*uppers, *lowers)}) > 1)
     return LinkTimes(
         latency=links.longest_round_trip_s(uppers, lowers) / 2,
         bandwidth=links.slowest_bytes_per_s(uppers, lowers),
@@ -138,7 +138,7 @@ def _link(spec: JobSpec, links: Links, uppers: Sequence[Seat], lowers: Sequence[
     )
 
 
-def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequence[Seat]) -> LinkTimes:
+def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequence[DeviceSlot]) -> LinkTimes:
     """Return the slowest link between replicas; a frame has the average length of the sums and the reduced slices."""
     number = len(replicas)
     if number == 1:

@@ -159,7 +159,7 @@ class Inquiry:
 
 
 @dataclass(slots=True)
-class _Page:
+class _Entry:
     """The entry of one job and purpose."""
 
     question: PlanQuestion | None = None
@@ -171,67 +171,67 @@ class _Page:
     wanted_since: float | None = None
 
 
-class PlanBook:
+class PlanCache:
     """The plans that a leader has had computed. One owner writes (`answered` and then `decided`); decisions read."""
 
     def __init__(self) -> None:
-        self._pages: dict[tuple[str, Purpose], _Page] = {}
+        self._entries: dict[tuple[str, Purpose], _Entry] = {}
 
     def find(self, request: PlanRequest) -> Found | None:
         """Look a plan up, see Plans."""
-        page = self._pages.get((request.job, request.purpose))
-        if page is None or page.question is None or page.outcome is None:
+        entry = self._entries.get((request.job, request.purpose))
+        if entry is None or entry.question is None or entry.outcome is None:
             return None
-        if page.question == request.question:
-            return Found(outcome=page.outcome)
-        if differs_in_measurements_alone(page.question, request.question):
-            return Found(outcome=page.outcome, is_current=False)
-        is_patient = page.num_overtaken < MAX_OVERTAKEN
-        if is_patient or isinstance(page.outcome, PlanRefused):
+        if entry.question == request.question:
+            return Found(outcome=entry.outcome)
+        if differs_in_measurements_alone(entry.question, request.question):
+            return Found(outcome=entry.outcome, is_current=False)
+        is_patient = entry.num_overtaken < MAX_OVERTAKEN
+        if is_patient or isinstance(entry.outcome, PlanRefused):
             return None
-        if not still_answers(page.outcome, page.question, request.question):
+        if not still_answers(entry.outcome, entry.question, request.question):
             return None
-        return Found(outcome=page.outcome, is_current=False)
+        return Found(outcome=entry.outcome, is_current=False)
 
     def wanted_since(self, job: str) -> float | None:
         """Return the time, see Plans."""
-        waits = [page.wanted_since for (name, _), page in self._pages.items() if name == job]
+        waits = [entry.wanted_since for (name, _), entry in self._entries.items() if name == job]
         return min((since for since in waits if since is not None), default=None)
 
     def answered(self, request: PlanRequest, outcome: Outcome) -> None:
         """Store a computed plan. The next decision shows whether it came in time."""
-        page = self._page(request)
-        page.question, page.outcome, page.is_unread = request.question, outcome, True
+        entry = self._entry(request)
+        entry.question, entry.outcome, entry.is_unread = request.question, outcome, True
 
     def decided(self, missing: Sequence[PlanRequest], *, jobs: Collection[str], now: float) -> None:
         """Note a decision. missing: the plans that it needed and did not have. jobs: all present jobs."""
-        for key in [key for key in self._pages if key[0] not in jobs]:
-            del self._pages[key]
+        for key in [key for key in self._entries if key[0] not in jobs]:
+            del self._entries[key]
         wanted = {(request.job, request.purpose) for request in missing}
         for request in missing:
-            self._page(request)
-        for key, page in self._pages.items():
-            if page.is_unread:
-                page.num_overtaken = page.num_overtaken + 1 if key in wanted else 0
-                page.is_unread = False
+            self._entry(request)
+        for key, entry in self._entries.items():
+            if entry.is_unread:
+                entry.num_overtaken = entry.num_overtaken + 1 if key in wanted else 0
+                entry.is_unread = False
             if key not in wanted:
-                page.wanted_since = None
-            elif page.wanted_since is None:
-                page.wanted_since = now
+                entry.wanted_since = None
+            elif entry.wanted_since is None:
+                entry.wanted_since = now
 
     def knows(self, job: str, purpose: Purpose) -> bool:
         """Return whether an existing job has requested such a plan."""
-        return (job, purpose) in self._pages
+        return (job, purpose) in self._entries
 
     def forget(self, request: PlanRequest) -> None:
         """Request a plan again, although none of its inputs has changed."""
-        page = self._pages.get((request.job, request.purpose))
-        if page is not None and page.question == request.question:
-            page.question = page.outcome = None
+        entry = self._entries.get((request.job, request.purpose))
+        if entry is not None and entry.question == request.question:
+            entry.question = entry.outcome = None
 
     def clear(self) -> None:
         """Forget everything: the next leader begins with an empty cache."""
-        self._pages.clear()
+        self._entries.clear()
 
-    def _page(self, request: PlanRequest) -> _Page:
-        return self._pages.setdefault((request.job, request.purpose), _Page())
+    def _entry(self, request: PlanRequest) -> _Entry:
+        return self._entries.setdefault((request.job, request.purpose), _Entry())

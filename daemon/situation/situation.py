@@ -56,7 +56,7 @@ def is_leaving(node: NodeRecord) -> bool:
 
 
 @dataclass(kw_only=True)
-class Case:
+class JobSituation:
     """A job, the cluster, and the time; what is derived is computed once, when first asked for."""
 
     job: JobView

@@ -10,7 +10,7 @@ from headway.daemon.view.cluster_watch import ClusterWatch
 log = structlog.get_logger()
 
 
-class Sightings:
+class PlanLog:
     """Reports each plan and each phase once, when a view first shows it."""
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class Sightings:
             self._plans.pop(name, None)
 
 
-async def note_sightings(cluster: ClusterWatch) -> None:
+async def log_plans(cluster: ClusterWatch) -> None:
     """Look at the cluster after every change of it, until cancelled."""
-    sightings, seen = Sightings(), -1
+    plan_log, seen = PlanLog(), -1
     while True:
         seen = await cluster.changed(seen)
-        sightings.note(cluster.view)
+        plan_log.note(cluster.view)

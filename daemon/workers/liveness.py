@@ -49,7 +49,7 @@ watches that.
 class Beat:
     """A heartbeat's figures about the run."""
 
-    of: JobGeneration
+    run_key: JobGeneration
     num_operations: int
     """Operations done since the start of the generation."""
     is_runnable: bool
@@ -65,7 +65,7 @@ class Beat:
     @property
     def progress(self) -> tuple[JobGeneration, int, int]:
         """Return a value that changes with any progress."""
-        return self.of, self.num_operations, self.num_steps
+        return self.run_key, self.num_operations, self.num_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Liveness:
         """Note that a report arrived."""
         self._heard_at = now
 
-    def felt(self, beat: Beat, now: float) -> None:
+    def on_heartbeat(self, beat: Beat, now: float) -> None:
         """Note that a heartbeat arrived."""
         self._heard_at = self._felt_at = now
         before = self.beat
@@ -115,7 +115,13 @@ class Liveness:
         self.beat = beat
 
     def ordered(
-        self, kind: OrderKind, of: JobGeneration, now: float, *, within_s: float | None = None, batch_s: float = 0.0
+        self,
+        kind: OrderKind,
+        run_key: JobGeneration,
+        now: float,
+        *,
+        within_s: float | None = None,
+        batch_s: float = 0.0,
     ) -> None:
         """Note an order that has to be answered. within_s: overrides the time of its kind.
 
@@ -125,9 +131,9 @@ class Liveness:
             self._first_operation_s = FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * batch_s
         within_s = ANSWER_TIMEOUT_S.get(kind) if within_s is None else within_s
         if within_s is not None:
-            self._deadlines[kind, of] = _Deadline(now + within_s, within_s)
+            self._deadlines[kind, run_key] = _Deadline(now + within_s, within_s)
 
-    def overslept(self, stalled_s: float, now: float) -> None:
+    def on_watchdog_stall(self, stalled_s: float, now: float) -> None:
         """Restart all times, because the judge was stopped: missing reports prove nothing."""
         self._heard_at = self._felt_at = self._moved_at = now
         self._deadlines = {
@@ -140,8 +146,8 @@ class Liveness:
         self._deadlines = {entry: self._deadlines[entry] for entry in owed}
         if not status.is_up:
             return self._overdue(HELLO_TIMEOUT_S, now, "did not say hello within")
-        for kind, of in owed:
-            if now >= (deadline := self._deadlines[kind, of]).at:
+        for kind, run_key in owed:
+            if now >= (deadline := self._deadlines[kind, run_key]).at:
                 return f"did not answer the order {kind} within {deadline.within_s:g} s"
         owed_kinds = {kind for kind, _ in owed}
         if owed_kinds - {OrderKind.PREPARE}:
@@ -156,7 +162,7 @@ class Liveness:
     def _stands_still(self, status: WorkerStatus, least_s: float) -> str:
         """Return whether heartbeats show a standstill; missing heartbeats prove nothing."""
         beat = self.beat
-        if beat is None or beat.of != status.started or not beat.is_runnable:
+        if beat is None or beat.run_key != status.started or not beat.is_runnable:
             return ""
         usual_s = max(beat.typical_s, beat.expected_s)
         limit_s = max(least_s, STANDSTILL_FACTOR * usual_s) if beat.expected_s else self._first_operation_s

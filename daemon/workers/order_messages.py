@@ -36,7 +36,7 @@ class AddressedOrder:
     """A message for a worker, and the run to which its answer belongs."""
 
     kind: OrderKind
-    of: JobGeneration
+    run_key: JobGeneration
     message: control_pb2.Order
     within_s: float | None = None
     """Time for the answer, instead of the time of its kind."""
@@ -55,24 +55,24 @@ def order_message(
     """Return the order of a step. spec_of and log_path are called for the step's job, data_state for its data."""
     match step:
         case OrderPrepare():
-            spec = spec_of(step.of.job)
+            spec = spec_of(step.run_key.job)
             prepare = control_pb2.Prepare(
                 job=encode(spec),
-                job_name=step.of.job,
-                generation=step.of.generation,
+                job_name=step.run_key.job,
+                generation=step.run_key.generation,
                 stage=_assignment(step.plan, step.position),
                 data_path=step.data_path,
                 data_state=data_state(step.data_path),
-                log_path=str(log_path(step.of.job)),
+                log_path=str(log_path(step.run_key.job)),
                 device_index=step.device_index,
             )
             order = control_pb2.Order(prepare=prepare)
-            return AddressedOrder(OrderKind.PREPARE, step.of, order, within_s=preparation_s(spec.train))
+            return AddressedOrder(OrderKind.PREPARE, step.run_key, order, within_s=preparation_s(spec.train))
         case OrderStart():
-            snapshot_dir = store.timeline_directory_of(step.of.job, step.plan.timeline)
+            snapshot_dir = store.timeline_directory_of(step.run_key.job, step.plan.timeline)
             start = control_pb2.Start(
-                job_name=step.of.job,
-                generation=step.of.generation,
+                job_name=step.run_key.job,
+                generation=step.run_key.generation,
                 timeline=step.plan.timeline,
                 boundary=step.plan.boundary,
                 stage=_assignment(step.plan, step.position),
@@ -86,36 +86,40 @@ def order_message(
                 furthest=step.plan.furthest,
                 source_job=step.source_job,
                 patience_s=PATIENCE_S + FIRST_OPERATION_BATCHES * step.plan.predicted_batch_seconds,
-                neighbours_load_s=loading_s(spec_of(step.of.job), spec_of(step.of.job).layers),
+                neighbours_load_s=loading_s(spec_of(step.run_key.job), spec_of(step.run_key.job).layers),
             )
             layers = step.plan.stages[step.position].layers
             return AddressedOrder(
                 OrderKind.START,
-                step.of,
+                step.run_key,
                 control_pb2.Order(start=start),
-                within_s=loading_s(spec_of(step.of.job), layers),
+                within_s=loading_s(spec_of(step.run_key.job), layers),
                 batch_s=step.plan.predicted_batch_seconds,
             )
         case OrderChooseStop():
-            choose = control_pb2.ChooseStop(job_name=step.of.job, generation=step.of.generation)
-            return AddressedOrder(OrderKind.CHOOSE_STOP, step.of, control_pb2.Order(choose_stop=choose))
+            choose = control_pb2.ChooseStop(job_name=step.run_key.job, generation=step.run_key.generation)
+            return AddressedOrder(OrderKind.CHOOSE_STOP, step.run_key, control_pb2.Order(choose_stop=choose))
         case OrderStopAt():
-            stop = control_pb2.StopAt(job_name=step.of.job, generation=step.of.generation, boundary=step.boundary)
-            return AddressedOrder(OrderKind.STOP_AT, step.of, control_pb2.Order(stop_at=stop))
+            stop = control_pb2.StopAt(
+                job_name=step.run_key.job, generation=step.run_key.generation, boundary=step.boundary
+            )
+            return AddressedOrder(OrderKind.STOP_AT, step.run_key, control_pb2.Order(stop_at=stop))
         case OrderWrite():
             write = control_pb2.Write(
-                job_name=step.of.job,
-                generation=step.of.generation,
+                job_name=step.run_key.job,
+                generation=step.run_key.generation,
                 timeline=step.timeline,
                 boundary=step.boundary,
                 layers=step.layers,
-                directory=str(store.directory_of(step.of.job, step.timeline, step.boundary)),
+                directory=str(store.directory_of(step.run_key.job, step.timeline, step.boundary)),
             )
-            within_s = loading_s(spec_of(step.of.job), step.layers)
-            return AddressedOrder(OrderKind.WRITE, step.of, control_pb2.Order(write=write), within_s=within_s)
+            within_s = loading_s(spec_of(step.run_key.job), step.layers)
+            return AddressedOrder(OrderKind.WRITE, step.run_key, control_pb2.Order(write=write), within_s=within_s)
         case OrderSpaceSnapshots():
-            space = control_pb2.SpaceSnapshots(job_name=step.of.job, generation=step.of.generation, factor=step.factor)
-            return AddressedOrder(OrderKind.SPACE_SNAPSHOTS, step.of, control_pb2.Order(space_snapshots=space))
+            space = control_pb2.SpaceSnapshots(
+                job_name=step.run_key.job, generation=step.run_key.generation, factor=step.factor
+            )
+            return AddressedOrder(OrderKind.SPACE_SNAPSHOTS, step.run_key, control_pb2.Order(space_snapshots=space))
         case OrderRelease():
             release = control_pb2.Release(job_name=step.job)
             return AddressedOrder(OrderKind.RELEASE, JobGeneration(step.job, 0), control_pb2.Order(release=release))

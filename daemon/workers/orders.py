@@ -12,7 +12,7 @@ class OrderPrepare:
     """Prepare a worker for its part of a plan."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     position: int
     """Position of the worker in the plan."""
     plan: PlanRecord
@@ -63,7 +63,7 @@ class OrderStart:
     """Start a worker's computation at the plan's boundary."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     position: int
     plan: PlanRecord
     sources: tuple[Source, ...]
@@ -79,7 +79,7 @@ class OrderChooseStop:
     """Ask the worker that leads the first stage to choose the stop boundary."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class OrderStopAt:
     """Tell a worker its stop boundary."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     boundary: int
 
 
@@ -96,7 +96,7 @@ class OrderWrite:
     """Let a worker that stands at a boundary write layers into the store."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     timeline: int
     boundary: int
     layers: tuple[str, ...]
@@ -107,7 +107,7 @@ class OrderSpaceSnapshots:
     """Let a worker take only every factor-th periodic snapshot, because copies do not keep up."""
 
     device_index: int
-    of: JobGeneration
+    run_key: JobGeneration
     factor: int
     boundary: int
     """Newest boundary at the time of the decision."""

@@ -21,7 +21,7 @@ class JobGeneration:
 class Standstill:
     """A worker at a boundary, with its state live."""
 
-    of: JobGeneration
+    run_key: JobGeneration
     boundary: int
 
 
@@ -86,40 +86,40 @@ class WorkerStatus:
         """Return whether a process is there to take orders."""
         return bool(self.incarnation)
 
-    def awaits(self, kind: OrderKind, of: JobGeneration) -> bool:
+    def awaits(self, kind: OrderKind, run_key: JobGeneration) -> bool:
         """Return whether an order was given and not yet answered."""
-        return (kind, of) in self.pending
+        return (kind, run_key) in self.pending
 
-    def ordered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
+    def ordered(self, kind: OrderKind, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after an order was given."""
         if kind is OrderKind.SPACE_SNAPSHOTS:
             return self
-        status = replace(self, pending=self.pending | {(kind, of)})
-        return replace(status, job=of.job) if kind is OrderKind.PREPARE else status
+        status = replace(self, pending=self.pending | {(kind, run_key)})
+        return replace(status, job=run_key.job) if kind is OrderKind.PREPARE else status
 
-    def answered(self, kind: OrderKind, of: JobGeneration) -> "WorkerStatus":
+    def answered(self, kind: OrderKind, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after the order was answered."""
-        return replace(self, pending=self.pending - {(kind, of)})
+        return replace(self, pending=self.pending - {(kind, run_key)})
 
     def starting(self, layers: tuple[str, ...], *, has_journal: bool) -> "WorkerStatus":
         """Return the status after Start was ordered: the worker will hold these layers."""
         return replace(self, layers=layers, has_journal=has_journal)
 
-    def did_prepare(self, of: JobGeneration) -> "WorkerStatus":
+    def did_prepare(self, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after it answered Prepare."""
-        return replace(self.answered(OrderKind.PREPARE, of), prepared=of, job=of.job, num_damaged=0)
+        return replace(self.answered(OrderKind.PREPARE, run_key), prepared=run_key, job=run_key.job, num_damaged=0)
 
-    def did_start(self, of: JobGeneration) -> "WorkerStatus":
+    def did_start(self, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after it answered Start."""
-        return replace(self.answered(OrderKind.START, of), started=of)
+        return replace(self.answered(OrderKind.START, run_key), started=run_key)
 
     def did_choose(self, chosen: Standstill) -> "WorkerStatus":
         """Return the status after it chose, as the lead of the first stage, where to stop."""
-        return replace(self.answered(OrderKind.CHOOSE_STOP, chosen.of), chosen=chosen)
+        return replace(self.answered(OrderKind.CHOOSE_STOP, chosen.run_key), chosen=chosen)
 
     def did_stop(self, stopped: Standstill) -> "WorkerStatus":
         """Return the status after it stopped at a boundary, by order or at the job's end."""
-        return replace(self.answered(OrderKind.STOP_AT, stopped.of), stopped=stopped)
+        return replace(self.answered(OrderKind.STOP_AT, stopped.run_key), stopped=stopped)
 
     def released(self) -> "WorkerStatus":
         """Return the status after it released its job: only the failures remain."""
@@ -131,23 +131,23 @@ class WorkerStatus:
             failures=self.failures,
         )
 
-    def failed(self, failure: Failure, *, of: JobGeneration) -> "WorkerStatus":
+    def failed(self, failure: Failure, *, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after it could not do its part of one generation."""
-        pending = frozenset(entry for entry in self.pending if entry[1] != of)
-        return replace(self, pending=pending, failures={**self.failures, of: failure})
+        pending = frozenset(entry for entry in self.pending if entry[1] != run_key)
+        return replace(self, pending=pending, failures={**self.failures, run_key: failure})
 
-    def refused_file(self, of: JobGeneration) -> "WorkerStatus":
+    def refused_file(self, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after it refused a damaged file: Start is due again, with another file."""
-        return replace(self.answered(OrderKind.START, of), num_damaged=self.num_damaged + 1)
+        return replace(self.answered(OrderKind.START, run_key), num_damaged=self.num_damaged + 1)
 
     def died(self, failure: Failure) -> "WorkerStatus":
         """Return the status after its process ended: every generation that it served is lost here."""
-        served = {of for _, of in self.pending} | {
-            of
-            for of in (self.prepared, self.started, self.stopped.of if self.stopped else None)
-            if of is not None and of.job == self.job
+        served = {run_key for _, run_key in self.pending} | {
+            run_key
+            for run_key in (self.prepared, self.started, self.stopped.run_key if self.stopped else None)
+            if run_key is not None and run_key.job == self.job
         }
-        failures = {**self.failures, **{of: failure for of in served if of not in self.failures}}
+        failures = {**self.failures, **{run_key: failure for run_key in served if run_key not in self.failures}}
         return WorkerStatus(device_index=self.device_index, failures=failures, has_died=True)
 
     def attached(self, incarnation: str, *, pid: int, address: str) -> "WorkerStatus":
@@ -158,4 +158,6 @@ class WorkerStatus:
 
     def forgetting(self, is_over: "frozenset[JobGeneration]") -> "WorkerStatus":
         """Return the status without the failures of generations that are over."""
-        return replace(self, failures={of: why for of, why in self.failures.items() if of not in is_over})
+        return replace(
+            self, failures={run_key: why for run_key, why in self.failures.items() if run_key not in is_over}
+        )

@@ -182,7 +182,7 @@ class Supervisor:
         self,
         device_index: int,
         kind: OrderKind,
-        of: JobGeneration,
+        run_key: JobGeneration,
         order: control_pb2.Order,
         *,
         within_s: float | None = None,
@@ -194,17 +194,19 @@ class Supervisor:
         """
         handle = self._roster.workers[device_index]
         if handle.stream is None:
-            log.warning("order_not_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
+            log.warning(
+                "order_not_sent", worker=handle.name, order=kind, job=run_key.job, generation=run_key.generation
+            )
             return False
-        handle.status = handle.status.ordered(kind, of)
+        handle.status = handle.status.ordered(kind, run_key)
         if kind is OrderKind.START:
             stage = order.start.stage
             leads = not stage.groups or stage.groups[0] == 0
             has_journal = leads and stage.index + 1 == stage.num_stages
             handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
-        handle.liveness.ordered(kind, of, _now(), within_s=within_s, batch_s=batch_s)
+        handle.liveness.ordered(kind, run_key, _now(), within_s=within_s, batch_s=batch_s)
         handle.stream.send(order)
-        log.info("order_sent", worker=handle.name, order=kind, job=of.job, generation=of.generation)
+        log.info("order_sent", worker=handle.name, order=kind, job=run_key.job, generation=run_key.generation)
         return True
 
     def tell(self, device_index: int, order: control_pb2.Order) -> None:
@@ -220,19 +222,19 @@ class Supervisor:
             raise UnavailableError(handle.name, "is not up")
         return await self._recent.ask(handle.name, handle.stream.send)
 
-    def fail(self, device_index: int, of: JobGeneration, reason: str, *, is_hopeless: bool = False) -> None:
+    def fail(self, device_index: int, run_key: JobGeneration, reason: str, *, is_hopeless: bool = False) -> None:
         """Note that a worker cannot do its part of a generation, for an outside reason.
 
         is_hopeless: another attempt would fail for this reason again.
         """
         handle = self._roster.workers[device_index]
-        handle.status = handle.status.failed(Failure(reason, is_hopeless=is_hopeless), of=of)
+        handle.status = handle.status.failed(Failure(reason, is_hopeless=is_hopeless), run_key=run_key)
         self._listener.worker_changed()
 
     def forget(self, is_over: Callable[[JobGeneration], bool]) -> None:
         """Drop the failures of generations that are over."""
         for handle in self._roster.workers:
-            over = frozenset(of for of in handle.status.failures if is_over(of))
+            over = frozenset(run_key for run_key in handle.status.failures if is_over(run_key))
             if over:
                 handle.status = handle.status.forgetting(over)
 
@@ -268,12 +270,12 @@ class Supervisor:
         try:
             self._take(handle, report)
         except Exception as error:  # an error costs the report's generation, not the worker's stream
-            of = handle.status.started or handle.status.prepared
+            run_key = handle.status.started or handle.status.prepared
             kind = report.WhichOneof("report")
             log.exception("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job)
-            if of is not None:
+            if run_key is not None:
                 reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
-                self.fail(handle.index, of, reason)
+                self.fail(handle.index, run_key, reason)
 
     def _take(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
         match report.WhichOneof("report"):
@@ -281,7 +283,7 @@ class Supervisor:
                 self._listener.worker_progressed(report.progress)
             case "heartbeat":
                 handle.heartbeat = report.heartbeat
-                handle.liveness.felt(_beat(report.heartbeat), _now())
+                handle.liveness.on_heartbeat(_beat(report.heartbeat), _now())
             case "snapshot_missed":
                 self._listener.worker_missed_snapshot(report.snapshot_missed)
             case "recent_operations":
@@ -302,18 +304,18 @@ class Supervisor:
         status = handle.status
         match report.WhichOneof("report"):
             case "prepared":
-                of = JobGeneration(report.prepared.job, report.prepared.generation)
-                handle.status = status.did_prepare(of)
+                run_key = JobGeneration(report.prepared.job, report.prepared.generation)
+                handle.status = status.did_prepare(run_key)
             case "started":
-                of = JobGeneration(report.started.job, report.started.generation)
-                handle.status = status.did_start(of)
+                run_key = JobGeneration(report.started.job, report.started.generation)
+                handle.status = status.did_start(run_key)
                 self._roster.want_spares()
             case "stop_chosen":
-                of = JobGeneration(report.stop_chosen.job, report.stop_chosen.generation)
-                handle.status = status.did_choose(Standstill(of, report.stop_chosen.boundary))
+                run_key = JobGeneration(report.stop_chosen.job, report.stop_chosen.generation)
+                handle.status = status.did_choose(Standstill(run_key, report.stop_chosen.boundary))
             case "at_boundary":
-                of = JobGeneration(report.at_boundary.job, report.at_boundary.generation)
-                handle.status = status.did_stop(Standstill(of, report.at_boundary.boundary))
+                run_key = JobGeneration(report.at_boundary.job, report.at_boundary.generation)
+                handle.status = status.did_stop(Standstill(run_key, report.at_boundary.boundary))
             case "wrote":
                 self._wrote(handle, report.wrote)
             case "released":
@@ -325,35 +327,35 @@ class Supervisor:
         log.info("worker_reported", worker=handle.name, report=report.WhichOneof("report"), job=handle.status.job)
 
     def _wrote(self, handle: WorkerHandle, wrote: control_pb2.Wrote) -> None:
-        of = JobGeneration(wrote.job, wrote.generation)
+        run_key = JobGeneration(wrote.job, wrote.generation)
         refused = self._listener.worker_wrote(wrote)
         if not wrote.is_snapshot:
-            handle.status = handle.status.answered(OrderKind.WRITE, of)
+            handle.status = handle.status.answered(OrderKind.WRITE, run_key)
             if refused:
-                handle.status = handle.status.failed(Failure(refused), of=of)
+                handle.status = handle.status.failed(Failure(refused), run_key=run_key)
         elif refused:
             missed = control_pb2.SnapshotMissed(
-                job=of.job, generation=of.generation, boundary=wrote.boundary, reason=refused
+                job=run_key.job, generation=run_key.generation, boundary=wrote.boundary, reason=refused
             )
             self._listener.worker_missed_snapshot(missed)
 
     def _refused(self, handle: WorkerHandle, refused: control_pb2.Refused) -> None:
-        of = JobGeneration(refused.job, refused.generation)
-        log.warning("order_refused", worker=handle.name, job=of.job, reason=refused.reason)
+        run_key = JobGeneration(refused.job, refused.generation)
+        log.warning("order_refused", worker=handle.name, job=run_key.job, reason=refused.reason)
         if refused.damaged_path and handle.status.num_damaged < MAX_DAMAGED:
             self._listener.worker_refused_file(refused.damaged_path)
-            handle.status = handle.status.refused_file(of)
+            handle.status = handle.status.refused_file(run_key)
             return
         if refused.fault and not refused.hopeless:  # its process is exiting with this error: the exit is the failure
             handle.last_words = refused
             asyncio.get_running_loop().call_later(DYING_S, self._end, handle, handle.process)
             return
-        batch = refused.batch or _last_batch(handle, of)
+        batch = refused.batch or _last_batch(handle, run_key)
         text = f"{handle.name}: {refused.reason}"
-        is_unanswered_release = (OrderKind.RELEASE, of) in handle.status.pending
+        is_unanswered_release = (OrderKind.RELEASE, run_key) in handle.status.pending
         lost_peer = refused.lost_peer - 1
         failure = Failure(text, batch, refused.fault, refused.hopeless, lost_peer, refused.unreached)
-        handle.status = handle.status.failed(failure, of=of)
+        handle.status = handle.status.failed(failure, run_key=run_key)
         if is_unanswered_release:
             self._condemn(handle, f"refused to be released: {refused.reason}")
 
@@ -375,7 +377,7 @@ class Supervisor:
             for handle in list(self._roster.everybody):
                 # A judge that was stopped has missed reports: it gives every worker its full time again.
                 if stalled_s:
-                    handle.liveness.overslept(stalled_s, _now())
+                    handle.liveness.on_watchdog_stall(stalled_s, _now())
                 elif complaint := handle.liveness.complaint(handle.status, _now()):
                     self._condemn(handle, complaint)
 
@@ -412,7 +414,7 @@ class Supervisor:
 
 def _beat(heartbeat: control_pb2.Heartbeat) -> Beat:
     return Beat(
-        of=JobGeneration(heartbeat.job, heartbeat.generation),
+        run_key=JobGeneration(heartbeat.job, heartbeat.generation),
         num_operations=heartbeat.operations,
         is_runnable=heartbeat.runnable,
         typical_s=heartbeat.typical_s,
@@ -422,9 +424,9 @@ def _beat(heartbeat: control_pb2.Heartbeat) -> Beat:
     )
 
 
-def _last_batch(handle: WorkerHandle, of: JobGeneration) -> int:
+def _last_batch(handle: WorkerHandle, run_key: JobGeneration) -> int:
     beat = handle.liveness.beat
-    return beat.batch if beat is not None and beat.of == of else -1
+    return beat.batch if beat is not None and beat.run_key == run_key else -1
 
 
 def _now() -> float:

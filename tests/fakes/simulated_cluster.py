@@ -12,7 +12,7 @@ from typing import Any
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, left_folders
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
 from headway.daemon.leader.transaction_parts import parts
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
@@ -264,7 +264,7 @@ class SimulatedCluster(SimulatedInvariants):
             whole = {(file.timeline, file.boundary) for file in self._manifests_of(job.name)}
             places = {key[1:3] for key in self.checkpoint_files if key[0] == job.name} | whole
             found = [BoundaryFolder(*place, place in whole) for place in sorted(places)]
-            for folder in left_folders(view, job, found):
+            for folder in stale_checkpoints(view, job, found):
                 self._drop_folder(job, folder.place)
 
     def _manifests_of(self, job: str) -> list[CheckpointRecord]:

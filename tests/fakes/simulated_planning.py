@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Collection
 
 from headway.daemon.coordination.commands import Decision
-from headway.daemon.situation.plan_cache import PlanBook, PlanRequest, Plans, PlansAtOnce
+from headway.daemon.situation.plan_cache import PlanCache, PlanRequest, Plans, PlansAtOnce
 
 DELAYS = (0, 0, 1, 2, 5)
 """Decisions that a plan takes, each as likely."""
@@ -18,13 +18,13 @@ class SimulatedPlanning:
         """Whether some plans come later than they are asked for."""
         self.num_late = 0
         self._delays = random.Random(f"delays {seed}")
-        self._book = PlanBook()
+        self._cache = PlanCache()
         self._under_way: tuple[PlanRequest, int] | None = None
         """What is being computed, and the decision in which it is done."""
 
     def begin_anew(self) -> None:
         """Another leads."""
-        self._book.clear()
+        self._cache.clear()
         self._under_way = None
 
     def decided(
@@ -34,8 +34,8 @@ class SimulatedPlanning:
         if self._under_way is not None and num_decisions >= self._under_way[1]:
             self._answer(self._under_way[0])
         while True:
-            decision = decide(self._book)
-            self._book.decided(decision.missing, jobs=jobs, now=now)
+            decision = decide(self._cache)
+            self._cache.decided(decision.missing, jobs=jobs, now=now)
             wanted = (*decision.missing, *decision.stale)
             if self._under_way is not None or not wanted:
                 return decision
@@ -46,5 +46,5 @@ class SimulatedPlanning:
             self._answer(wanted[0])
 
     def _answer(self, request: PlanRequest) -> None:
-        self._book.answered(request, PlansAtOnce().find(request).outcome)
+        self._cache.answered(request, PlansAtOnce().find(request).outcome)
         self._under_way = None

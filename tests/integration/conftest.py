@@ -18,7 +18,7 @@ from headway.stages.sockets.tls_identity import TlsIdentity
 
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle
-    from tests.integration.faults.fault_harness import Ground
+    from tests.integration.faults.fault_harness import FaultHarness
 
 NUM_NODES = 5
 """Of the cluster for faults: as many as 2-1-2 replicas need."""
@@ -101,16 +101,16 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> "Oracle":
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_ground(tmp_path_factory: pytest.TempPathFactory) -> "AsyncIterator[Ground]":
+async def shared_harness(tmp_path_factory: pytest.TempPathFactory) -> "AsyncIterator[FaultHarness]":
     """One cluster with spares and a history, up for the whole run, for all faults that it survives."""
-    from tests.integration.faults.fault_harness import ground
+    from tests.integration.faults.fault_harness import fault_harness
 
-    async with ground(tmp_path_factory.mktemp("ground"), num_nodes=NUM_NODES) as shared:
+    async with fault_harness(tmp_path_factory.mktemp("ground"), num_nodes=NUM_NODES) as shared:
         yield shared
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def field(shared_ground: "Ground") -> "Ground":
+async def harness(shared_harness: "FaultHarness") -> "FaultHarness":
     """The shared cluster with every node up again after the test before."""
-    await shared_ground.all_nodes_up(NUM_NODES)
-    return shared_ground
+    await shared_harness.all_nodes_up(NUM_NODES)
+    return shared_harness

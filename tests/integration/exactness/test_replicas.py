@@ -13,7 +13,7 @@ from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished, small_job
-from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, Ground, at_operation
+from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, FaultHarness, at_operation
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -84,21 +84,21 @@ async def test_replicas_of_every_schedule_give_the_same_bits(
     ],
 )
 async def test_a_replica_that_is_killed_in_the_middle_of_a_batch(
-    field: Ground, oracle: Oracle, stage: int, microbatch: int, op: str
+    harness: FaultHarness, oracle: Oracle, stage: int, microbatch: int, op: str
 ) -> None:
     """2-1-2: everybody goes back to the newest boundary; the checker finds every microbatch once in the weights."""
     spec = replicated_job(f"killed-{stage}-{microbatch}", 2, 1, 2, batches=24)
     fault = at_operation(stage, 10, op=op)
     fault["when"]["microbatch"] = microbatch
-    outcome = await field.train(spec, fault)
+    outcome = await harness.train(spec, fault)
     (struck,) = outcome.struck
     outcome.assert_exact(oracle, hit=frozenset({struck["node"]}))
     assert outcome.num_rollbacks == 1
-    plans = field.history(spec, outcome.struck).plans
+    plans = harness.history(spec, outcome.struck).plans
     assert {shape_of(plan) for plan in plans} == {(2, 1, 2)}
 
 
-async def test_a_planned_change_to_another_shape(field: Ground, oracle: Oracle) -> None:
+async def test_a_planned_change_to_another_shape(harness: FaultHarness, oracle: Oracle) -> None:
     """The planner's own 2-2-1 loses a node to a drain while it trains, and goes on in another shape: the same bits."""
     spec = replicated_job("reshaped", batches=160)
     spec = replace(spec, model=replace(MODEL, num_hidden_layers=2))
@@ -106,21 +106,21 @@ async def test_a_planned_change_to_another_shape(field: Ground, oracle: Oracle) 
 
     async def leave() -> None:
         nonlocal away
-        job = await field.until_batch(name, 6)
+        job = await harness.until_batch(name, 6)
         assert job.plan is not None
         away = job.plan.stages[job.plan.replicas[0][-1]].node
-        await drain(field.session, away)
+        await drain(harness.session, away)
         generation = job.plan.generation
-        await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)
+        await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)
 
-    await field.all_nodes_up(5)  # those of the test before may still be starting
+    await harness.all_nodes_up(5)  # those of the test before may still be starting
     try:
-        outcome = await field.train(spec, during=leave)
+        outcome = await harness.train(spec, during=leave)
     finally:
         if away:
-            await release(field.session, away)
+            await release(harness.session, away)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
     assert outcome.num_rollbacks == 0
-    shapes = [shape_of(plan) for plan in field.history(spec, []).plans]
+    shapes = [shape_of(plan) for plan in harness.history(spec, []).plans]
     assert len(set(shapes)) > 1, shapes
     assert max(map(max, shapes)) > 1, "no stage ever had replicas"

@@ -13,25 +13,25 @@ from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.records.records import Phase
 from headway.stages.spec import weight_version
 from tests.integration.exactness.training import TIMEOUT_S, finished, small_job
-from tests.integration.faults.fault_harness import Ground
+from tests.integration.faults.fault_harness import FaultHarness
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BATCHES = 200
 
 
-async def test_every_microbatch_is_computed_once_on_the_version_before(field: Ground, tmp_path: Path) -> None:
+async def test_every_microbatch_is_computed_once_on_the_version_before(harness: FaultHarness, tmp_path: Path) -> None:
     """Two stages, paused and resumed: forward and backward of each microbatch read W(b-1), and none runs twice."""
     spec = replace(small_job("trace", batches=BATCHES), placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False))
-    await submit(field.session, spec)
-    await field.until_batch("trace", 3)
-    await pause(field.session, "trace")
-    await wait_for_phase(field.session, "trace", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
-    await resume(field.session, "trace")
-    result = await finished(field.session, "trace", tmp_path / "out")
+    await submit(harness.session, spec)
+    await harness.until_batch("trace", 3)
+    await pause(harness.session, "trace")
+    await wait_for_phase(harness.session, "trace", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
+    await resume(harness.session, "trace")
+    result = await finished(harness.session, "trace", tmp_path / "out")
     assert len(set(result.generations)) == 2
 
-    texts = [text for path in field.history_folder.glob("trace-*.jsonl") for text in path.read_text().splitlines()]
+    texts = [text for path in harness.history_folder.glob("trace-*.jsonl") for text in path.read_text().splitlines()]
     lines = [line for line in map(json.loads, texts) if "op" in line]
     counts = Counter((line["stage"], line["op"], line["batch"], line["microbatch"]) for line in lines)
     m = spec.train.microbatches

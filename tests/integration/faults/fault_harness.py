@@ -96,7 +96,7 @@ class Outcome:
         assert changed <= hit, f"workers of {sorted(changed - hit)} were replaced, though nothing hit them"
 
 
-class Ground:
+class FaultHarness:
     """A cluster with a faults file; one job at a time."""
 
     def __init__(
@@ -277,9 +277,9 @@ def _worker_pids(job: JobView) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def ground(
+async def fault_harness(
     folder: Path, *, num_nodes: int, kind: type[LocalCluster] = LocalCluster, layer_s: float = 0.0, **settings: Any
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[FaultHarness]:
     """A cluster whose processes look out for faults.
 
     layer_s: least seconds of a layer's forward; a batch then takes as long on any machine. settings: of every daemon.
@@ -295,4 +295,4 @@ async def ground(
         ) as cluster,
         ClusterSession(cluster.address) as session,
     ):
-        yield Ground(cluster, session, faults, folder, layer_s=layer_s)
+        yield FaultHarness(cluster, session, faults, folder, layer_s=layer_s)

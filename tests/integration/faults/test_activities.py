@@ -7,7 +7,7 @@ import pytest
 
 from headway.daemon.records.records import NodeRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, Ground, faulty_job, ground
+from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(500)]
 
@@ -41,14 +41,14 @@ SOMEWHERE = (
 @pytest.mark.slow
 async def test_each_activity_raises_and_no_daemon_ends(tmp_path: Path, oracle: Oracle) -> None:
     """The daemons and workers stay, the job ends with the reference's bits, and nodes say what ailed them."""
-    async with ground(tmp_path, num_nodes=NUM_NODES, lease_ttl_s=LEASE_TTL_S, num_spares=0) as field:
-        await field.all_nodes_up(NUM_NODES)
-        await _strike_all(field, oracle)
+    async with fault_harness(tmp_path, num_nodes=NUM_NODES, lease_ttl_s=LEASE_TTL_S, num_spares=0) as harness:
+        await harness.all_nodes_up(NUM_NODES)
+        await _strike_all(harness, oracle)
 
 
-async def _strike_all(field: Ground, oracle: Oracle) -> None:
+async def _strike_all(harness: FaultHarness, oracle: Oracle) -> None:
     spec = faulty_job("unexpected", batches=80)
-    before = field.cluster.node_pids
+    before = harness.cluster.node_pids
     ailing: dict[str, NodeRecord] = {}
 
     async def strike() -> None:
@@ -62,18 +62,18 @@ async def _strike_all(field: Ground, oracle: Oracle) -> None:
             {"at": "activity", "when": {"name": name, "node": names[number % len(names)]}, "do": "raise"}
             for number, name in enumerate(SOMEWHERE)
         ]
-        field.arm(*faults)
+        harness.arm(*faults)
         async with asyncio.timeout(TIMEOUT_S):
-            while sum(note["at"] == "activity" for note in field.struck()) < len(faults):
+            while sum(note["at"] == "activity" for note in harness.struck()) < len(faults):
                 await asyncio.sleep(0.05)
             while len(ailing) < len(names):
-                view = await field.session.view()
+                view = await harness.session.view()
                 ailing.update({name: node for name, node in view.nodes.items() if node.ailments})
                 await asyncio.sleep(0.05)
 
-    outcome = await field.train(spec, during=strike, timeout_s=JOB_S)
+    outcome = await harness.train(spec, during=strike, timeout_s=JOB_S)
     outcome.assert_exact(oracle, strikes=len(EVERYWHERE) * len(before) + len(SOMEWHERE))
-    assert field.cluster.node_pids == before
+    assert harness.cluster.node_pids == before
     assert outcome.num_rollbacks == 0
     for name in before:
         assert "InjectedFaultError: injected fault" in str(ailing[name].ailments), name

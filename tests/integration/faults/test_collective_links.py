@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.jobs.job import JobSpec
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job
+from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -19,16 +19,16 @@ def collective_job(name: str) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("do", ["kill", "stop"])
-async def test_worker_dies_under_collective_links(field: Ground, oracle: Oracle, do: str) -> None:
+async def test_worker_dies_under_collective_links(harness: FaultHarness, oracle: Oracle, do: str) -> None:
     """The middle stage's worker is killed, or stopped and then killed by its daemon: back to a boundary, new groups."""
-    outcome = await field.train(collective_job(f"groups-{do}"), at_operation(1, 10, do=do))
+    outcome = await harness.train(collective_job(f"groups-{do}"), at_operation(1, 10, do=do))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
     assert outcome.num_rollbacks == 1
 
 
 @pytest.mark.slow
-async def test_group_breaks_between_living_workers(field: Ground, oracle: Oracle) -> None:
+async def test_group_breaks_between_living_workers(harness: FaultHarness, oracle: Oracle) -> None:
     """The groups of one worker are aborted: nothing is resumed, everybody goes back to a boundary in its process."""
-    outcome = await field.train(collective_job("groups-broken"), at_operation(1, 10, do="cut_links", seconds=0.5))
+    outcome = await harness.train(collective_job("groups-broken"), at_operation(1, 10, do="cut_links", seconds=0.5))
     outcome.assert_exact(oracle)
     assert outcome.num_rollbacks == 1

@@ -12,7 +12,7 @@ from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records.records import PlanRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, FaultHarness, at_operation, fault_harness, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,159 +22,159 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
     [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)],
     ids=["first", "middle", "last"],
 )
-async def test_daemon_sigkill(field: Ground, oracle: Oracle, stage: int) -> None:
+async def test_daemon_sigkill(harness: FaultHarness, oracle: Oracle, stage: int) -> None:
     """Daemon, worker and files of a node are gone at once: the copies on other nodes serve."""
-    outcome = await field.train(faulty_job(f"daemon-{stage}"), at_operation(stage, 10, do="kill_parent"))
+    outcome = await harness.train(faulty_job(f"daemon-{stage}"), at_operation(stage, 10, do="kill_parent"))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
 @pytest.mark.slow  # the short soak kills leaders too
-async def test_leaders_daemon_killed(field: Ground, oracle: Oracle) -> None:
+async def test_leaders_daemon_killed(harness: FaultHarness, oracle: Oracle) -> None:
     """Whoever decides is the one that dies, in the middle of a batch that it computes a stage of."""
     spec = faulty_job("leader", num_nodes=4, batches=100)
     leader = ""
 
     async def strike() -> None:
         nonlocal leader
-        job = await field.until_batch("leader", 5)
+        job = await harness.until_batch("leader", 5)
         assert job.plan is not None
-        leader = await field.leader_among(_nodes_of(job.plan))
+        leader = await harness.leader_among(_nodes_of(job.plan))
         when = {"node": leader, "op": "backward", "microbatch": 3}
-        field.arm({"at": "operation", "when": when, "do": "kill_parent"})
-        await field.until_struck()
+        harness.arm({"at": "operation", "when": when, "do": "kill_parent"})
+        await harness.until_struck()
 
-    outcome = await field.train(spec, during=strike)
+    outcome = await harness.train(spec, during=strike)
     outcome.assert_exact(oracle, hit=frozenset({leader}))
     assert outcome.struck[0]["node"] == leader
 
 
 @pytest.mark.slow
-async def test_daemon_sigstop(field: Ground, oracle: Oracle) -> None:
+async def test_daemon_sigstop(harness: FaultHarness, oracle: Oracle) -> None:
     """A daemon that hangs loses its lease; its worker, alive, is replaced with it, and both come back harmless."""
     spec = faulty_job("daemon-stop", batches=120)
 
     async def thaw() -> None:
-        struck = await field.until_struck()
-        job = (await field.session.view()).jobs[spec.job.name]
+        struck = await harness.until_struck()
+        job = (await harness.session.view()).jobs[spec.job.name]
         assert job.plan is not None
         generation = job.plan.generation
         try:
-            await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
+            await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
         finally:
-            os.kill(field.cluster.node_pids[struck["node"]], signal.SIGCONT)
+            os.kill(harness.cluster.node_pids[struck["node"]], signal.SIGCONT)
 
-    outcome = await field.train(spec, at_operation(1, 10, do="stop_parent"), during=thaw)
+    outcome = await harness.train(spec, at_operation(1, 10, do="stop_parent"), during=thaw)
     outcome.assert_exact(oracle)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [2, 3])
-async def test_two_machines_at_once(field: Ground, oracle: Oracle, copies: int) -> None:
+async def test_two_machines_at_once(harness: FaultHarness, oracle: Oracle, copies: int) -> None:
     """With two copies the checkpoint serves, with three a buddy does."""
     spec = faulty_job(f"two-{copies}")
     spec = replace(
         spec, fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=copies, checkpoint_every=8, link_timeout_s=20.0)
     )
-    outcome = await field.train(
+    outcome = await harness.train(
         spec, at_operation(0, 14, op="forward", do="kill_parent"), at_operation(1, 14, op="forward", do="kill_parent")
     )
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(note["node"] for note in outcome.struck))
 
 
 @pytest.mark.slow
-async def test_donor_dies_in_the_middle_of_a_transfer(field: Ground, oracle: Oracle) -> None:
+async def test_donor_dies_in_the_middle_of_a_transfer(harness: FaultHarness, oracle: Oracle) -> None:
     """The node that hands over a lost node's layers is killed while it does."""
     spec = faulty_job("donor")
     spec = replace(spec, fault=replace(spec.fault, copies=3))
     transfer = {"at": "transfer.chunk", "when": {"boundary": 8}, "do": "kill", "after": 0}
-    outcome = await field.train(spec, at_operation(1, 10, do="kill_parent"), transfer)
+    outcome = await harness.train(spec, at_operation(1, 10, do="kill_parent"), transfer)
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
-async def test_coordinator_dies_between_a_plan_and_its_start(field: Ground, oracle: Oracle) -> None:
+async def test_coordinator_dies_between_a_plan_and_its_start(harness: FaultHarness, oracle: Oracle) -> None:
     """The leader is killed right after it has written the recovery's plan."""
     wrote = {"at": "leader.wrote", "when": {"phase": "recovering"}, "do": "kill"}
-    outcome = await field.train(faulty_job("between"), at_operation(1, 10), wrote)
+    outcome = await harness.train(faulty_job("between"), at_operation(1, 10), wrote)
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
-async def test_coordinator_dies_before_it_writes_a_plan(field: Ground, oracle: Oracle) -> None:
+async def test_coordinator_dies_before_it_writes_a_plan(harness: FaultHarness, oracle: Oracle) -> None:
     """The leader is killed when it has decided and not written."""
     before = {"at": "leader.before_write", "when": {"phase": "recovering"}, "do": "kill"}
-    outcome = await field.train(faulty_job("before"), at_operation(1, 10), before)
+    outcome = await harness.train(faulty_job("before"), at_operation(1, 10), before)
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["preparing", "running", "stopping", "finished"])
-async def test_leader_is_killed_in_each_phase(field: Ground, oracle: Oracle, phase: str) -> None:
+async def test_leader_is_killed_in_each_phase(harness: FaultHarness, oracle: Oracle, phase: str) -> None:
     """Right after it has written that the job is in this phase: the next leader goes on from there."""
     spec = faulty_job(f"phase-{phase}")
-    num_before = len(field.struck())
+    num_before = len(harness.struck())
 
     async def strike() -> None:
-        while len(field.struck()) == num_before:
+        while len(harness.struck()) == num_before:
             await asyncio.sleep(0.02)
 
     wrote = {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": phase}, "do": "kill"}
-    outcome = await field.train(spec, wrote, during=strike)
+    outcome = await harness.train(spec, wrote, during=strike)
     outcome.assert_exact(oracle, hit=frozenset(note["node"] for note in outcome.struck))
 
 
 @pytest.mark.slow
-async def test_leader_is_killed_in_a_planned_change(field: Ground, oracle: Oracle) -> None:
+async def test_leader_is_killed_in_a_planned_change(harness: FaultHarness, oracle: Oracle) -> None:
     """A node of the plan drains; the leader dies when it has written that its layers are to be moved."""
     spec = faulty_job("phase-changing", batches=120)
     changing = {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": "changing"}, "do": "kill"}
 
     async def drain_one() -> None:
-        job = await field.until_batch(spec.job.name, 5)
+        job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
         node = job.plan.stages[1].node
-        await drain(field.session, node)
+        await drain(harness.session, node)
         try:
-            await field.until(lambda _, job: job.plan is not None and node not in _nodes_of(job.plan), spec.job.name)
+            await harness.until(lambda _, job: job.plan is not None and node not in _nodes_of(job.plan), spec.job.name)
         finally:
-            await field.until(lambda view, _: node in view.nodes, spec.job.name)
-            await release(field.session, node)
+            await harness.until(lambda view, _: node in view.nodes, spec.job.name)
+            await release(harness.session, node)
 
-    outcome = await field.train(spec, changing, during=drain_one)
+    outcome = await harness.train(spec, changing, during=drain_one)
     outcome.assert_exact(oracle, hit=frozenset(note["node"] for note in outcome.struck))
 
 
 @pytest.mark.slow
-async def test_node_flaps(field: Ground, oracle: Oracle) -> None:
+async def test_node_flaps(harness: FaultHarness, oracle: Oracle) -> None:
     """The same node dies three times as soon as it is back."""
     spec = faulty_job("flap", batches=200)
-    num_nodes = len(field.cluster.nodes)
+    num_nodes = len(harness.cluster.nodes)
 
     async def flap() -> None:
-        job = await field.until_batch(spec.job.name, 5)
+        job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
         node = job.plan.stages[1].node
         for _ in range(3):
-            field.cluster.kill_node(node, signal.SIGKILL)
+            harness.cluster.kill_node(node, signal.SIGKILL)
             await asyncio.sleep(0.3)
-            await field.all_nodes_up(num_nodes)
+            await harness.all_nodes_up(num_nodes)
 
-    outcome = await field.train(spec, during=flap)
+    outcome = await harness.train(spec, during=flap)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
-async def test_all_nodes_killed_at_once(field: Ground, oracle: Oracle) -> None:
+async def test_all_nodes_killed_at_once(harness: FaultHarness, oracle: Oracle) -> None:
     """Nothing is left but the checkpoint; the daemons come back, and the job goes on by itself."""
     spec = faulty_job("all", batches=60)
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8))
 
     async def kill_all() -> None:
-        await field.until(lambda _, job: job.checkpoint is not None, spec.job.name)
-        for node in field.cluster.nodes:
-            field.cluster.kill_node(node.name, signal.SIGKILL)
+        await harness.until(lambda _, job: job.checkpoint is not None, spec.job.name)
+        for node in harness.cluster.nodes:
+            harness.cluster.kill_node(node.name, signal.SIGKILL)
 
-    outcome = await field.train(spec, during=kill_all)
+    outcome = await harness.train(spec, during=kill_all)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
     assert any("checkpoint" in event.text for event in outcome.job.events.values())
 
@@ -184,16 +184,16 @@ async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> N
     """The only other node dies and stays away: the job says what it waits for, and goes on when one comes."""
     spec = faulty_job("wait", batches=300, num_nodes=2)
     spec = replace(spec, placement=replace(spec.placement, min_nodes=2))
-    async with ground(tmp_path, num_nodes=2) as field:
+    async with fault_harness(tmp_path, num_nodes=2) as harness:
 
         async def lose_and_join() -> None:
-            await field.until_batch("wait", 10)
-            field.cluster.remove_node("node-2")
-            job = await field.until(lambda _, job: job.phase.phase == "recovering" and job.next is None, "wait")
+            await harness.until_batch("wait", 10)
+            harness.cluster.remove_node("node-2")
+            job = await harness.until(lambda _, job: job.phase.phase == "recovering" and job.next is None, "wait")
             assert "1" in job.phase.reason, job.phase.reason
-            await field.cluster.add_node()
+            await harness.cluster.add_node()
 
-        outcome = await field.train(spec, during=lose_and_join)
+        outcome = await harness.train(spec, during=lose_and_join)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset({"node-2"}))
 
 
@@ -204,9 +204,9 @@ async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() + 3600.0\n")
     spec = faulty_job("clock", num_nodes=2)
-    async with ground(tmp_path, num_nodes=1) as field:
-        await field.cluster.add_node(environment={"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"})
-        outcome = await field.train(spec, at_operation(1, 10), at_operation(0, 14))
+    async with fault_harness(tmp_path, num_nodes=1) as harness:
+        await harness.cluster.add_node(environment={"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"})
+        outcome = await harness.train(spec, at_operation(1, 10), at_operation(0, 14))
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 

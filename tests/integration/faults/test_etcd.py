@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import TIMEOUT_S, Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import TIMEOUT_S, FaultHarness, at_operation, fault_harness, faulty_job
 from tests.integration.faults.members_cluster import MembersCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.timeout(240)
 @pytest.mark.slow  # tests/integration/etcd has outages of etcd alone
 @pytest.mark.parametrize("away_s", [4.0, 30.0])
-async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: Oracle, away_s: float) -> None:
+async def test_etcd_stopped_and_restarted_with_its_data(harness: FaultHarness, oracle: Oracle, away_s: float) -> None:
     """Longer than every lease: nobody is taken for dead, nothing is planned anew, training never stops."""
     spec = faulty_job(f"away-{away_s:.0f}", batches=int(60 + away_s * 10))
 
     async def outage() -> None:
-        await field.until_batch(spec.job.name, 5)
-        await field.cluster.stop_etcd()
+        await harness.until_batch(spec.job.name, 5)
+        await harness.cluster.stop_etcd()
         await asyncio.sleep(away_s)
-        await field.cluster.start_etcd()
+        await harness.cluster.start_etcd()
 
-    outcome = await field.train(spec, during=outage, timeout_s=TIMEOUT_S + 4 * away_s)
+    outcome = await harness.train(spec, during=outage, timeout_s=TIMEOUT_S + 4 * away_s)
     outcome.assert_exact(oracle, strikes=0)
     assert outcome.num_rollbacks == 0
     assert outcome.result is not None
@@ -35,37 +35,37 @@ async def test_etcd_stopped_and_restarted_with_its_data(field: Ground, oracle: O
 
 
 @pytest.mark.slow
-async def test_etcd_away_while_a_worker_dies(field: Ground, oracle: Oracle) -> None:
+async def test_etcd_away_while_a_worker_dies(harness: FaultHarness, oracle: Oracle) -> None:
     """Nothing can be decided; the others keep their state, and all goes on when etcd is back."""
     spec = faulty_job("away-death", batches=80)
 
     async def outage() -> None:
-        await field.until_batch(spec.job.name, 5)
-        await field.cluster.stop_etcd()
-        field.arm(*(at_operation(1, batch) for batch in range(10, 80)))
+        await harness.until_batch(spec.job.name, 5)
+        await harness.cluster.stop_etcd()
+        harness.arm(*(at_operation(1, batch) for batch in range(10, 80)))
         await asyncio.sleep(4)
-        field.arm()
-        await field.cluster.start_etcd()
+        harness.arm()
+        await harness.cluster.start_etcd()
 
-    outcome = await field.train(spec, during=outage)
+    outcome = await harness.train(spec, during=outage)
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
-async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> None:
+async def test_etcd_away_while_a_daemon_dies(harness: FaultHarness, oracle: Oracle) -> None:
     """Its lease lapses with the outage."""
     spec = faulty_job("away-daemon", batches=120)
 
     async def outage() -> None:
-        job = await field.until_batch(spec.job.name, 5)
+        job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
         node = job.plan.stages[1].node
-        await field.cluster.stop_etcd()
-        field.cluster.kill_node(node, signal.SIGKILL)
+        await harness.cluster.stop_etcd()
+        harness.cluster.kill_node(node, signal.SIGKILL)
         await asyncio.sleep(3)
-        await field.cluster.start_etcd()
+        await harness.cluster.start_etcd()
 
-    outcome = await field.train(spec, during=outage)
+    outcome = await harness.train(spec, during=outage)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))
 
 
@@ -73,21 +73,21 @@ async def test_etcd_away_while_a_daemon_dies(field: Ground, oracle: Oracle) -> N
 async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle) -> None:
     """Its revisions and its plan go backwards; the nodes know better, and the coordinator starts above all of them."""
     spec = faulty_job("restored", batches=300, num_nodes=2)
-    async with ground(tmp_path, num_nodes=2) as field:
+    async with fault_harness(tmp_path, num_nodes=2) as harness:
 
         async def restore() -> None:
-            await field.until_batch("restored", 5)
-            await field.cluster.backup_etcd(tmp_path / "backup")
-            job = await field.until_batch("restored", 10)
+            await harness.until_batch("restored", 5)
+            await harness.cluster.backup_etcd(tmp_path / "backup")
+            job = await harness.until_batch("restored", 10)
             assert job.plan is not None
             generation = job.plan.generation
-            field.arm(*(at_operation(1, batch) for batch in range(11, spec.train.batches)))
-            await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, "restored")
-            field.arm()
-            await field.cluster.stop_etcd()
-            await field.cluster.restore_etcd(tmp_path / "backup")
+            harness.arm(*(at_operation(1, batch) for batch in range(11, spec.train.batches)))
+            await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, "restored")
+            harness.arm()
+            await harness.cluster.stop_etcd()
+            await harness.cluster.restore_etcd(tmp_path / "backup")
 
-        outcome = await field.train(spec, during=restore)
+        outcome = await harness.train(spec, during=restore)
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
@@ -95,35 +95,35 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
 async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) -> None:
     """The one that leads, for good: the other two elect; daemons and clients change over, and training never stops."""
     spec = faulty_job("member", batches=120, num_nodes=2)
-    async with ground(tmp_path, num_nodes=2, kind=MembersCluster) as field:
-        cluster = field.cluster
+    async with fault_harness(tmp_path, num_nodes=2, kind=MembersCluster) as harness:
+        cluster = harness.cluster
         assert isinstance(cluster, MembersCluster)
 
         async def kill() -> None:
-            await field.until_batch("member", 5)
+            await harness.until_batch("member", 5)
             await cluster.kill_leading_member()
 
-        outcome = await field.train(spec, during=kill)
+        outcome = await harness.train(spec, during=kill)
     outcome.assert_exact(oracle, strikes=0)
     assert outcome.num_rollbacks == 0
 
 
 @pytest.mark.slow
-async def test_compaction_while_a_watcher_is_behind(field: Ground, oracle: Oracle) -> None:
+async def test_compaction_while_a_watcher_is_behind(harness: FaultHarness, oracle: Oracle) -> None:
     """A daemon sleeps through many changes and a compaction: it lists again and goes on."""
     spec = faulty_job("compaction", batches=100)
 
     async def compact() -> None:
-        job = await field.until_batch(spec.job.name, 5)
+        job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
-        pid = field.cluster.node_pids[job.plan.stages[2].node]
+        pid = harness.cluster.node_pids[job.plan.stages[2].node]
         os.kill(pid, signal.SIGSTOP)
         try:
             for number in range(50):
-                await field.session.client.put("/elsewhere", str(number).encode())
-            await field.session.client.compact((await field.session.client.status()).revision)
+                await harness.session.client.put("/elsewhere", str(number).encode())
+            await harness.session.client.compact((await harness.session.client.status()).revision)
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    outcome = await field.train(spec, during=compact)
+    outcome = await harness.train(spec, during=compact)
     outcome.assert_exact(oracle, strikes=0, hit=frozenset(outcome.pids_before))

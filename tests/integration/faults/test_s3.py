@@ -24,7 +24,7 @@ from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import JobView
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import Ground, faulty_job, ground
+from tests.integration.faults.fault_harness import FaultHarness, fault_harness, faulty_job
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -76,7 +76,7 @@ def server() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, server: int, *, num_nodes: int = 2) -> AsyncIterator[tuple[Ground, TcpProxy]]:
+async def cluster(folder: Path, server: int, *, num_nodes: int = 2) -> AsyncIterator[tuple[FaultHarness, TcpProxy]]:
     """A cluster whose daemons know an S3 server behind a proxy."""
     with TcpProxy(server) as proxy:
         environment = CREDENTIALS | {
@@ -87,8 +87,8 @@ async def cluster(folder: Path, server: int, *, num_nodes: int = 2) -> AsyncIter
         old = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
-            async with ground(folder, num_nodes=num_nodes, lease_ttl_s=LEASE_TTL_S, layer_s=LAYER_S) as field:
-                yield field, proxy
+            async with fault_harness(folder, num_nodes=num_nodes, lease_ttl_s=LEASE_TTL_S, layer_s=LAYER_S) as harness:
+                yield harness, proxy
         finally:
             for name, value in old.items():
                 os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
@@ -101,16 +101,16 @@ def s3_job(name: str, *, batches: int, every: int = 8) -> JobSpec:
     )
 
 
-async def killed(field: Ground) -> dict[str, int]:
+async def killed(harness: FaultHarness) -> dict[str, int]:
     """All daemons are killed, and others come; returns their processes."""
-    before = field.cluster.node_pids
+    before = harness.cluster.node_pids
     for name in before:
-        field.cluster.kill_node(name)
+        harness.cluster.kill_node(name)
     async with asyncio.timeout(60.0):
-        while any(field.cluster.node_pids.get(name) in (None, pid) for name, pid in before.items()):
+        while any(harness.cluster.node_pids.get(name) in (None, pid) for name, pid in before.items()):
             await asyncio.sleep(0.1)
-    await field.all_nodes_up(len(before))
-    return field.cluster.node_pids
+    await harness.all_nodes_up(len(before))
+    return harness.cluster.node_pids
 
 
 def batch_of(job: JobView) -> int:
@@ -129,8 +129,8 @@ def is_told(job: JobView) -> bool:
     return any("s3://headway/" in trouble for trouble in told)
 
 
-def assert_nothing_was_lost(field: Ground, pids: dict[str, int], job: JobView) -> None:
-    assert field.cluster.node_pids == pids, "a daemon ended"
+def assert_nothing_was_lost(harness: FaultHarness, pids: dict[str, int], job: JobView) -> None:
+    assert harness.cluster.node_pids == pids, "a daemon ended"
     assert not any("goes back to" in event.text for event in job.events.values())
 
 
@@ -139,68 +139,70 @@ async def test_s3_is_away_from_the_start_and_at_periodic_checkpoints(
 ) -> None:
     """Away when the job starts: it trains, says so, and writes checkpoints once the server is back."""
     spec = s3_job("start", batches=120)
-    async with cluster(tmp_path, server) as (field, proxy):
-        pids = field.cluster.node_pids
+    async with cluster(tmp_path, server) as (harness, proxy):
+        pids = harness.cluster.node_pids
 
         async def during() -> None:
-            job = await field.until(lambda _, job: is_told(job), "start", timeout_s=END_S)
+            job = await harness.until(lambda _, job: is_told(job), "start", timeout_s=END_S)
             assert job.progress is not None, "no batch while the server is away"
             await asyncio.sleep(AWAY_S)
             proxy.heal()
 
         proxy.cut()
-        await submit(field.session, spec)
+        await submit(harness.session, spec)
         task = asyncio.create_task(during())
-        outcome = await field.wait(spec, timeout_s=END_S)
+        outcome = await harness.wait(spec, timeout_s=END_S)
         await task
         outcome.assert_exact(oracle, strikes=0)
-        assert_nothing_was_lost(field, pids, outcome.job)
+        assert_nothing_was_lost(harness, pids, outcome.job)
         assert outcome.job.checkpoint is not None
         assert outcome.job.checkpoint.boundary == 120
 
 
 async def test_s3_goes_away_between_periodic_checkpoints(tmp_path: Path, server: int, oracle: Oracle) -> None:
     """Checkpoints are written, then it is away: the job trains on, and its checkpoints go on when it is back."""
-    async with cluster(tmp_path, server) as (field, proxy):
-        pids = field.cluster.node_pids
+    async with cluster(tmp_path, server) as (harness, proxy):
+        pids = harness.cluster.node_pids
         spec = s3_job("periodic", batches=int((AWAY_S + 40) / BATCH_S))
-        await submit(field.session, spec)
-        job = await field.until(lambda _, job: boundary_of(job) >= 8, "periodic", timeout_s=END_S)
+        await submit(harness.session, spec)
+        job = await harness.until(lambda _, job: boundary_of(job) >= 8, "periodic", timeout_s=END_S)
         proxy.cut()
-        job = await field.until(lambda _, job: is_told(job), "periodic", timeout_s=END_S)
+        job = await harness.until(lambda _, job: is_told(job), "periodic", timeout_s=END_S)
         before = batch_of(job)
         await asyncio.sleep(AWAY_S)
-        job = job_of(await field.session.view(), "periodic")
+        job = job_of(await harness.session.view(), "periodic")
         assert job.phase.phase is Phase.RUNNING, "the outage lasted beyond the training"
         assert batch_of(job) - before > AWAY_S / BATCH_S / 10
         checkpointed = boundary_of(job)
         proxy.heal()
-        job = await field.until(lambda _, job: boundary_of(job) > checkpointed, "periodic", timeout_s=END_S)
+        job = await harness.until(lambda _, job: boundary_of(job) > checkpointed, "periodic", timeout_s=END_S)
         assert job.phase.phase is Phase.RUNNING, "the next checkpoint came at the end"
-        outcome = await field.wait(spec, timeout_s=END_S)
+        outcome = await harness.wait(spec, timeout_s=END_S)
         outcome.assert_exact(oracle, strikes=0)
-        assert_nothing_was_lost(field, pids, outcome.job)
+        assert_nothing_was_lost(harness, pids, outcome.job)
         assert boundary_of(outcome.job) == spec.train.batches
 
 
 async def test_s3_is_away_at_the_end(tmp_path: Path, server: int, oracle: Oracle) -> None:
     """The last batch is done and its checkpoint cannot be written: the job waits, and finishes when it can."""
     spec = s3_job("end", batches=40, every=0)
-    async with cluster(tmp_path, server) as (field, proxy):
-        pids = field.cluster.node_pids
+    async with cluster(tmp_path, server) as (harness, proxy):
+        pids = harness.cluster.node_pids
         proxy.cut()
 
         async def during() -> None:
-            await field.until(lambda _, job: job.phase.phase is Phase.STOPPING and is_told(job), "end", timeout_s=END_S)
+            await harness.until(
+                lambda _, job: job.phase.phase is Phase.STOPPING and is_told(job), "end", timeout_s=END_S
+            )
             await asyncio.sleep(AWAY_S)
             proxy.heal()
 
-        await submit(field.session, spec)
+        await submit(harness.session, spec)
         task = asyncio.create_task(during())
-        outcome = await field.wait(spec, timeout_s=END_S)
+        outcome = await harness.wait(spec, timeout_s=END_S)
         await task
         outcome.assert_exact(oracle, strikes=0)
-        assert_nothing_was_lost(field, pids, outcome.job)
+        assert_nothing_was_lost(harness, pids, outcome.job)
 
 
 async def test_s3_is_away_at_a_pause_and_at_the_return_from_it(tmp_path: Path, server: int, oracle: Oracle) -> None:
@@ -208,26 +210,28 @@ async def test_s3_is_away_at_a_pause_and_at_the_return_from_it(tmp_path: Path, s
     its checkpoint and goes on from there.
     """
     spec = s3_job("pause", batches=200, every=0)
-    async with cluster(tmp_path, server) as (field, proxy):
-        pids = field.cluster.node_pids
-        await submit(field.session, spec)
-        await field.until_batch("pause", 20, timeout_s=END_S)
+    async with cluster(tmp_path, server) as (harness, proxy):
+        pids = harness.cluster.node_pids
+        await submit(harness.session, spec)
+        await harness.until_batch("pause", 20, timeout_s=END_S)
         proxy.cut()
-        await pause(field.session, "pause")
-        await field.until(lambda _, job: job.phase.phase is Phase.STOPPING and is_told(job), "pause", timeout_s=END_S)
+        await pause(harness.session, "pause")
+        await harness.until(lambda _, job: job.phase.phase is Phase.STOPPING and is_told(job), "pause", timeout_s=END_S)
         await asyncio.sleep(AWAY_S)
         proxy.heal()
-        paused = await wait_for_phase(field.session, "pause", frozenset({Phase.PAUSED, Phase.FAILED}), timeout_s=END_S)
+        paused = await wait_for_phase(
+            harness.session, "pause", frozenset({Phase.PAUSED, Phase.FAILED}), timeout_s=END_S
+        )
         assert paused.phase.phase is Phase.PAUSED, paused.phase.reason
-        assert_nothing_was_lost(field, pids, paused)
+        assert_nothing_was_lost(harness, pids, paused)
         assert paused.checkpoint is not None
-        pids = await killed(field)
+        pids = await killed(harness)
         proxy.cut()
-        await resume(field.session, "pause")
+        await resume(harness.session, "pause")
         asyncio.get_running_loop().call_later(AWAY_S, proxy.heal)
-        outcome = await field.wait(spec, timeout_s=END_S)
+        outcome = await harness.wait(spec, timeout_s=END_S)
         outcome.assert_exact(oracle, strikes=0, hit=frozenset(pids))
-        assert field.cluster.node_pids == pids, "a daemon ended"
+        assert harness.cluster.node_pids == pids, "a daemon ended"
         texts = [event.text for event in outcome.job.events.values()]
         assert not any("goes back to the beginning" in text or "boundary 0" in text for text in texts), texts
 
@@ -235,22 +239,22 @@ async def test_s3_is_away_at_a_pause_and_at_the_return_from_it(tmp_path: Path, s
 async def test_one_node_has_no_credentials(tmp_path: Path, server: int, oracle: Oracle) -> None:
     """It computes as the others do; they write and read checkpoints in its stead, and the job says who and why."""
     spec = s3_job("poor", batches=160)
-    async with cluster(tmp_path, server, num_nodes=1) as (field, _):
-        poor = await field.cluster.add_node(environment=NOBODYS)
-        pids = field.cluster.node_pids
-        await submit(field.session, spec)
-        job = await field.until(lambda _, job: boundary_of(job) >= 8, "poor", timeout_s=END_S)
-        await field.until(
+    async with cluster(tmp_path, server, num_nodes=1) as (harness, _):
+        poor = await harness.cluster.add_node(environment=NOBODYS)
+        pids = harness.cluster.node_pids
+        await submit(harness.session, spec)
+        job = await harness.until(lambda _, job: boundary_of(job) >= 8, "poor", timeout_s=END_S)
+        await harness.until(
             lambda _, job: f"{poor}" in str(job.goodput) and "no credentials" in str(job.goodput),
             "poor",
             timeout_s=END_S,
         )
-        await pause(field.session, "poor")
-        job = await wait_for_phase(field.session, "poor", frozenset({Phase.PAUSED, Phase.FAILED}), timeout_s=END_S)
+        await pause(harness.session, "poor")
+        job = await wait_for_phase(harness.session, "poor", frozenset({Phase.PAUSED, Phase.FAILED}), timeout_s=END_S)
         assert job.phase.phase is Phase.PAUSED, job.phase.reason
-        assert_nothing_was_lost(field, pids, job)
-        await killed(field)
-        await resume(field.session, "poor")
-        outcome = await field.wait(spec, timeout_s=END_S)
+        assert_nothing_was_lost(harness, pids, job)
+        await killed(harness)
+        await resume(harness.session, "poor")
+        outcome = await harness.wait(spec, timeout_s=END_S)
         outcome.assert_exact(oracle, strikes=0, hit=frozenset(pids))
         assert outcome.num_rollbacks == 0

@@ -13,25 +13,25 @@ from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.job_requests import submit
 from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job, ground
+from tests.integration.faults.fault_harness import FaultHarness, at_operation, fault_harness, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize("do", ["flip_bit", pytest.param("truncate", marks=pytest.mark.slow)])
-async def test_stored_file_is_damaged(field: Ground, oracle: Oracle, do: str) -> None:
+async def test_stored_file_is_damaged(harness: FaultHarness, oracle: Oracle, do: str) -> None:
     """A file of its own store is bad when a worker loads it: it is fetched from another holder."""
     damage = {"at": "load", "when": {"stage": 1, "boundary": 8, "layer": "block.2"}, "do": do}
     damages = [damage | {"when": {"boundary": 8, "layer": f"block.{block}"}, "after": 0} for block in range(1, 4)]
-    outcome = await field.train(faulty_job(f"damage-{do.replace('_', '-')}"), at_operation(1, 10), *damages)
+    outcome = await harness.train(faulty_job(f"damage-{do.replace('_', '-')}"), at_operation(1, 10), *damages)
     outcome.assert_exact(oracle, strikes=2, hit=frozenset({outcome.struck[0]["node"]}))
 
 
 @pytest.mark.slow
-async def test_holder_serves_a_damaged_file(field: Ground, oracle: Oracle) -> None:
+async def test_holder_serves_a_damaged_file(harness: FaultHarness, oracle: Oracle) -> None:
     """The lost node's copy is bad on its buddy: an older boundary or another holder serves."""
     serve = {"at": "transfer.file", "when": {"boundary": 8}, "do": "flip_bit", "after": 0}
-    outcome = await field.train(faulty_job("serve"), at_operation(1, 10, do="kill_parent"), serve)
+    outcome = await harness.train(faulty_job("serve"), at_operation(1, 10, do="kill_parent"), serve)
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
 
 
@@ -40,8 +40,8 @@ async def test_state_store_full(tmp_path: Path, oracle: Oracle) -> None:
     """No room for snapshots: training goes on without, status says so, and a death goes back to the checkpoint."""
     spec = faulty_job("full", num_nodes=2)
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=0))
-    async with ground(tmp_path, num_nodes=2, store_quota_bytes=100_000) as field:
-        outcome = await field.train(spec, at_operation(1, 14))
+    async with fault_harness(tmp_path, num_nodes=2, store_quota_bytes=100_000) as harness:
+        outcome = await harness.train(spec, at_operation(1, 14))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
@@ -64,23 +64,27 @@ async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle
     ballast = own_memory / "ballast"
 
     async def cure() -> None:
-        await field.until(lambda _, job: any("No space left" in of.trouble for of in job.goodput.values()), "no-space")
-        await field.until(lambda _, job: job.plan is not None and job.plan.generation > 1, "no-space")
+        await harness.until(
+            lambda _, job: any("No space left" in of.trouble for of in job.goodput.values()), "no-space"
+        )
+        await harness.until(lambda _, job: job.plan is not None and job.plan.generation > 1, "no-space")
         ballast.unlink()
 
-    async with ground(tmp_path, num_nodes=1) as field:
-        await field.cluster.add_node(settings={"store_dir": own_memory / "store"})
+    async with fault_harness(tmp_path, num_nodes=1) as harness:
+        await harness.cluster.add_node(settings={"store_dir": own_memory / "store"})
         with ballast.open("wb", buffering=0) as file:
             room = os.statvfs(own_memory)
             file.write(bytes(room.f_bavail * room.f_bsize))
         assert os.statvfs(own_memory).f_bavail == 0
-        outcome = await field.train(faulty_job("no-space", num_nodes=2, batches=150), at_operation(1, 60), during=cure)
+        outcome = await harness.train(
+            faulty_job("no-space", num_nodes=2, batches=150), at_operation(1, 60), during=cure
+        )
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
     assert outcome.num_rollbacks == 1
 
 
 @pytest.mark.slow
-async def test_checkpoint_folder_cannot_be_written(field: Ground, tmp_path: Path, oracle: Oracle) -> None:
+async def test_checkpoint_folder_cannot_be_written(harness: FaultHarness, tmp_path: Path, oracle: Oracle) -> None:
     """A file lies where the folder should be: training goes on; the end is retried until it is cured."""
     spec = faulty_job("readonly", num_nodes=2, batches=40)
     target = tmp_path / "checkpoints"
@@ -88,15 +92,15 @@ async def test_checkpoint_folder_cannot_be_written(field: Ground, tmp_path: Path
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
 
     async def cure() -> None:
-        await field.until(
+        await harness.until(
             lambda _, job: any(record.trouble for records in job.state.values() for record in records.values()),
             "readonly",
         )
-        await field.until(lambda _, job: job.phase.phase is Phase.STOPPING, "readonly")
+        await harness.until(lambda _, job: job.phase.phase is Phase.STOPPING, "readonly")
         await asyncio.sleep(0.5)
         target.unlink()
 
-    outcome = await field.train(spec, during=cure)
+    outcome = await harness.train(spec, during=cure)
     outcome.assert_exact(oracle, strikes=0)
 
 
@@ -108,19 +112,19 @@ async def test_restart_from_nothing_but_the_checkpoint(tmp_path: Path, oracle: O
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    async with ground(tmp_path / "one", num_nodes=2) as field:
-        field.arm(at_operation(0, 20, do="stop"))
-        await submit(field.session, spec)
-        await field.until(lambda _, job: job.checkpoint is not None and job.checkpoint.boundary >= 8, "phoenix")
-        for node in field.cluster.nodes:
-            field.cluster.remove_node(node.name)
+    async with fault_harness(tmp_path / "one", num_nodes=2) as harness:
+        harness.arm(at_operation(0, 20, do="stop"))
+        await submit(harness.session, spec)
+        await harness.until(lambda _, job: job.checkpoint is not None and job.checkpoint.boundary >= 8, "phoenix")
+        for node in harness.cluster.nodes:
+            harness.cluster.remove_node(node.name)
     manifest = read_checkpoint(str(target / "phoenix"))
     assert 8 <= manifest.checkpoint.boundary <= 16
     child = replace(manifest.spec, job=replace(spec.job, name="child"))
-    async with ground(tmp_path / "two", num_nodes=2, num_spares=0) as field:
+    async with fault_harness(tmp_path / "two", num_nodes=2, num_spares=0) as harness:
         for again in (manifest.spec, child):
-            await submit(field.session, again, checkpoint=begin_with(manifest), generation=manifest.generation)
-            outcome = await field.wait(again)
+            await submit(harness.session, again, checkpoint=begin_with(manifest), generation=manifest.generation)
+            outcome = await harness.wait(again)
             outcome.assert_exact(oracle, strikes=0)
             assert outcome.job.submission is not None
             assert outcome.job.submission.parent == f"phoenix, boundary {manifest.checkpoint.boundary}"

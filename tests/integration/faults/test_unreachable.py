@@ -9,7 +9,7 @@ import pytest
 from headway.daemon.client.job_requests import submit
 from headway.daemon.rpc.peer_client import NodeClient
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, Ground, faulty_job, ground
+from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -24,20 +24,20 @@ def unreachable(node: str, peer: str) -> Fault:
     }
 
 
-async def names_of(field: Ground) -> list[str]:
-    return sorted((await field.session.view()).nodes)
+async def names_of(harness: FaultHarness) -> list[str]:
+    return sorted((await harness.session.view()).nodes)
 
 
-async def until_found(field: Ground, one: str, other: str) -> None:
+async def until_found(harness: FaultHarness, one: str, other: str) -> None:
     """Have one node dial the other, as `headway doctor` does: from then on it is a fact that it does not reach it."""
-    assert field.session.identity is not None
-    client = NodeClient(field.session.identity)
+    assert harness.session.identity is not None
+    client = NodeClient(harness.session.identity)
     try:
-        await client.dial_peers((await field.session.view()).nodes[one].endpoint, [other])
+        await client.dial_peers((await harness.session.view()).nodes[one].endpoint, [other])
     finally:
         await client.close()
     async with asyncio.timeout(TIMEOUT_S):
-        while (one, other) not in (await field.session.view()).blocked.pairs:
+        while (one, other) not in (await harness.session.view()).blocked.pairs:
             await asyncio.sleep(0.02)
 
 
@@ -45,14 +45,14 @@ async def test_a_pair_that_cannot_talk_is_planned_around(tmp_path: Path, oracle:
     """One direction between two of three nodes is blocked: they are no neighbours, nobody is blamed, bits are equal."""
     spec = faulty_job("planned-around")
     spec = replace(spec, placement=replace(spec.placement, min_nodes=3))
-    async with ground(tmp_path, num_nodes=3) as field:
-        one, other, third = await names_of(field)
-        field.arm(unreachable(one, other))
-        await until_found(field, one, other)
-        await submit(field.session, spec)
-        job = await field.until(lambda _, job: job.plan is not None, "planned-around")
-        outcome = await field.wait(spec, armed_before=0)
-        view = await field.session.view()
+    async with fault_harness(tmp_path, num_nodes=3) as harness:
+        one, other, third = await names_of(harness)
+        harness.arm(unreachable(one, other))
+        await until_found(harness, one, other)
+        await submit(harness.session, spec)
+        job = await harness.until(lambda _, job: job.plan is not None, "planned-around")
+        outcome = await harness.wait(spec, armed_before=0)
+        view = await harness.session.view()
     outcome.assert_exact(oracle)
     assert job.plan is not None
     assert [stage.node for stage in job.plan.stages][1] == third, "the two are no neighbours"
@@ -68,14 +68,14 @@ async def test_a_job_without_an_order_says_which_way_is_blocked_and_goes_on_when
     """One of three nodes reaches neither of the others, and the job demands all three."""
     spec = faulty_job("says-which")
     spec = replace(spec, placement=replace(spec.placement, min_nodes=3))
-    async with ground(tmp_path, num_nodes=3) as field:
-        lonely, *others = await names_of(field)
-        field.arm(*(unreachable(lonely, other) for other in others))
-        await submit(field.session, spec)
-        told = await field.until(lambda _, job: "docs/deployment.md" in job.phase.reason, "says-which")
+    async with fault_harness(tmp_path, num_nodes=3) as harness:
+        lonely, *others = await names_of(harness)
+        harness.arm(*(unreachable(lonely, other) for other in others))
+        await submit(harness.session, spec)
+        told = await harness.until(lambda _, job: "docs/deployment.md" in job.phase.reason, "says-which")
         assert f"{lonely} cannot reach the worker port of {others[0]}" in told.phase.reason
-        field.arm()
-        outcome = await field.wait(spec, armed_before=0)
-        view = await field.session.view()
+        harness.arm()
+        outcome = await harness.wait(spec, armed_before=0)
+        view = await harness.session.view()
     outcome.assert_exact(oracle)
     assert not view.failures

@@ -8,7 +8,7 @@ import pytest
 from headway.daemon.client.job_requests import resume
 from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import Ground, at_operation, faulty_job
+from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -21,93 +21,97 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
         for op in ("forward", "backward", "update")
     ],
 )
-async def test_worker_sigkill(field: Ground, oracle: Oracle, stage: int, op: str) -> None:
+async def test_worker_sigkill(harness: FaultHarness, oracle: Oracle, stage: int, op: str) -> None:
     """Killed in the middle of a batch: its node's spare goes on with the node's own files."""
     spec = faulty_job(f"kill-{stage}-{op}")
-    outcome = await field.train(spec, at_operation(stage, 10, op=op))
+    outcome = await harness.train(spec, at_operation(stage, 10, op=op))
     (struck,) = outcome.struck
     outcome.assert_exact(oracle, hit=frozenset({struck["node"]}))
     assert outcome.num_rollbacks == 1
 
 
-async def test_worker_sigstop_under_a_healthy_daemon(field: Ground, oracle: Oracle) -> None:
+async def test_worker_sigstop_under_a_healthy_daemon(harness: FaultHarness, oracle: Oracle) -> None:
     """It says nothing any more: its daemon kills it."""
-    outcome = await field.train(faulty_job("stop"), at_operation(1, 10, do="stop"))
+    outcome = await harness.train(faulty_job("stop"), at_operation(1, 10, do="stop"))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
 @pytest.mark.slow
-async def test_worker_hangs_with_a_living_heartbeat(field: Ground, oracle: Oracle) -> None:
+async def test_worker_hangs_with_a_living_heartbeat(harness: FaultHarness, oracle: Oracle) -> None:
     """Its operation counter stands still though there is work: its daemon kills it."""
-    outcome = await field.train(faulty_job("hang"), at_operation(1, 10, do="hang"))
+    outcome = await harness.train(faulty_job("hang"), at_operation(1, 10, do="hang"))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("do", ["raise", "out_of_memory"])
-async def test_worker_raises(field: Ground, oracle: Oracle, do: str) -> None:
+async def test_worker_raises(harness: FaultHarness, oracle: Oracle, do: str) -> None:
     """Once: the same batch goes well the second time."""
-    outcome = await field.train(faulty_job(f"once-{do.replace('_', '-')}"), at_operation(2, 10, do=do))
+    outcome = await harness.train(faulty_job(f"once-{do.replace('_', '-')}"), at_operation(2, 10, do=do))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
 
 
 @pytest.mark.slow
-async def test_the_same_error_on_every_retry(field: Ground, oracle: Oracle) -> None:
+async def test_the_same_error_on_every_retry(harness: FaultHarness, oracle: Oracle) -> None:
     """The budget ends it with its traceback; the state is kept, and a resume after the cure ends in the same bits."""
     spec = faulty_job("poison")
-    outcome = await field.train(spec, at_operation(1, 10, do="raise", times=99), expect=Phase.FAILED)
+    outcome = await harness.train(spec, at_operation(1, 10, do="raise", times=99), expect=Phase.FAILED)
     assert "InjectedFaultError" in outcome.job.phase.error
     assert 2 <= len(outcome.struck) <= 3
     assert outcome.job.phase.lineage is not None, "its state was not kept"
     generation = outcome.job.phase.generation
-    await resume(field.session, spec.job.name)
-    plan = (await field.until(lambda _, job: job.plan is not None, spec.job.name)).plan
+    await resume(harness.session, spec.job.name)
+    plan = (await harness.until(lambda _, job: job.plan is not None, spec.job.name)).plan
     assert plan is not None
     assert plan.generation > generation
     assert plan.boundary == 8, "it did not go on from its newest boundary"
-    cured = await field.wait(spec)
+    cured = await harness.wait(spec)
     cured.assert_exact(oracle, strikes=0, hit=frozenset(cured.pids_before))
 
 
 @pytest.mark.slow
-async def test_frozen_node_comes_back_after_it_was_replaced(field: Ground, oracle: Oracle) -> None:
+async def test_frozen_node_comes_back_after_it_was_replaced(harness: FaultHarness, oracle: Oracle) -> None:
     """Daemon and worker stop for longer than the lease, the others go on; back again, its old frames move nothing."""
     spec = faulty_job("frozen", batches=160)
 
     async def freeze() -> None:
-        job = await field.until_batch(spec.job.name, 12)
+        job = await harness.until_batch(spec.job.name, 12)
         assert job.plan is not None
         node = job.plan.stages[1].node
-        pids = [field.cluster.node_pids[node], job.workers_of(job.plan)[1].pid]
+        pids = [harness.cluster.node_pids[node], job.workers_of(job.plan)[1].pid]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
             generation = job.plan.generation
-            await field.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
+            await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
         finally:
             for pid in reversed(pids):
                 os.kill(pid, signal.SIGCONT)
 
-    outcome = await field.train(spec, during=freeze)
+    outcome = await harness.train(spec, during=freeze)
     outcome.assert_exact(oracle, strikes=0)
     assert outcome.num_rollbacks >= 1
 
 
-async def test_second_failure_during_recovery(field: Ground, oracle: Oracle) -> None:
+async def test_second_failure_during_recovery(harness: FaultHarness, oracle: Oracle) -> None:
     """The worker that takes over dies while it loads."""
     load = {"at": "load", "when": {"stage": 1}, "do": "kill"}
-    outcome = await field.train(faulty_job("twice"), at_operation(1, 10), {**load, "when": {"stage": 1, "boundary": 8}})
+    outcome = await harness.train(
+        faulty_job("twice"), at_operation(1, 10), {**load, "when": {"stage": 1, "boundary": 8}}
+    )
     outcome.assert_exact(oracle, strikes=2, hit=frozenset(outcome.pids_before))
 
 
 @pytest.mark.slow
-async def test_node_joins_during_a_recovery(field: Ground, oracle: Oracle) -> None:
+async def test_node_joins_during_a_recovery(harness: FaultHarness, oracle: Oracle) -> None:
     """A fifth node comes while the rest goes back."""
     spec = faulty_job("join-recovery", batches=60)
 
     async def join() -> None:
-        await field.until(lambda _, job: bool(field.struck()) and job.phase.phase is not Phase.QUEUED, spec.job.name)
-        await field.cluster.add_node()
+        await harness.until(
+            lambda _, job: bool(harness.struck()) and job.phase.phase is not Phase.QUEUED, spec.job.name
+        )
+        await harness.cluster.add_node()
 
-    outcome = await field.train(spec, at_operation(1, 10), during=join)
+    outcome = await harness.train(spec, at_operation(1, 10), during=join)
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))

@@ -64,7 +64,7 @@ class Ears:
         """Nobody asks."""
 
 
-class Ground:
+class SupervisorHarness:
     """A supervisor with one device, and the orders that a job needs."""
 
     def __init__(self, folder: Path, *, num_spares: int, ports: str = "") -> None:
@@ -143,9 +143,9 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(folder: Path, *, num_spares: int = 1, ports: str = "") -> AsyncIterator[Ground]:
+async def supervisor_harness(folder: Path, *, num_spares: int = 1, ports: str = "") -> AsyncIterator[SupervisorHarness]:
     """A started supervisor, which is stopped at the end."""
-    made = Ground(folder, num_spares=num_spares, ports=ports)
+    made = SupervisorHarness(folder, num_spares=num_spares, ports=ports)
     await made.supervisor.start()
     try:
         yield made
@@ -159,37 +159,37 @@ async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) ->
     faults = tmp_path / "faults.jsonl"
     os.environ[ENVIRONMENT] = str(faults)
     try:
-        async with ground(tmp_path) as field:
-            first = await field.run_generation(1)
-            spare = await field.spare()
+        async with supervisor_harness(tmp_path) as harness:
+            first = await harness.run_generation(1)
+            spare = await harness.spare()
             assert os.getpriority(os.PRIO_PROCESS, spare) == os.getpriority(os.PRIO_PROCESS, os.getpid())
 
             killed_at = time.monotonic()
-            os.kill(field.status.pid, signal.SIGKILL)
-            failure = await field.failure(first)
-            await field.until(lambda: field.status.is_up, "the spare as worker")
+            os.kill(harness.status.pid, signal.SIGKILL)
+            failure = await harness.failure(first)
+            await harness.until(lambda: harness.status.is_up, "the spare as worker")
             assert time.monotonic() - killed_at < 1.0
-            assert (field.status.pid, field.status.has_died, field.supervisor.down_devices) == (spare, False, ())
+            assert (harness.status.pid, harness.status.has_died, harness.supervisor.down_devices) == (spare, False, ())
             assert "ended by signal SIGKILL" in failure.text
             assert (failure.batch >= 0, failure.fault, failure.is_hopeless) == (True, "", False)
-            assert (0,) not in field.downs
+            assert (0,) not in harness.downs
 
-            second = await field.run_generation(2)
-            spare = await field.spare()
+            second = await harness.run_generation(2)
+            spare = await harness.spare()
             stopped_at = time.monotonic()
-            os.kill(field.status.pid, signal.SIGSTOP)
-            failure = await field.failure(second)
+            os.kill(harness.status.pid, signal.SIGSTOP)
+            failure = await harness.failure(second)
             assert 4.0 < time.monotonic() - stopped_at < 8.0
             assert "said nothing for 5 s; it was killed" in failure.text
-            await field.until(lambda: field.status.pid == spare, "the spare as worker")
+            await harness.until(lambda: harness.status.pid == spare, "the spare as worker")
 
-            third = await field.run_generation(3)
+            third = await harness.run_generation(3)
             faults.write_text(
                 json.dumps({"id": "h", "at": "operation", "when": {"generation": 3}, "do": "hang"}) + "\n"
             )
-            await field.until((tmp_path / "faults.jsonl.struck").exists, "the fault")
+            await harness.until((tmp_path / "faults.jsonl.struck").exists, "the fault")
             hung_at = time.monotonic()
-            failure = await field.failure(third)
+            failure = await harness.failure(third)
             assert 4.0 < time.monotonic() - hung_at < 9.0
             assert "stood still for 5 s in batch" in failure.text
     finally:
@@ -200,35 +200,35 @@ async def test_a_worker_without_a_free_port_says_so_until_there_is_one(tmp_path:
     """Somebody listens at the only port that it may have: the device is down, the reason names the port; then it is."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with ground(tmp_path, num_spares=0, ports=str(port)) as field:
-            await field.until(lambda: field.supervisor.trouble, "a reason")
+        async with supervisor_harness(tmp_path, num_spares=0, ports=str(port)) as harness:
+            await harness.until(lambda: harness.supervisor.trouble, "a reason")
             told = f"worker cpu:0 does not start: PortsTakenError: port {port} at 127.0.0.1 is in use"
-            assert field.supervisor.trouble.startswith(told)
-            assert field.supervisor.down_devices == (0,)
+            assert harness.supervisor.trouble.startswith(told)
+            assert harness.supervisor.down_devices == (0,)
             taken.close()
-            await field.until(lambda: field.status.is_up, "a worker")
-            assert (field.supervisor.trouble, field.status.address) == ("", f"127.0.0.1:{port}")
+            await harness.until(lambda: harness.status.is_up, "a worker")
+            assert (harness.supervisor.trouble, harness.status.address) == ("", f"127.0.0.1:{port}")
 
 
 @pytest.mark.slow
 async def test_workers_move_to_another_address_of_the_machine(tmp_path: Path) -> None:
     """The one that is up ends with a word about why, and the next one listens at the new address."""
-    async with ground(tmp_path, num_spares=0) as field:
-        await field.until(lambda: field.status.is_up, "a worker")
-        before = field.status.pid
-        field.supervisor.move("127.0.0.2")
-        await field.until(lambda: field.status.is_up and field.status.pid != before, "the next worker")
-        assert field.status.address.startswith("127.0.0.2:")
+    async with supervisor_harness(tmp_path, num_spares=0) as harness:
+        await harness.until(lambda: harness.status.is_up, "a worker")
+        before = harness.status.pid
+        harness.supervisor.move("127.0.0.2")
+        await harness.until(lambda: harness.status.is_up and harness.status.pid != before, "the next worker")
+        assert harness.status.address.startswith("127.0.0.2:")
 
 
 async def test_without_a_spare_the_device_is_down_until_the_next_worker_is_there(tmp_path: Path) -> None:
     """The node's record has to say so meanwhile; an error of the worker's own has a fault line."""
-    async with ground(tmp_path, num_spares=0) as field:
-        await field.until(lambda: field.status.is_up, "a worker")
-        assert field.supervisor.down_devices == ()
-        before = field.status.pid
+    async with supervisor_harness(tmp_path, num_spares=0) as harness:
+        await harness.until(lambda: harness.status.is_up, "a worker")
+        assert harness.supervisor.down_devices == ()
+        before = harness.status.pid
         os.kill(before, signal.SIGKILL)
-        await field.until(lambda: field.supervisor.down_devices == (0,), "a device that is down")
-        await field.until(lambda: field.supervisor.down_devices == (), "a device that is up")
-        assert field.status.pid != before
-        assert field.downs[-2:] == [(0,), ()]
+        await harness.until(lambda: harness.supervisor.down_devices == (0,), "a device that is down")
+        await harness.until(lambda: harness.supervisor.down_devices == (), "a device that is up")
+        assert harness.status.pid != before
+        assert harness.downs[-2:] == [(0,), ()]

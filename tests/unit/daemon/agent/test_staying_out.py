@@ -12,7 +12,7 @@ from headway.daemon.planning.plan_question import ask
 from headway.daemon.planning.planner import PlanRefused, make_plan
 from headway.daemon.records.records import Device, NodeRecord, seen_key
 from headway.daemon.runtime.activities import Activities
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.orders import OrderPrepare
 from tests.fakes.simulated_cluster import small_spec
@@ -77,10 +77,10 @@ def test_new_plans_leave_it_out_and_name_the_reason() -> None:
     alone = make_plan(small_spec("j"), [out])
     assert isinstance(alone, PlanRefused)
     assert f"node a stays out of plans: {FULL}" in alone.reason
-    assert [seat.node for seat in ask(small_spec("j"), [out, replace(NODE, name="b")]).seats] == ["b"]
+    assert [slot.node for slot in ask(small_spec("j"), [out, replace(NODE, name="b")]).slots] == ["b"]
     view = ClusterView(nodes={"a": replace(out, incarnation=SPLIT.stages[0].node_incarnation)})
-    case = Case(job=JobView(name="j", next=SPLIT), view=view, now=0.0, written_at=0.0)
-    assert case.unusable(SPLIT) is not None
+    situation = JobSituation(job=JobView(name="j", next=SPLIT), view=view, now=0.0, written_at=0.0)
+    assert situation.unusable(SPLIT) is not None
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])

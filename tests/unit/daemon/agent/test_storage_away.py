@@ -59,7 +59,7 @@ class IdleWorker:
 
     def fail(self, _: int, of: JobGeneration, reason: str) -> None:
         self.failed.append(reason)
-        self.statuses = (self.statuses[0].failed(Failure(reason), of=of),)
+        self.statuses = (self.statuses[0].failed(Failure(reason), run_key=of),)
 
     def forget(self, _: object) -> None:
         """It has no failures."""

@@ -14,17 +14,17 @@ from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord
 from headway.daemon.situation.plan_cache import Purpose
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 
 def breaking(name: str, error: Exception, original: Any) -> Any:
     """A function of a case that raises for one job."""
 
-    def broken(case: Case, *rest: Any) -> Any:
-        if case.job.name == name:
+    def broken(situation: JobSituation, *rest: Any) -> Any:
+        if situation.job.name == name:
             raise error
-        return original(case, *rest)
+        return original(situation, *rest)
 
     return broken
 
@@ -57,14 +57,14 @@ def test_a_job_that_cannot_even_be_failed_is_set_aside(monkeypatch: pytest.Monke
     cluster = SimulatedCluster()
     cluster.submit(small_spec("first"))
     view, error = cluster.truth(), RuntimeError("x")
-    case = Case(job=view.jobs["first"], view=view, now=0.0, written_at=0.0)
+    situation = JobSituation(job=view.jobs["first"], view=view, now=0.0, written_at=0.0)
     found = broken_jobs.broken("first", error)
-    assert broken_jobs.give_up(case, found, error) is not None
-    assert broken_jobs.give_up(case, found, MemoryError()) is None
-    over = replace(case.job, phase=PhaseRecord(phase=Phase.FAILED))
-    assert broken_jobs.give_up(replace(case, job=over), found, error) is None
+    assert broken_jobs.give_up(situation, found, error) is not None
+    assert broken_jobs.give_up(situation, found, MemoryError()) is None
+    over = replace(situation.job, phase=PhaseRecord(phase=Phase.FAILED))
+    assert broken_jobs.give_up(replace(situation, job=over), found, error) is None
     monkeypatch.setattr(broken_jobs, "move", breaking("first", error, None))
-    assert broken_jobs.give_up(case, found, error) is None
+    assert broken_jobs.give_up(situation, found, error) is None
 
 
 def test_the_leader_tells_which_job_it_cannot_serve() -> None:
@@ -102,10 +102,10 @@ def test_a_job_whose_claim_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -
     cluster.submit(small_spec("second"), user="bob@two")
     original = _Settling._plan
 
-    def broken(self: _Settling, case: Case, purpose: Purpose, busy: frozenset[tuple[str, int]]) -> Any:
-        if case.job.name == "first":
+    def broken(self: _Settling, situation: JobSituation, purpose: Purpose, busy: frozenset[tuple[str, int]]) -> Any:
+        if situation.job.name == "first":
             raise ZeroDivisionError("no layers")
-        return original(self, case, purpose, busy)
+        return original(self, situation, purpose, busy)
 
     monkeypatch.setattr(_Settling, "_plan", broken)
     decision = decide(cluster.truth(), now=cluster.now + 10.0)

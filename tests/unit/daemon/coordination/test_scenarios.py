@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.coordination.conditions import a_node_knows_a_later_plan
+from headway.daemon.coordination.conditions import node_saw_later_plan
 from headway.daemon.coordination.coordinator import TABLE, decide
 from headway.daemon.coordination.diagram import SENTENCES, page
 from headway.daemon.records.format import decode, encode
@@ -22,7 +22,7 @@ from headway.daemon.records.records import (
     seen_key,
 )
 from headway.daemon.situation.deadlines import START_DEADLINE_S
-from headway.daemon.situation.situation import CHANGE_RETRY_S, Case
+from headway.daemon.situation.situation import CHANGE_RETRY_S, JobSituation
 from headway.daemon.view.settling import SETTLE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
@@ -305,9 +305,9 @@ def test_a_job_submitted_again_under_its_name_is_another() -> None:
     node.record = replace(node.record, generations=before)
     cluster.store.transact({}, {Keys.node("a"): encode(node.record)}, lease=node.lease)
     view = cluster.truth()
-    case = Case(job=view.jobs["first"], view=view, now=cluster.now, written_at=0.0)
-    assert (case.known_generation, case.generation) == (0, 42)
-    assert not a_node_knows_a_later_plan(case)
+    situation = JobSituation(job=view.jobs["first"], view=view, now=cluster.now, written_at=0.0)
+    assert (situation.known_generation, situation.generation) == (0, 42)
+    assert not node_saw_later_plan(situation)
     run_until(cluster, Phase.FINISHED, max_rounds=800)
     assert node.record.generation_seen("first", "uid of first") == 42
     assert replace(node.record, generations={"first": 41}).generation_seen("first", "uid of first") == 41

@@ -6,12 +6,12 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from headway.daemon.coordination.conditions import all_workers_of_next_are_ready
+from headway.daemon.coordination.conditions import all_next_workers_ready
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import Desired, Phase
-from headway.daemon.situation.situation import CAUSE_GRACE_S, Case
+from headway.daemon.situation.situation import CAUSE_GRACE_S, JobSituation
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.daemon.coordination.test_random_orders import build, finish, happen
 
@@ -224,11 +224,11 @@ def test_a_proof_of_a_process_that_was_replaced_brings_no_plan_into_force() -> N
     cluster.deliver(leader)
     job = leader.view.jobs["j"]
     assert job.next is not None
-    case = Case(job=job, view=leader.view, now=cluster.now, written_at=0.0)
-    assert all_workers_of_next_are_ready(case)
+    situation = JobSituation(job=job, view=leader.view, now=cluster.now, written_at=0.0)
+    assert all_next_workers_ready(situation)
     key = (job.next.generation, 1)
     job.workers[key] = replace(job.workers[key], incarnation="another")
-    assert not all_workers_of_next_are_ready(case)
+    assert not all_next_workers_ready(situation)
 
 
 def test_a_pause_of_a_job_that_stands_still_at_a_blocked_link_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

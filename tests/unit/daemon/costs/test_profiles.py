@@ -3,7 +3,7 @@
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.costs.profiles import DeviceClock, LayerSeconds, LinkSpeed, Profiles
 from headway.daemon.planning.predicted_time import predict
@@ -149,4 +149,4 @@ def test_a_straggler_is_seen_in_the_plan_in_force() -> None:
 def test_seats_of_one_node_share_its_memory() -> None:
     """Two devices of one machine: each has half of what the machine has for boundary states."""
     machine = node("a", num_devices=2, host_bytes=1000)
-    assert [Seat.of(machine, index).host_memory_bytes for index in range(2)] == [500, 500]
+    assert [DeviceSlot.of(machine, index).host_memory_bytes for index in range(2)] == [500, 500]

@@ -18,7 +18,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, StagePlan
 from headway.daemon.runtime.logging import LossyLogger, configure_logs
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.plan_log import Sightings
+from headway.daemon.view.plan_log import PlanLog
 from headway.stages.schedule.schedule import Forward
 from headway.stages.telemetry.history import HistoryFile
 
@@ -165,15 +165,15 @@ def test_a_torn_last_line_is_counted_and_a_broken_one_is_told(tmp_path: Path) ->
 
 def test_each_plan_and_phase_is_said_once(tmp_path: Path) -> None:
     """A view shown twice, then with a new plan and phase: two plans and two phases in the log."""
-    view, sightings = ClusterView(), Sightings()
+    view, plan_log = ClusterView(), PlanLog()
     key, phase_key = Keys.of("job", "plan"), Keys.of("job", "phase")
 
     def show(plan: PlanRecord, phase: Phase, revision: int) -> None:
         record = PhaseRecord(phase=phase, generation=plan.generation)
         view.apply(key, encode(plan), mod_revision=revision, create_revision=1)
         view.apply(phase_key, encode(record), mod_revision=revision, create_revision=1)
-        sightings.note(view)
-        sightings.note(view)
+        plan_log.note(view)
+        plan_log.note(view)
 
     with structlog.testing.capture_logs() as lines:
         show(PLAN, Phase.RUNNING, 2)

@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.leader.checkpoint_sweep import NUM_LOOKS, CheckpointSweep
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, left_folders
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView, JobView
@@ -37,7 +37,7 @@ def left(of: JobView, *places: tuple[int, int], has_manifest: bool = False, view
     tuple[int, int]
 ]:  # fmt: skip
     found = [BoundaryFolder(*place, has_manifest) for place in places]
-    return [folder.place for folder in left_folders(view or ClusterView(jobs={"j": of}), of, found)]
+    return [folder.place for folder in stale_checkpoints(view or ClusterView(jobs={"j": of}), of, found)]
 
 
 def test_what_a_plan_may_still_complete_stays() -> None:

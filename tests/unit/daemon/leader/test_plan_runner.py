@@ -7,12 +7,12 @@ import threading
 import time
 from dataclasses import replace
 
-from headway.daemon.leader.plan_runner import AT_ONCE_S, RETRY_S, PlanningDesk
+from headway.daemon.leader.plan_runner import AT_ONCE_S, RETRY_S, PlanRunner
 from headway.daemon.planning.plan_question import PlanQuestion, ask
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
 from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError
 from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.situation.plan_cache import PlanBook, PlanRequest, Purpose
+from headway.daemon.situation.plan_cache import PlanCache, PlanRequest, Purpose
 from tests.fakes.simulated_cluster import small_spec
 
 GIB = 2**30
@@ -61,35 +61,35 @@ class StoppedAtFirst(PlannerPool):
 
 async def test_the_loop_goes_on_while_a_heavy_plan_is_computed() -> None:
     """12 devices, 200 layers: while its process stands still the loop has its turns; it goes on, and the plan comes."""
-    book = PlanBook()
+    cache = PlanCache()
     planners = StoppedAtFirst()
-    desk, wanted = PlanningDesk(book, compute=planners.answer), request(12, num_blocks=198)
+    runner, wanted = PlanRunner(cache, compute=planners.answer), request(12, num_blocks=198)
     try:
-        assert not desk.take_up([wanted], until=time.monotonic() + DEADLINE_S)
-        (under_way,) = desk.under_way
-        assert desk.wake_at is not None
+        assert not runner.take_up([wanted], until=time.monotonic() + DEADLINE_S)
+        (under_way,) = runner.under_way
+        assert runner.wake_at is not None
         for _ in range(100):
             await asyncio.sleep(0.001)
-            desk.collect()
+            runner.collect()
         assert not under_way.done()
-        assert book.find(wanted) is None
+        assert cache.find(wanted) is None
         planners.go_on()
         await asyncio.wait_for(under_way, DEADLINE_S)
-        desk.collect()
+        runner.collect()
     finally:
         planners.close()
-    found = book.find(wanted)
+    found = cache.find(wanted)
     assert found is not None
     assert isinstance(found.outcome, ClusterPlan)
-    assert not desk.under_way
+    assert not runner.under_way
 
 
 async def test_a_small_plan_is_there_at_once() -> None:
     """The decision that wanted it is taken anew without a turn of the loop."""
-    book, wanted = PlanBook(), request(2)
+    cache, wanted = PlanCache(), request(2)
     answer(wanted.question)  # it is remembered: no machine is too slow
-    assert PlanningDesk(book).take_up([wanted], until=time.monotonic() + AT_ONCE_S)
-    found = book.find(wanted)
+    assert PlanRunner(cache).take_up([wanted], until=time.monotonic() + AT_ONCE_S)
+    found = cache.find(wanted)
     assert found is not None
     assert isinstance(found.outcome, ClusterPlan)
 
@@ -103,26 +103,26 @@ async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_tur
             release.wait(DEADLINE_S)
         return answer(question)
 
-    book = PlanBook()
-    desk = PlanningDesk(book, compute=compute, clock=lambda: now, deadline_s=60.0)
+    cache = PlanCache()
+    runner = PlanRunner(cache, compute=compute, clock=lambda: now, deadline_s=60.0)
     slow, other = request(3), request(3, job="second")
-    assert not desk.take_up([slow, other], until=now + 0.01)
-    assert not desk.take_up([slow, other], until=now + 0.01), "one at a time"
-    assert desk.wake_at == 160.0
+    assert not runner.take_up([slow, other], until=now + 0.01)
+    assert not runner.take_up([slow, other], until=now + 0.01), "one at a time"
+    assert runner.wake_at == 160.0
     now = 161.0
-    desk.collect()
-    found = book.find(slow)
+    runner.collect()
+    found = cache.find(slow)
     assert found is not None
     assert isinstance(found.outcome, PlanRefused)
     assert found.outcome.reason == "no plan on 3 devices was found within 60 s"
-    if not desk.take_up([slow, other], until=now + AT_ONCE_S):
-        await asyncio.wait_for(desk.under_way[-1], DEADLINE_S)
-        desk.collect()
-    assert book.find(other) is not None
+    if not runner.take_up([slow, other], until=now + AT_ONCE_S):
+        await asyncio.wait_for(runner.under_way[-1], DEADLINE_S)
+        runner.collect()
+    assert cache.find(other) is not None
     release.set()
-    await asyncio.wait_for(desk.under_way[0], DEADLINE_S)
-    desk.collect()
-    found = book.find(slow)
+    await asyncio.wait_for(runner.under_way[0], DEADLINE_S)
+    runner.collect()
+    found = cache.find(slow)
     assert found is not None
     assert isinstance(found.outcome, ClusterPlan)
 
@@ -137,26 +137,26 @@ async def test_what_the_planner_raises_is_a_refused_plan_of_that_job() -> None:
         release.wait(DEADLINE_S)
         raise MemoryError("931 GiB")
 
-    book = PlanBook()
-    desk = PlanningDesk(book, compute=compute)
+    cache = PlanCache()
+    runner = PlanRunner(cache, compute=compute)
     poison = request(2)
-    assert not desk.take_up([poison], until=time.monotonic())
+    assert not runner.take_up([poison], until=time.monotonic())
     release.set()
-    await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
-    desk.collect()
-    found = book.find(poison)
+    await asyncio.wait(runner.under_way, timeout=DEADLINE_S)
+    runner.collect()
+    found = cache.find(poison)
     assert found is not None
     assert found.outcome == PlanRefused(reason="the planner failed: MemoryError: 931 GiB")
     at_once = request(3)
-    if not desk.take_up([at_once], until=time.monotonic() + AT_ONCE_S):
-        await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
-        desk.collect()
-    assert isinstance(book.find(at_once).outcome, PlanRefused)  # type: ignore[union-attr]
+    if not runner.take_up([at_once], until=time.monotonic() + AT_ONCE_S):
+        await asyncio.wait(runner.under_way, timeout=DEADLINE_S)
+        runner.collect()
+    assert isinstance(cache.find(at_once).outcome, PlanRefused)  # type: ignore[union-attr]
     other = request(2, job="other")
-    if not desk.take_up([other], until=time.monotonic() + AT_ONCE_S):
-        await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
-        desk.collect()
-    assert isinstance(book.find(other).outcome, ClusterPlan)  # type: ignore[union-attr]
+    if not runner.take_up([other], until=time.monotonic() + AT_ONCE_S):
+        await asyncio.wait(runner.under_way, timeout=DEADLINE_S)
+        runner.collect()
+    assert isinstance(cache.find(other).outcome, ClusterPlan)  # type: ignore[union-attr]
 
 
 async def test_a_plan_that_failed_is_tried_again_though_nothing_has_changed() -> None:
@@ -170,28 +170,28 @@ async def test_a_plan_that_failed_is_tried_again_though_nothing_has_changed() ->
             raise PlanningFailedError("the planning process ended with status -9")
         return answer(question)
 
-    book, wanted = PlanBook(), request(2)
-    desk = PlanningDesk(book, compute=compute, clock=lambda: now)
+    cache, wanted = PlanCache(), request(2)
+    runner = PlanRunner(cache, compute=compute, clock=lambda: now)
 
     async def ask() -> ClusterPlan | PlanRefused:
-        if not desk.take_up([wanted], until=now + AT_ONCE_S):
-            await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
-            desk.collect()
-        found = book.find(wanted)
+        if not runner.take_up([wanted], until=now + AT_ONCE_S):
+            await asyncio.wait(runner.under_way, timeout=DEADLINE_S)
+            runner.collect()
+        found = cache.find(wanted)
         assert found is not None
         return found.outcome
 
     for pause_s in (RETRY_S, 2 * RETRY_S):
         assert await ask() == PlanRefused(reason="the planning process ended with status -9")
-        assert desk.wake_at == now + pause_s
+        assert runner.wake_at == now + pause_s
         now += pause_s - 1
-        desk.collect()
-        assert book.find(wanted) is not None
+        runner.collect()
+        assert cache.find(wanted) is not None
         now += 1
-        desk.collect()
-        assert book.find(wanted) is None
+        runner.collect()
+        assert cache.find(wanted) is None
     assert isinstance(await ask(), ClusterPlan)
-    assert desk.wake_at is None
+    assert runner.wake_at is None
 
 
 async def test_a_job_that_is_gone_is_forgotten() -> None:
@@ -201,17 +201,17 @@ async def test_a_job_that_is_gone_is_forgotten() -> None:
     def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
         raise PlanningFailedError("no memory")
 
-    book = PlanBook()
-    desk = PlanningDesk(book, compute=compute, clock=lambda: now)
+    cache = PlanCache()
+    runner = PlanRunner(cache, compute=compute, clock=lambda: now)
     for job in ("gone", "there"):
-        if not desk.take_up([request(2, job=job)], until=now + AT_ONCE_S):
-            await asyncio.wait(desk.under_way, timeout=DEADLINE_S)
-            desk.collect()
+        if not runner.take_up([request(2, job=job)], until=now + AT_ONCE_S):
+            await asyncio.wait(runner.under_way, timeout=DEADLINE_S)
+            runner.collect()
         now += 1.0
-    assert desk.wake_at == 100.0 + RETRY_S
-    book.decided([], jobs={"there"}, now=now)
-    desk.collect()
-    assert desk.wake_at == 101.0 + RETRY_S
-    book.decided([], jobs=(), now=now)
-    desk.collect()
-    assert desk.wake_at is None
+    assert runner.wake_at == 100.0 + RETRY_S
+    cache.decided([], jobs={"there"}, now=now)
+    runner.collect()
+    assert runner.wake_at == 101.0 + RETRY_S
+    cache.decided([], jobs=(), now=now)
+    runner.collect()
+    assert runner.wake_at is None

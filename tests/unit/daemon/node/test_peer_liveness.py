@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.etcd.client import KeyValue
 from headway.daemon.node.leases import leases_of
-from headway.daemon.node.peer_liveness import Companions
+from headway.daemon.node.peer_liveness import PeerLiveness
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import LeaderRecord, NodeRecord
@@ -109,8 +109,10 @@ async def test_a_burial_outlives_the_change_that_it_makes() -> None:
     """The first lease that ends takes the dead leader out of the view; the second is revoked nevertheless."""
     watch = _Watch()
     etcd = _Etcd(watch)
-    companions = Companions(node="node-2", etcd=cast(Any, etcd), cluster=cast(Any, watch), client=cast(Any, _Client()))
-    task = asyncio.create_task(companions.run())
+    peer_liveness = PeerLiveness(
+        node="node-2", etcd=cast(Any, etcd), cluster=cast(Any, watch), client=cast(Any, _Client())
+    )
+    task = asyncio.create_task(peer_liveness.run())
     try:
         async with asyncio.timeout(5):
             await etcd.all_revoked.wait()

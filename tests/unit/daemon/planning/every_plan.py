@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from headway.daemon.costs.connections import Links
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
@@ -38,8 +38,8 @@ class EveryPlan:
         self.instance = instance
         self.spec: JobSpec = instance.spec
         self.at_most = at_most * SLACK
-        self.seats = {node.name: Seat.of(node, 0) for node in instance.nodes}
-        self.costs = StageCosts(self.spec, tuple(self.seats.values()), profiles, Links(instance.links, profiles))
+        self.slots = {node.name: DeviceSlot.of(node, 0) for node in instance.nodes}
+        self.costs = StageCosts(self.spec, tuple(self.slots.values()), profiles, Links(instance.links, profiles))
         self._stages: dict[tuple[object, ...], list[tuple[float, PlacedStage]]] = {}
         self._between: dict[tuple[object, ...], tuple[float, float]] = {}
 
@@ -73,7 +73,7 @@ class EveryPlan:
         if num_left == 0:
             yield placed, slowest, trips
             return
-        taken = {seat.node for stage in placed for seat in stage.seats}
+        taken = {slot.node for stage in placed for slot in stage.slots}
         free = [node for node in self.instance.nodes if node.name not in taken]
         most_workers = min(self.spec.train.reduction_groups, len(free) - num_left + 1)
         ends = range(first + 1, num_layers - num_left + 2) if num_left > 1 else (num_layers,)
@@ -94,12 +94,12 @@ class EveryPlan:
 
     def _is_blocked(self, placed: tuple[PlacedStage, ...], run: tuple[NodeRecord, ...]) -> bool:
         names = [node.name for node in run]
-        above = [seat.node for seat in placed[-1].seats] if placed else []
+        above = [slot.node for slot in placed[-1].slots] if placed else []
         together = [*itertools.combinations(names, 2), *itertools.product(above, names)]
         return any(frozenset(pair) in self.blocked for pair in together)
 
     def _link(self, above: PlacedStage, run: tuple[NodeRecord, ...]) -> tuple[float, float]:
-        uppers = tuple(seat.node for seat in above.seats)
+        uppers = tuple(slot.node for slot in above.slots)
         key = uppers, tuple(node.name for node in run)
         if key not in self._between:
             by_name = {node.name: node for node in self.instance.nodes}
@@ -135,7 +135,7 @@ class EveryPlan:
             )
             reducing = reduction_seconds(self.instance, run, first, end)
             workers = tuple(
-                Worker(seat=self.seats[node.name], groups=tuple(groups))
+                Worker(slot=self.slots[node.name], groups=tuple(groups))
                 for node, groups in zip(run, shares, strict=True)
             )
             seconds = max(computing, reducing) if train.delay else computing + reducing
@@ -156,7 +156,7 @@ class EveryPlan:
             for depth in range(least, max(least, wanted) + 1)
             if depth == least
             or all(
-                fits(self.spec, by_name[worker.seat.node], *stage.span, worker.groups, len(stage.workers), depth)
+                fits(self.spec, by_name[worker.slot.node], *stage.span, worker.groups, len(stage.workers), depth)
                 for worker in stage.workers
             )
         )

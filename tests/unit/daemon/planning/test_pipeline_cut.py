@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.costs.profiles import LayerSeconds, Profiles
 from headway.daemon.costs.stage_costs import StageCosts
@@ -78,16 +78,16 @@ def test_along_one_order_nothing_is_faster(block: int) -> None:
     takes, its placement takes."""
     for seed in range(60 * block, 60 * (block + 1)):
         case, profiles = instance(seed)
-        seats = tuple(Seat.of(each, 0) for each in case.nodes)
-        costs = StageCosts(case.spec, seats, profiles, Links(case.links, profiles))
-        found = PipelineCut(costs, seats).best()
+        slots = tuple(DeviceSlot.of(each, 0) for each in case.nodes)
+        costs = StageCosts(case.spec, slots, profiles, Links(case.links, profiles))
+        found = PipelineCut(costs, slots).best()
         expected = best_seconds(case)
         if found is None:
             assert expected == inf, seed
             continue
         assert found[0] == pytest.approx(expected, rel=1e-9), seed
         assert PredictedTime(costs, place(costs, found[1])).batch_seconds == pytest.approx(expected, rel=1e-9), seed
-        assert tuple(seat for run in found[1].runs for seat in run) == seats
+        assert tuple(slot for run in found[1].runs for slot in run) == slots
 
 
 @pytest.mark.parametrize("block", range(5))
@@ -112,9 +112,9 @@ def test_over_all_orders_nothing_is_faster(block: int) -> None:
 
 def _seconds_with_distance(case: Instance, profiles: Profiles, order: Sequence[NodeRecord]) -> float:
     """A batch's, of the cut with the least stage time along an order."""
-    seats = tuple(Seat.of(each, 0) for each in order)
-    costs = StageCosts(case.spec, seats, profiles, Links(case.links, profiles))
-    found = PipelineCut(costs, seats).best()
+    slots = tuple(DeviceSlot.of(each, 0) for each in order)
+    costs = StageCosts(case.spec, slots, profiles, Links(case.links, profiles))
+    found = PipelineCut(costs, slots).best()
     if found is None:
         return inf
     times = PredictedTime(costs, place(costs, found[1]))

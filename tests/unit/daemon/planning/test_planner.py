@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import Seat, orders
+from headway.daemon.costs.device_order import DeviceSlot, orders
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
@@ -92,8 +92,8 @@ def test_many_unlike_nodes_are_planned_within_reason() -> None:
 
 def test_orders_are_few_for_devices_that_are_alike() -> None:
     """Five equal nodes: one order for each length."""
-    seats = tuple(Seat.of(node(f"n{index}"), 0) for index in range(5))
-    assert len(list(orders(seats, lengths=range(1, 6)))) == 5
+    slots = tuple(DeviceSlot.of(node(f"n{index}"), 0) for index in range(5))
+    assert len(list(orders(slots, lengths=range(1, 6)))) == 5
 
 
 # --- Memory ---------------------------------------------------------------------------------------------------------

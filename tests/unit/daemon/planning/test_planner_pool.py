@@ -63,7 +63,7 @@ def test_small_plans_need_no_process(pool: PlannerPool) -> None:
 def test_a_process_gives_the_same_answers_and_is_kept(pool: PlannerPool) -> None:
     """Plans and refusals, one process for all of them; after `close` there is none."""
     before = children()
-    for asked in (question(2), question(3), replace(question(2), seats=())):
+    for asked in (question(2), question(3), replace(question(2), slots=())):
         assert pool.answer(asked) == answer(asked)
     assert len(children() - before) == 1
     pool.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import Seat
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
 from headway.daemon.preview.nodes_file import GB, DeviceEntry, LinkEntry, NodeEntry, NodesFile, parse_nodes
@@ -52,7 +52,7 @@ def test_a_cpu_has_its_threads() -> None:
 def test_links_are_known_by_their_sites_either_way_round() -> None:
     """A named pair has its own numbers in both directions; every other pair is as the planner assumes it."""
     found = read(TWO_SITES + '[[links]]\nsites = ["south", "north"]\nmbit_s = 80\nround_trip_ms = 5\n')
-    north, south = (Seat.of(node, 0) for node in found.records(TRAIN))
+    north, south = (DeviceSlot.of(node, 0) for node in found.records(TRAIN))
     links, assumed = found.link_assumptions(), LinkAssumptions()
     for one, other in ((north, south), (south, north)):
         assert links.round_trip_s(one, other) == pytest.approx(0.005)

@@ -7,9 +7,9 @@ import pytest
 from headway.daemon.coordination.actions import offer_change
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.conditions import (
-    a_better_plan_exists,
+    better_plan_found,
+    outlook_changed,
     outlook_text,
-    why_no_better_plan_is_taken_is_another,
 )
 from headway.daemon.coordination.coordinator import decide, waits
 from headway.daemon.planning.planner import ClusterPlan, make_plan
@@ -29,7 +29,7 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.situation.outlook import LEAST_SAMPLES, measured
-from headway.daemon.situation.situation import Case
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import small_spec
 
@@ -105,8 +105,8 @@ class Scene:
         )
         self.put(Keys.of("demo", "progress"), record)
 
-    def case(self, now: float = 30.0) -> Case:
-        return Case(job=self.view.jobs["demo"], view=self.view, now=now, written_at=0.0)
+    def situation(self, now: float = 30.0) -> JobSituation:
+        return JobSituation(job=self.view.jobs["demo"], view=self.view, now=now, written_at=0.0)
 
 
 def test_a_straggler_is_measured_and_the_plan_changes() -> None:
@@ -114,11 +114,11 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
     scene = Scene()
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=1.0)
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     scene.profile("b", slower=3.0)
-    case = scene.case()
-    assert a_better_plan_exists(case)
-    plan = case.best_plan
+    situation = scene.situation()
+    assert better_plan_found(situation)
+    plan = situation.best_plan
     assert isinstance(plan, ClusterPlan)
     layers = {stage.node: len(stage.layers) for stage in plan.stages}
     assert layers["a"] >= 2 * layers["b"]
@@ -135,15 +135,15 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=1.0)
     scene.probe("b", "a", round_trip_s=1e-3)
-    shallow = scene.case().best_plan
+    shallow = scene.situation().best_plan
     assert isinstance(shallow, ClusterPlan)
     scene.enforce(1, shallow, now=0.0)
     scene.probe("b", "a", round_trip_s=20e-3)
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     scene.probe("b", "a", round_trip_s=6 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
-    case = scene.case()
-    assert a_better_plan_exists(case)
-    deep = case.best_plan
+    situation = scene.situation()
+    assert better_plan_found(situation)
+    deep = situation.best_plan
     assert isinstance(deep, ClusterPlan)
     assert [stage.layers for stage in deep.stages] == [stage.layers for stage in shallow.stages]
     assert deep.stages[0].depth >= shallow.stages[0].depth + 3
@@ -159,17 +159,17 @@ def test_a_line_that_begins_to_lose_packets_makes_the_plan_deeper() -> None:
     scene.profile("b", slower=1.0)
     round_trip_s = 3 * 5 * (BLOCK.forward_s + BLOCK.backward_s)
     scene.probe("b", "a", round_trip_s=round_trip_s)
-    without = scene.case().best_plan
+    without = scene.situation().best_plan
     assert isinstance(without, ClusterPlan)
     scene.enforce(1, without, now=0.0)
     scene.probe("b", "a", round_trip_s=round_trip_s, loss=1e-4)
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     scene.probe("b", "a", round_trip_s=round_trip_s, loss=0.05)
-    case = scene.case()
-    assert a_better_plan_exists(case)
-    assert isinstance(case.best_plan, ClusterPlan)
-    assert [stage.layers for stage in case.best_plan.stages] == [stage.layers for stage in without.stages]
-    assert case.best_plan.stages[0].depth >= without.stages[0].depth + 2
+    situation = scene.situation()
+    assert better_plan_found(situation)
+    assert isinstance(situation.best_plan, ClusterPlan)
+    assert [stage.layers for stage in situation.best_plan.stages] == [stage.layers for stage in without.stages]
+    assert situation.best_plan.stages[0].depth >= without.stages[0].depth + 2
 
 
 def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
@@ -179,10 +179,10 @@ def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
     scene.put(Keys.of("demo", "spec"), SpecRecord(spec=spec))
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=3.0)
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     scene.join("c", now=1.0)
-    assert a_better_plan_exists(scene.case())
-    plan = scene.case().best_plan
+    assert better_plan_found(scene.situation())
+    plan = scene.situation().best_plan
     assert isinstance(plan, ClusterPlan)
     scene.enforce(2, plan, now=2.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
@@ -206,13 +206,13 @@ def test_a_plan_is_held_to_what_it_promised() -> None:
             scene.put(Keys.of("demo", "progress"), progress)
 
     trains(1, 0)
-    case = scene.case()
-    assert a_better_plan_exists(case)
-    offered = offer_change(case, Phase.CHANGING)
+    situation = scene.situation()
+    assert better_plan_found(situation)
+    offered = offer_change(situation, Phase.CHANGING)
     assert isinstance(offered, Transaction)
     successor = decode(offered.puts[Keys.of("demo", "next")], PlanRecord)
-    assert case.outlook is not None
-    assert successor.promised == case.outlook.factor > 1.2
+    assert situation.outlook is not None
+    assert successor.promised == situation.outlook.factor > 1.2
     scene.put(Keys.of("demo", "plan"), successor, now=1.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2), now=1.0)
     trains(2, 10)
@@ -237,19 +237,19 @@ def test_without_new_cuts_a_node_that_is_released_or_heals_is_used_again(how: st
     assert isinstance(plan, ClusterPlan)
     scene.enforce(2, plan, now=2.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     if how == "in quarantine":
         scene.delete(Keys.failure("c", 0), now=3.0)
     else:
         scene.join("c", now=3.0)
-    assert a_better_plan_exists(scene.case())
+    assert better_plan_found(scene.situation())
 
 
 def test_too_few_samples_say_nothing() -> None:
     scene = Scene()
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=3.0, num_samples=LEAST_SAMPLES - 1)
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     assert [device for device, _ in measured(scene.view.jobs["demo"], scene.view).layers] == [("a", 0)]
 
 
@@ -257,14 +257,14 @@ def test_half_a_measurement_cuts_nothing() -> None:
     """One of two workers is measured, or both but under an earlier plan: the cut stays until both are."""
     scene = Scene()
     scene.profile("b", slower=3.0)
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
     scene.profile("a", slower=1.0)
-    assert a_better_plan_exists(scene.case())
+    assert better_plan_found(scene.situation())
     plan = make_plan(SPEC, scene.view.nodes.values())
     assert isinstance(plan, ClusterPlan)
     scene.enforce(2, plan, now=1.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
-    assert not a_better_plan_exists(scene.case())
+    assert not better_plan_found(scene.situation())
 
 
 def test_a_node_that_is_gone_says_nothing() -> None:
@@ -284,14 +284,14 @@ def test_near_the_end_the_straggler_stays_and_status_says_why() -> None:
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=3.0)
     scene.progress(SPEC.train.batches - 2)
-    case = scene.case()
-    assert not a_better_plan_exists(case)
-    assert why_no_better_plan_is_taken_is_another(case)
-    assert "over the remaining batches, and moving costs" in outlook_text(case)
+    situation = scene.situation()
+    assert not better_plan_found(situation)
+    assert outlook_changed(situation)
+    assert "over the remaining batches, and moving costs" in outlook_text(situation)
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
     assert command.puts.keys() == {Keys.of("demo", "phase")}, "no event, no plan"
-    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=1, outlook=outlook_text(case)))
+    scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=1, outlook=outlook_text(situation)))
     assert not decide(scene.view, now=30.0).commands, "said once"
 
 
@@ -302,19 +302,19 @@ def test_a_flapping_node_is_waited_for_longer_and_longer() -> None:
         scene.join("c", now=20.0 * life, life=life)
         if life < 3:
             scene.delete(Keys.node("c"), now=20.0 * life + 10.0)
-    case = scene.case(now=65.0)
-    assert case.on_probation == {"c": 70.0}
-    assert {stage.node for stage in case.best_plan.stages} == {"a", "b"}  # type: ignore[union-attr]
-    assert 70.0 in waits(case)
-    later = scene.case(now=71.0)
-    assert a_better_plan_exists(later)
+    situation = scene.situation(now=65.0)
+    assert situation.on_probation == {"c": 70.0}
+    assert {stage.node for stage in situation.best_plan.stages} == {"a", "b"}  # type: ignore[union-attr]
+    assert 70.0 in waits(situation)
+    later = scene.situation(now=71.0)
+    assert better_plan_found(later)
     assert "c" in {stage.node for stage in later.best_plan.stages}  # type: ignore[union-attr]
 
 
 def test_changes_of_plan_are_remembered_and_the_job_rests() -> None:
     """Right after a change, a plan that is clearly faster waits; time alone ends the rest."""
     scene = Scene()
-    plan = scene.case().best_plan
+    plan = scene.situation().best_plan
     assert isinstance(plan, ClusterPlan)
     for generation in range(2, 8):
         scene.enforce(generation, plan, now=30.0 + generation)
@@ -322,13 +322,13 @@ def test_changes_of_plan_are_remembered_and_the_job_rests() -> None:
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=7), now=30.0)
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=3.0)
-    case = scene.case(now=40.0)
-    assert not a_better_plan_exists(case)
-    assert "rest" in outlook_text(case)
-    at = case.reconsidered_at
+    situation = scene.situation(now=40.0)
+    assert not better_plan_found(situation)
+    assert "rest" in outlook_text(situation)
+    at = situation.reconsidered_at
     assert at > 40.0
-    assert at in waits(case)
-    assert a_better_plan_exists(scene.case(now=at + 0.1))
+    assert at in waits(situation)
+    assert better_plan_found(scene.situation(now=at + 0.1))
 
 
 def test_a_layer_moved_by_nothing_but_noise_stays() -> None:
@@ -337,5 +337,5 @@ def test_a_layer_moved_by_nothing_but_noise_stays() -> None:
         scene = Scene()
         scene.profile("a", slower=1.0)
         scene.profile("b", slower=slower)
-        assert not a_better_plan_exists(scene.case()), slower
+        assert not better_plan_found(scene.situation()), slower
         assert replace(scene.view.jobs["demo"].phase).outlook == ""

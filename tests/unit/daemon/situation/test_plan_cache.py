@@ -10,7 +10,7 @@ from headway.daemon.planning.planner import ClusterPlan, answer
 from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, Device, NodeRecord, Phase, PlanRecord
-from headway.daemon.situation.plan_cache import MAX_OVERTAKEN, PlanBook, PlanRequest, Purpose
+from headway.daemon.situation.plan_cache import MAX_OVERTAKEN, PlanCache, PlanRequest, Purpose
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 SPEC = small_spec("first")
@@ -34,18 +34,18 @@ def request(*nodes: NodeRecord, profiles: Profiles | None = None, **conditions: 
     return PlanRequest(job="first", purpose=Purpose.BEST, question=question)
 
 
-def overtaken(book: PlanBook, earlier: PlanRequest, present: PlanRequest) -> None:
+def overtaken(cache: PlanCache, earlier: PlanRequest, present: PlanRequest) -> None:
     """An answer comes, and the decision that follows wants another one."""
-    book.answered(earlier, answer(earlier.question))
-    book.decided([present], jobs=["first"], now=0.0)
+    cache.answered(earlier, answer(earlier.question))
+    cache.decided([present], jobs=["first"], now=0.0)
 
 
 def test_an_answer_to_the_very_question_is_used() -> None:
     """It is current, and nothing else is wanted."""
-    book, wanted = PlanBook(), request(node("a"), node("b"))
-    assert book.find(wanted) is None
-    book.answered(wanted, answer(wanted.question))
-    found = book.find(request(node("b"), node("a")))
+    cache, wanted = PlanCache(), request(node("a"), node("b"))
+    assert cache.find(wanted) is None
+    cache.answered(wanted, answer(wanted.question))
+    found = cache.find(request(node("b"), node("a")))
     assert found is not None
     assert found.is_current
     assert found.outcome == answer(wanted.question)
@@ -53,11 +53,11 @@ def test_an_answer_to_the_very_question_is_used() -> None:
 
 def test_other_measurements_ask_for_a_newer_plan_and_use_the_old_one() -> None:
     """A link was measured, a device's benchmark came in: the devices are the same."""
-    book, wanted = PlanBook(), request(node("a"), node("b"))
-    book.answered(wanted, answer(wanted.question))
+    cache, wanted = PlanCache(), request(node("a"), node("b"))
+    cache.answered(wanted, answer(wanted.question))
     links = Profiles.of(links={("a", "b"): LinkSpeed(round_trip_s=0.1, bytes_per_s=1e6)})
     for later in (request(node("a"), node("b"), profiles=links), request(node("a", speed=3.0), node("b"))):
-        found = book.find(later)
+        found = cache.find(later)
         assert found is not None
         assert not found.is_current
 
@@ -76,39 +76,39 @@ def test_a_plan_from_old_inputs_is_not_taken() -> None:
         request(node("a"), node("b"), history=("two",)),
     )
     for present in changed:
-        book = PlanBook()
+        cache = PlanCache()
         for _ in range(2 * MAX_OVERTAKEN):
-            overtaken(book, two, present)
-            assert book.find(present) is None
+            overtaken(cache, two, present)
+            assert cache.find(present) is None
 
 
 def test_after_two_overtaken_answers_one_that_is_still_possible_is_used() -> None:
     """Nodes join faster than plans are made: the plan that knows none of the last ones is better than none."""
-    book, two = PlanBook(), request(node("a"), node("b"))
+    cache, two = PlanCache(), request(node("a"), node("b"))
     three = request(node("a"), node("b"), node("c"))
     for _ in range(MAX_OVERTAKEN):
-        assert book.find(three) is None
-        overtaken(book, two, three)
-    found = book.find(three)
+        assert cache.find(three) is None
+        overtaken(cache, two, three)
+    found = cache.find(three)
     assert found is not None
     assert not found.is_current
-    book.answered(three, answer(three.question))
-    book.decided([], jobs=["first"], now=0.0)
-    assert book.find(two) is None, "an answer in time: patience begins anew"
+    cache.answered(three, answer(three.question))
+    cache.decided([], jobs=["first"], now=0.0)
+    assert cache.find(two) is None, "an answer in time: patience begins anew"
 
 
 def test_how_long_a_plan_is_wanted() -> None:
     """From the first decision that misses it until one misses nothing; a job that is gone is forgotten."""
-    book, wanted = PlanBook(), request(node("a"))
-    book.decided([wanted], jobs=["first"], now=3.0)
-    book.decided([request(node("b"))], jobs=["first"], now=4.0)
-    assert book.wanted_since("first") == 3.0
-    assert book.wanted_since("second") is None
-    book.decided([], jobs=["first"], now=5.0)
-    assert book.wanted_since("first") is None
-    book.decided([wanted], jobs=[], now=6.0)
-    book.decided([], jobs=[], now=7.0)
-    assert book.find(wanted) is None
+    cache, wanted = PlanCache(), request(node("a"))
+    cache.decided([wanted], jobs=["first"], now=3.0)
+    cache.decided([request(node("b"))], jobs=["first"], now=4.0)
+    assert cache.wanted_since("first") == 3.0
+    assert cache.wanted_since("second") is None
+    cache.decided([], jobs=["first"], now=5.0)
+    assert cache.wanted_since("first") is None
+    cache.decided([wanted], jobs=[], now=6.0)
+    cache.decided([], jobs=[], now=7.0)
+    assert cache.find(wanted) is None
 
 
 def settled(*names: str) -> SimulatedCluster:
@@ -121,28 +121,28 @@ def settled(*names: str) -> SimulatedCluster:
     return cluster
 
 
-def ask_for(cluster: SimulatedCluster, book: PlanBook, *, after_s: float = 10.0) -> Decision:
+def ask_for(cluster: SimulatedCluster, cache: PlanCache, *, after_s: float = 10.0) -> Decision:
     """What the leader decides some seconds later."""
     view, now = cluster.truth(), cluster.now + after_s
-    decision = decide(view, now=now, written_at=now, plans=book)
-    book.decided(decision.missing, jobs=view.jobs, now=now)
+    decision = decide(view, now=now, written_at=now, plans=cache)
+    cache.decided(decision.missing, jobs=view.jobs, now=now)
     return decision
 
 
 def test_a_job_waits_for_its_plan_and_says_since_when() -> None:
     """Two nodes, a plan that takes seconds: nothing is decided, then `planning_since`, then the plan is offered."""
-    cluster, book = settled("a", "b"), PlanBook()
-    first = ask_for(cluster, book)
+    cluster, cache = settled("a", "b"), PlanCache()
+    first = ask_for(cluster, cache)
     assert not first.commands
     assert [wanted.job for wanted in first.missing] == ["first"]
     assert first.wake_at == cluster.now + 11.0
-    (told,) = ask_for(cluster, book, after_s=11.5).commands
+    (told,) = ask_for(cluster, cache, after_s=11.5).commands
     assert isinstance(told, Transaction)
     assert cluster.store.transact(told.compare, told.puts, told.deletes)
     assert cluster.phase("first").planning_since == cluster.now + 10.0
     (wanted,) = first.missing
-    book.answered(wanted, answer(wanted.question))
-    (offered,) = ask_for(cluster, book, after_s=12.0).commands
+    cache.answered(wanted, answer(wanted.question))
+    (offered,) = ask_for(cluster, cache, after_s=12.0).commands
     assert isinstance(offered, Transaction)
     assert cluster.store.transact(offered.compare, offered.puts, offered.deletes)
     assert cluster.phase("first").phase is Phase.PREPARING
@@ -151,16 +151,16 @@ def test_a_job_waits_for_its_plan_and_says_since_when() -> None:
 
 def test_a_node_that_dies_while_a_plan_is_made_is_in_no_plan() -> None:
     """The answer names it: it is asked for anew, and the job is prepared on what is left."""
-    cluster, book = settled("a", "b"), PlanBook()
-    (wanted,) = ask_for(cluster, book).missing
+    cluster, cache = settled("a", "b"), PlanCache()
+    (wanted,) = ask_for(cluster, cache).missing
     cluster.kill("b")
     cluster.expire("b")
-    book.answered(wanted, answer(wanted.question))
-    late = ask_for(cluster, book)
+    cache.answered(wanted, answer(wanted.question))
+    late = ask_for(cluster, cache)
     assert not late.commands
     (again,) = late.missing
-    book.answered(again, answer(again.question))
-    (offered,) = ask_for(cluster, book).commands
+    cache.answered(again, answer(again.question))
+    (offered,) = ask_for(cluster, cache).commands
     assert isinstance(offered, Transaction)
     plan = decode(offered.puts[Keys.of("first", "next")], PlanRecord)
     assert {stage.node for stage in plan.stages} == {"a"}
@@ -183,6 +183,6 @@ def test_the_plan_of_a_recovery_comes_before_a_start_and_that_before_a_better_cu
     cluster.kill(victim)
     cluster.expire(victim)
     cluster.add_node("d", speed=9.0)
-    wanted = [(request.job, request.purpose) for request in ask_for(cluster, PlanBook(), after_s=30.0).missing]
+    wanted = [(request.job, request.purpose) for request in ask_for(cluster, PlanCache(), after_s=30.0).missing]
     assert wanted[0] == ("recovers", Purpose.RECOVERY)
     assert wanted.index(("starts", Purpose.BEST)) < wanted.index(("runs", Purpose.BEST))

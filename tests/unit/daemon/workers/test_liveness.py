@@ -46,7 +46,7 @@ def beat(
 ) -> Beat:
     """A heartbeat in batch 12. expected_s: as any operation if None."""
     return Beat(
-        of=OF,
+        run_key=OF,
         num_operations=num_operations,
         is_runnable=is_runnable,
         typical_s=typical_s,
@@ -61,7 +61,7 @@ def first_complaint(liveness: Liveness, status: WorkerStatus, *, beats: Beat | N
     for tick in range(int(until_s * 2) + 1):
         now = tick / 2
         if beats is not None and tick % 2 == 0:
-            liveness.felt(beats, now)
+            liveness.on_heartbeat(beats, now)
         if liveness.complaint(status, now):
             return now
     return -1.0
@@ -107,7 +107,7 @@ def test_an_update_of_a_minute_that_moves_on_stands_not_still() -> None:
     """Forwards take 10 ms. The update has one more matrix every 4 s, and no operation is done for five minutes."""
     liveness = Liveness(0.0)
     for second in range(300):
-        liveness.felt(beat(40, typical_s=0.01, expected_s=0.0, num_steps=second // 4), float(second))
+        liveness.on_heartbeat(beat(40, typical_s=0.01, expected_s=0.0, num_steps=second // 4), float(second))
         assert liveness.complaint(RUNNING, float(second)) == ""
 
 
@@ -130,7 +130,7 @@ def test_progress_is_no_standstill() -> None:
     """One operation every 4 s, for two minutes."""
     liveness = Liveness(0.0)
     for second in range(120):
-        liveness.felt(beat(second // 4), float(second))
+        liveness.on_heartbeat(beat(second // 4), float(second))
         assert liveness.complaint(RUNNING, float(second)) == ""
 
 
@@ -139,9 +139,9 @@ def test_who_waits_for_a_neighbour_does_not_stand_still() -> None:
     liveness = Liveness(0.0)
     assert first_complaint(liveness, RUNNING, beats=beat(40, is_runnable=False), until_s=60) == -1.0
     for second in range(61, 66):
-        liveness.felt(beat(40), float(second))
+        liveness.on_heartbeat(beat(40), float(second))
         assert liveness.complaint(RUNNING, float(second)) == ""
-    liveness.felt(beat(40), 66.0)
+    liveness.on_heartbeat(beat(40), 66.0)
     assert "stood still for 5 s in batch 12" in liveness.complaint(RUNNING, 66.0)
 
 
@@ -190,7 +190,7 @@ def test_a_hung_run_that_is_to_prepare_the_next_plan_is_noticed_too() -> None:
 def test_heartbeats_of_another_generation_say_nothing_about_this_one() -> None:
     """The worker was just started anew: the old counter stands still of course."""
     liveness = Liveness(0.0)
-    old = replace(beat(40), of=JobGeneration("j", 2))
+    old = replace(beat(40), run_key=JobGeneration("j", 2))
     assert first_complaint(liveness, RUNNING, beats=old, until_s=60) == -1.0
 
 
@@ -199,7 +199,7 @@ def test_answered_orders_have_no_deadline_any_more() -> None:
     liveness = Liveness(0.0)
     liveness.ordered(OrderKind.START, OF, 0.0)
     for second in range(400):
-        liveness.felt(beat(second), float(second))
+        liveness.on_heartbeat(beat(second), float(second))
         assert liveness.complaint(RUNNING, float(second)) == ""
 
 
@@ -212,11 +212,11 @@ def test_a_daemon_that_was_stopped_itself_judges_nobody_for_it() -> None:
     assert stalls.tick(2.9) == 0.0
     stalled_s = stalls.tick(3600.0)
     assert stalled_s == pytest.approx(3596.6)
-    liveness.overslept(stalled_s, 3600.0)
+    liveness.on_watchdog_stall(stalled_s, 3600.0)
     assert liveness.complaint(status, 3600.0 + BUSY_SILENCE_S - 0.5) == ""
     assert "said nothing" in liveness.complaint(status, 3600.0 + BUSY_SILENCE_S)
     for second in range(3601, 3896):
-        liveness.felt(beat(0), float(second))
+        liveness.on_heartbeat(beat(0), float(second))
         assert liveness.complaint(status, float(second)) == ""
-    liveness.felt(beat(0), 3897.0)
+    liveness.on_heartbeat(beat(0), 3897.0)
     assert "did not answer the order start within 300 s" in liveness.complaint(status, 3897.0)
