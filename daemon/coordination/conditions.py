@@ -1,6 +1,6 @@
 """The conditions of the coordinator's table: each is a claim about one job at one moment. Pure.
 
-A condition's name, with its underscores read as spaces, is its text in docs/coordinator.md; commas stand in diagram.py.
+A condition's name, with spaces for its underscores, is its text in docs/coordinator.md.
 """
 
 from headway.daemon.coordination.link_proofs import blocked_links, unproven

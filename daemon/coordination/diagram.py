@@ -16,13 +16,6 @@ keys. A condition that needs a plan does not hold while the plan is being comput
 for it; rows above it still go first.
 """
 
-SENTENCES = {
-    "nodes_settled_and_plan_found": "its turn has come, nodes are settled, and a plan exists",
-    "next_node_unusable": "a node of next is gone, replaced or draining",
-    "all_stopped_and_moves_held": "it moves, all stopped, and all moves are held",
-}
-"""Sentences of conditions that need commas, which no name can have."""
-
 
 def page() -> str:
     """Return the whole page, in Markdown."""
@@ -64,7 +57,7 @@ def _action(row: Row) -> str:
 
 
 def _words(name: str) -> str:
-    return SENTENCES.get(name, name.replace("_", " "))
+    return name.replace("_", " ")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def why_stopped(situation: JobSituation, boundary: int | None) -> str:
         return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
     draining = situation.draining(job.plan)
     if not draining and situation.standing.gives_way_to:
-        return f"Gives way to {_jobs(situation, situation.standing.gives_way_to)}: stops, writes a checkpoint, and is queued"
+        rivals = _jobs(situation, situation.standing.gives_way_to)
+        return f"Gives way to {rivals}: stops, writes a checkpoint, and is queued"
     return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
 
 

@@ -53,4 +53,5 @@ def _cause(situation: JobSituation, owner: JobView) -> str:
         return f"keeps its devices until it has run for {situation.view.shares.slice_s:g} s"
     if owner.priority < situation.job.priority:
         return "gives way"
-    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {situation.job.user or 'this user'}"
+    user = situation.job.user or "this user"
+    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {user}"

@@ -9,7 +9,7 @@ import pytest
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.conditions import node_saw_later_plan
 from headway.daemon.coordination.coordinator import TABLE, decide
-from headway.daemon.coordination.diagram import SENTENCES, page
+from headway.daemon.coordination.diagram import page
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
@@ -61,14 +61,6 @@ def test_page_in_docs_is_the_table() -> None:
     from pathlib import Path
 
     assert (Path(__file__).parents[4] / "docs/coordinator.md").read_text() == page()
-
-
-def test_a_sentence_with_commas_is_a_condition_of_the_table() -> None:
-    """A condition that was renamed leaves no sentence behind; without its commas, a sentence is the name."""
-    assert set(SENTENCES) <= {row.condition.__name__ for row in TABLE}
-    assert {name: words.replace(",", "").replace(" ", "_") for name, words in SENTENCES.items()} == {
-        name: name for name in SENTENCES
-    }
 
 
 def test_every_phase_has_a_way_out() -> None:
