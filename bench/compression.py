@@ -93,7 +93,7 @@ def trained(job: JobSpec, tokens: TokenShards) -> Curve:
 
 
 def all_curves(base: JobSpec, seeds: Sequence[int]) -> dict[str, list[Curve]]:
-    """By codec, one run per seed."""
+    """Return the losses by codec, one run per seed."""
     curves: dict[str, list[Curve]] = {name: [] for name in WIRES}
     with tempfile.TemporaryDirectory() as cache:
         tokens = TokenShards.open(builtin_corpus(Path(cache)))
@@ -152,7 +152,9 @@ def _smooth(losses: Sequence[float]) -> list[float]:
 
 
 def cpu_s_per_gb(shape: tuple[int, ...], *, num_rounds: int) -> dict[str, dict[str, float]]:
-    """Of one thread, per 10⁹ bytes of float32, the median of rounds in which everything takes its turn."""
+    """Return the seconds of one thread per 10⁹ bytes of float32, the median of rounds in which all codecs
+    take turns.
+    """
     torch.set_num_threads(1)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     coded = {codec: encode(values, codec) for codec in (Codec.BF16, Codec.INT8)}

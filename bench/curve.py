@@ -57,14 +57,14 @@ class Run:
     strikes: list[tuple[int, str]] = field(default_factory=list)
     """The batch in progress at each strike, and its label."""
     plans: dict[int, PlanRecord] = field(default_factory=dict)
-    """By generation."""
+    """Plans by generation."""
     losses: list[float] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     """The generation that computed each batch."""
 
     @property
     def num_nodes(self) -> list[int]:
-        """How many nodes computed each batch."""
+        """Return how many nodes computed each batch."""
         return [len({stage.node for stage in self.plans[number].stages}) for number in self.generations]
 
 
@@ -197,7 +197,7 @@ def plain_run(spec: JobSpec, folder: Path) -> list[float]:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether two model folders have the same shards, byte for byte."""
+    """Return whether two model folders have equal shards, byte for byte."""
     names = sorted(path.name for path in one.glob("*.safetensors"))
     if not names or names != sorted(path.name for path in other.glob("*.safetensors")):
         return False

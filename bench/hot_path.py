@@ -26,7 +26,7 @@ NUM_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one process in one run."""
+    """The figures of one process in one run."""
 
     cpu_s: float
     num_faults: int
@@ -41,7 +41,7 @@ class Counted:
     is_kept: bool
 
     def run(self, host: Host) -> Cost:
-        """In the process."""
+        """Run in the process."""
         if self.is_kept and not keep_freed_memory():
             raise RuntimeError("this C library's allocator cannot be told to keep freed memory")
         before = resource.getrusage(resource.RUSAGE_SELF)

@@ -82,7 +82,7 @@ class Bench:
         )
 
     def table(self, run: StageRun) -> list[list[Op]]:
-        """Of each stage, what it does when no time varies."""
+        """Return each stage's operations in the order that constant times give."""
         schedules = [
             StageSchedule.of(run.train, stage_index=s, num_stages=NUM_STAGES, depth=run.depth(s))
             for s in range(NUM_STAGES)
@@ -94,7 +94,7 @@ class Bench:
         return [[done.op for done in simulation.timeline if done.stage == s] for s in range(NUM_STAGES)]
 
     def outcome(self, sleeps: SleepTimes, *, is_fixed: bool) -> Outcome:
-        """Of one run."""
+        """Return the figures of one run."""
         run = StageRun(
             job=self.processes.new_name(),
             model=MODEL,
@@ -110,7 +110,7 @@ class Bench:
 
 
 def outcome(reports: Sequence[StageReport]) -> Outcome:
-    """Over the measured batches, by the last stage's clock."""
+    """Return the seconds of the measured batches, by the last stage's clock."""
     ends = reports[-1].batch_ends()
     begin, end = ends[SETTLING - 1], ends[SETTLING + MEASURED - 1]
     busiest_s = max(
@@ -121,7 +121,7 @@ def outcome(reports: Sequence[StageReport]) -> Outcome:
 
 
 def bound_s(sleeps: SleepTimes) -> float:
-    """Per batch: what the stage with the most to do works on the measured ones."""
+    """Return, per batch, the work of the busiest stage in the measured batches."""
     batches = range(SETTLING, SETTLING + MEASURED)
     return sleeps.busiest_s(NUM_STAGES, batches, NUM_MICROBATCHES) / MEASURED
 

@@ -58,14 +58,14 @@ def zeros(folder: Path, num_shards: int) -> DataSpec:
 
 @dataclass
 class Leader:
-    """What a leader sees of a node that reads: its records, and when the job's workers would be late."""
+    """A leader's view of a node that reads: its records, and when the job's workers would be late."""
 
     library: DataLibrary
     view: ClusterView = field(default_factory=lambda: ClusterView(steady_since=0.0))
     slacks: list[float] = field(default_factory=list)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         spec = JobSpec(job=JobSection(name=NAME))
         self.view.jobs[NAME] = job = JobView(name=NAME, entered_at=time.monotonic())
         deadlines, revision = Deadlines(job, self.view, spec), 1

@@ -35,21 +35,21 @@ from headway.stages.spec import ModelSpec, TrainSpec
 
 ATTACK = Path(__file__).parent / "rigs" / "outsiders_attack.py"
 KINDS = ("idle", "slow", "handshakes")
-"""Of strangers: a process each, so that none waits for another."""
+"""Kinds of strangers: a process each, so that none waits for another."""
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 JOB = "beside-outsiders"
 MODEL = ModelSpec(
     hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
 )
 RAMP_S = 5.0
-"""Between the strangers' first steps and the window."""
+"""Seconds between the strangers' first steps and the window."""
 START_LIMIT_S = 120.0
 END_LIMIT_S = 30.0
 
 
 @dataclass
 class Seen:
-    """What became of the cluster."""
+    """The state of the cluster after the attack."""
 
     memory_mb: dict[str, float] = field(default_factory=dict)
     incarnations: set[str] = field(default_factory=set)
@@ -57,9 +57,9 @@ class Seen:
     num_rollbacks: int = 0
     generations: set[int] = field(default_factory=set)
     reached: Counter[str] = field(default_factory=Counter)
-    """What all strangers of all windows came to."""
+    """Number of times that strangers reached each state, in all windows."""
     attacked_s: float = 0.0
-    """Of windows and the seconds before them."""
+    """Seconds of windows and the time before them."""
     cores: dict[str, list[float]] = field(default_factory=dict)
     """Kept busy in each window, by `daemons with strangers` and the like."""
 
@@ -165,7 +165,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def resident_mb(pid: int) -> float:
-    """What a process has in memory; 0 once it is gone."""
+    """Return a process's memory; 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
     except (OSError, IndexError):
@@ -173,7 +173,7 @@ def resident_mb(pid: int) -> float:
 
 
 def processor_s(pid: int) -> float:
-    """What a process has computed; 0 once it is gone."""
+    """Return a process's CPU seconds; 0 once it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S

@@ -140,7 +140,7 @@ WINDOW = 10
 REPORT_DELAY = 2
 """Batches by which the progress that etcd has may lie behind."""
 SNAPSHOTS_S = 135.0
-"""For the whole job that writes snapshots; its cluster and a trial come before."""
+"""Time for the whole job that writes snapshots; its cluster and a trial come before."""
 WITHOUT_SNAPSHOTS = FaultSpec(snapshot_every=0, copies=1, checkpoint_every=0)
 WITH_SNAPSHOTS = FaultSpec(snapshot_every=2 * WINDOW, copies=2, checkpoint_every=0)
 
@@ -251,7 +251,7 @@ async def measure_snapshots(model: ModelSpec, *, seconds_in_all: float) -> tuple
 
 
 async def _watch_lags(session: ClusterSession, lags: dict[int, int]) -> None:
-    """Until cancelled: boundary to the number of batches after which two nodes held all of it."""
+    """Record, until cancelled, boundary to the number of batches after which two nodes held all of it."""
     async for view in session.follow():
         for job in view.jobs.values():
             for _, boundary in restorable(job, view.nodes) if job.spec is not None else ():

@@ -57,7 +57,7 @@ GIB = 2**30
 
 
 def cluster(num_nodes: int, seed: int, life: int = 1) -> tuple[NodeRecord, ...]:
-    """So many nodes, sites and speeds by chance. life: of the nodes' daemons; another one is no known cluster."""
+    """Return nodes with random sites and speeds. life: of the nodes' daemons; another life is an unknown cluster."""
     chance = random.Random(seed)
     return tuple(
         NodeRecord(

@@ -64,7 +64,7 @@ class Kill:
 
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """What kills of one kind cost, one entry each."""
+    """Costs of kills of one kind, one entry each."""
 
     resume_s: list[float] = field(default_factory=list)
     new_batch_s: list[float] = field(default_factory=list)
@@ -170,7 +170,7 @@ def longest_pause(operations: list[Operation], began: float, ended: float) -> fl
 
 
 def recomputed(operations: list[Operation], began: float, ended: float) -> int:
-    """How many batches that had been begun before a change between `began` and `ended` were computed again after it."""
+    """Return how many begun batches a change between `began` and `ended` made the job recompute."""
     forwards = [op for op in operations if op.op == "forward" and began - 1 <= op.started <= ended]
     newest = max(op.generation for op in forwards)
     before = max((op.batch for op in forwards if op.generation < newest), default=-1)
@@ -178,7 +178,7 @@ def recomputed(operations: list[Operation], began: float, ended: float) -> int:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """By linear interpolation."""
+    """Return a quantile by linear interpolation."""
     return (
         statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
         if len(values) > 1
@@ -188,7 +188,7 @@ def percentile(values: list[float], share: float) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What a run has shown."""
+    """The figures of a run."""
 
     costs: dict[str, Costs]
     pauses: list[float]
@@ -197,7 +197,7 @@ class Measured:
     """Batches that a planned change computed again, at most."""
     num_operations: int
     timelines: dict[str, list[dict[str, float]]]
-    """Of the kills, as recovery_timeline.py has them."""
+    """Timelines of the kills, as recovery_timeline.py has them."""
 
 
 async def measure(*, num_kills: int, num_drains: int, seed: int) -> Measured:

@@ -66,12 +66,12 @@ class Cluster:
 
     @property
     def num_bytes(self) -> int:
-        """What one reader needs."""
+        """Return the bytes that one reader needs."""
         return sum(step.expected.size_bytes for step in self.steps)
 
     @property
     def carried_bytes(self) -> int:
-        """What the holders have sent."""
+        """Return the bytes that the holders have sent."""
         return sum(transfers.sent[TransferKind.RECOVERY].num_bytes for transfers in self.sent)
 
     def identity(self, name: str) -> TlsIdentity:

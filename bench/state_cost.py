@@ -37,7 +37,7 @@ IN_MEMORY = Path("/dev/shm")
 
 
 def cpu_s() -> float:
-    """Of this process, all its threads."""
+    """Return the CPU seconds of this process, all its threads."""
     times = os.times()
     return times.user + times.system
 

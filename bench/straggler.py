@@ -154,7 +154,7 @@ async def train(spec: JobSpec, folder: Path) -> Run:
 
 
 async def _journal(session: ClusterSession, name: str, num_batches: int, folder: Path) -> tuple[Row, ...]:
-    """Of a finished job."""
+    """Return the journal of a finished job."""
     copy = JournalCopy(session, name, folder / f"{name}.jsonl")
     try:
         await copy.copy_whole(num_batches)
@@ -188,7 +188,7 @@ def whole_s(spec: JobSpec, times: dict[str, LayerTime]) -> float:
 
 
 def reference_losses(spec: JobSpec) -> list[float]:
-    """Of the plain loop."""
+    """Return the losses of the plain loop."""
     results: list[BatchResult] = []
     tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
     reference(spec, tokens, on_batch=results.append)

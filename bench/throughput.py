@@ -82,7 +82,7 @@ class Emulated:
 
     @property
     def train(self) -> TrainSpec:
-        """So many batches that the middle ones are steady: 2bw's pipe is full after p microbatches."""
+        """Return a training with enough batches for a steady middle: 2bw's pipe is full after p microbatches."""
         m = self.num_microbatches
         measured = max(2, 48 // m) if self.schedule == "2bw" else 1
         return TrainSpec(
@@ -100,11 +100,11 @@ class Emulated:
 
     @property
     def bound_s(self) -> float:
-        """What each stage works on one batch."""
+        """Return the bound: each stage's work on one batch."""
         return self.num_microbatches * self.microbatch_s + self.sleeps.update_s
 
     def run(self, job: str) -> StageRun:
-        """Of all stages."""
+        """Return a run of all stages."""
         cuts = [(name,) for name in layer_names(self.model)]
         return StageRun(job=job, model=self.model, train=self.train, optim=OPTIM, cuts=cuts, sleeps=self.sleeps)
 
@@ -133,7 +133,7 @@ class TwoProcesses:
     def __init__(
         self, ours: Processes, theirs: Processes, *, link: str, keeps_memory: str, optim: OptimSpec = OPTIM
     ) -> None:
-        """keeps_memory: whose processes keep freed memory: `ours`, `both` or `none`."""
+        """keeps_memory: the processes that keep freed memory: `ours`, `both` or `none`."""
         for processes in {"ours": (ours,), "both": (ours, theirs), "none": ()}[keeps_memory]:
             processes.run(KeepFreedMemory(), number=2)
         self._processes = ours
@@ -144,7 +144,7 @@ class TwoProcesses:
         self.losses: dict[tuple[str, int], list[float]] = {}
 
     def tokens_per_s(self, side: str, num_microbatches: int) -> float:
-        """Of one of our schedules, or of torch's. Raises RuntimeError when that does not run here."""
+        """Return the rate of one of our schedules, or of torch's. Raises RuntimeError when that does not run here."""
         if side in (ONE, TWO):
             return self._alone(1 if side == ONE else 2, num_microbatches)
         name = "2bw" if side == COLLECTIVE else side
@@ -196,7 +196,7 @@ class TwoProcesses:
         )
 
     def check_losses(self, num_microbatches: int) -> None:
-        """Whether all synchronous schedules train the same; raises RuntimeError otherwise."""
+        """Check that all synchronous schedules have equal losses; raises RuntimeError otherwise."""
         expected = self.losses["1f1b", num_microbatches]
         for (side, m), losses in self.losses.items():
             if m == num_microbatches and side not in ("2bw", COLLECTIVE):

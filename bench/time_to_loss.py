@@ -64,11 +64,11 @@ OPTIM = OptimSpec(
 WINDOW = 20
 """Batches of which the smoothed loss is the mean."""
 NUM_BATCHES, QUICK_BATCHES = 150, 30
-"""Of 1f1b: about six minutes, and less than one."""
+"""Number of batches of 1f1b: about six minutes, and less than one."""
 MORE = 1.5
 """Times as many for 2bw, which may need more until the same loss."""
 PARTS = (0.25, 0.5, 1.0)
-"""Of 1f1b's batches: where its smoothed losses are the targets."""
+"""Shares of 1f1b's batches whose smoothed losses are the targets."""
 LATE = 1.1
 """An operation that takes so many times its time is late."""
 PLACES = ("one site", "two sites")
@@ -93,7 +93,7 @@ class Trained:
     """A run of a pipeline."""
 
     seconds: list[float]
-    """When each batch was done, since the first operation."""
+    """Times at which each batch was done, since the first operation."""
     losses: list[float]
     late: float
     """Part of the forwards and backwards that took longer than they should, as computing did."""
@@ -113,7 +113,7 @@ class Bench:
     data: str
 
     def train_spec(self, schedule: Schedule) -> TrainSpec:
-        """m by the planner, for 2bw over the line."""
+        """Return the training, with the m that the planner advises for 2bw over the line."""
         few = TrainSpec(
             microbatches=2, microbatch_size=MICROBATCH_SIZE, sequence_length=SEQUENCE_LENGTH, batches=self.num_batches
         )
@@ -164,7 +164,7 @@ class Kept:
     """Runs that are done, in a file if there is one, so that a bench that was cut off goes on with the next."""
 
     def __init__(self, file: Path | None, of: object) -> None:
-        """of: what the runs depend on; those of anything else are not taken."""
+        """of: inputs of the runs; stored runs of other inputs are ignored."""
         self._file, self._of = file, repr(of)
         has_some = file is not None and file.exists()
         told = json.loads(file.read_text()) if file is not None and has_some else {}
@@ -183,7 +183,7 @@ class Kept:
 
 
 def losses_of_plain_loop(bench: Bench, schedule: Schedule) -> list[float]:
-    """Of each batch, by the single-process loop."""
+    """Return the loss of each batch, by the single-process loop."""
     results: list[BatchResult] = []
     job = JobSpec(
         job=JobSection(name="time-to-loss", seed=bench.seed),
@@ -196,12 +196,12 @@ def losses_of_plain_loop(bench: Bench, schedule: Schedule) -> list[float]:
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Of each batch, the mean over it and up to WINDOW − 1 before it."""
+    """Return, for each batch, the mean over it and up to WINDOW − 1 earlier ones."""
     return [statistics.fmean(losses[max(0, end - WINDOW) : end]) for end in range(1, len(losses) + 1)]
 
 
 def batches_until(losses: Sequence[float], target: float) -> int:
-    """How many batches until the smoothed loss is at the target. Raises ValueError when it never is."""
+    """Return the number of batches until the smoothed loss reaches the target. Raises ValueError when it never does."""
     for batch, loss in enumerate(smoothed(losses)):
         if loss <= target and batch + 1 >= WINDOW:
             return batch + 1
@@ -210,7 +210,7 @@ def batches_until(losses: Sequence[float], target: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """When a seed's runs reach one target."""
+    """The times at which a seed's runs reach one target."""
 
     target: float
     batches: dict[Schedule, int]

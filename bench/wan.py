@@ -55,7 +55,7 @@ LEAST_MICROBATCHES = 4
 NUM_SETTLING = 4
 NUM_BATCHES = 10
 LOSSY_SETTLING_S, LOSSY_S = 4.0, 6.0
-"""bbr fills the router's queue first, and makes up for what that lost for two seconds."""
+"""Seconds before the window: bbr first fills the router's queue, and recovers the loss for two seconds."""
 NUM_CONNECTIONS = (1, 4)
 CONGESTION = ("cubic", "bbr")
 """TCP's congestion controls: what most hosts have, and one that takes no loss for a full line."""
@@ -79,12 +79,12 @@ class Job:
 
     @classmethod
     def over(cls, line: Line, schedule: ScheduleName = "2bw") -> "Job":
-        """With the frames that belong to the line."""
+        """Return the job with the frames that belong to the line."""
         return cls(schedule=schedule, line=line, sequence_length=TOKENS[int(line.mbit_s)])
 
     @property
     def frame_bytes(self) -> int:
-        """Of an activation, float32."""
+        """Return the bytes of an activation, float32."""
         return MICROBATCH_SIZE * self.sequence_length * MODEL.hidden_size * 4
 
     @property
@@ -94,12 +94,12 @@ class Job:
 
     @property
     def batch_mbit(self) -> float:
-        """Of a batch, each way."""
+        """Return the megabits of a batch, each way."""
         return self.microbatches * self.frame_bytes * 8 / 1e6
 
     @property
     def microbatches(self) -> int:
-        """m: what the planner advises for 2bw, whichever the schedule."""
+        """Return the m that the planner advises for 2bw, for any schedule."""
         few = self._train("2bw", LEAST_MICROBATCHES, NUM_BATCHES)
         return max(LEAST_MICROBATCHES, advice(MODEL, few, SLEEPS, self.line).least_microbatches)
 
@@ -108,7 +108,7 @@ class Job:
         return self._train(self.schedule, self.microbatches, num_batches)
 
     def advice(self, *, is_far: bool) -> Advice:
-        """Of the planner, over the line or on one site."""
+        """Return the planner's advice, over the line or on one site."""
         return advice(MODEL, self.train(NUM_BATCHES), SLEEPS, self.line if is_far else None)
 
     def _train(self, schedule: ScheduleName, microbatches: int, num_batches: int) -> TrainSpec:
@@ -124,7 +124,7 @@ class Job:
 
 @dataclass
 class Bench:
-    """The same job on one site and on two."""
+    """Runs one job on one site and on two."""
 
     near: Processes
     far: Sites
@@ -135,7 +135,7 @@ class Bench:
             self.seconds(Job.over(HEADLINE), is_far=is_far)
 
     def seconds(self, job: Job, *, is_far: bool, num_batches: int = NUM_BATCHES) -> float:
-        """Of a batch, over the line or on one site."""
+        """Return the seconds of a batch, over the line or on one site."""
         reports = self.run(job, num_batches=num_batches, is_far=is_far)
         return seconds_per_batch(reports[0].stage.batch_ends(), num_settling=NUM_SETTLING)
 
@@ -161,7 +161,7 @@ class Bench:
         return (self.far.processes if is_far else self.near).run(task, number=2)
 
     def probed(self, line: Line) -> Line:
-        """What a daemon would know of a line."""
+        """Return the line as a daemon's probe would measure it."""
         self.far.wan.set(line)
         far = self.far.processes
         address = far.run(BeProbed(far.certificates), number=2)[1]
@@ -186,7 +186,7 @@ class Bench:
 
 @dataclass
 class Results:
-    """What is measured so far."""
+    """The figures so far."""
 
     rows: list[str] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Results:
         print(text, flush=True)
 
     def figure(self, name: str, samples: Sequence[float], *, bar: float | None = None) -> Figure:
-        """For the table at the end and the JSON line."""
+        """Add a row to the table at the end and to the JSON line."""
         self.figures[name] = Figure.of(samples)
         if bar is not None:
             self.bars[name] = bar
@@ -208,7 +208,7 @@ class Results:
 
 
 def measure_emulator(kind: str, results: Results) -> None:
-    """What it carries at most, and what that costs it."""
+    """Measure the emulator's maximum, and its cost."""
     limit = ceiling if kind == "proxy" else ceiling_of_namespaces
     most, _ = limit(Line(), 2.0)
     at_400, cores = limit(Line(mbit_s=400, round_trip_ms=20), 4.0)
@@ -238,7 +238,7 @@ def measure_line(bench: Bench, line: Line, results: Results, *, pairs: dict[Sche
 
 
 def measure_cut(bench: Bench, results: Results) -> None:
-    """What it costs."""
+    """Measure the cost of a cut."""
     cost, num_resumed = bench.outage_cost_s()
     results.figure("outage_cost_s", [cost])
     results.extra["num_resumed"] = num_resumed
@@ -247,7 +247,7 @@ def measure_cut(bench: Bench, results: Results) -> None:
 
 
 def measure_loss(bench: Bench, line: Line, results: Results, congestions: Sequence[str] = CONGESTION) -> None:
-    """What the job carries of what it could: its own need, the line, or what one TCP connection manages with loss."""
+    """Measure the job's share of the possible rate: its own need, the line, or one TCP connection's rate with loss."""
     has_tcp = isinstance(bench.far.wan, NamespacesWan)
     for congestion in congestions if has_tcp else ("reno",):
         found = ceilings(bench.far.wan, line, congestion, NUM_CONNECTIONS)

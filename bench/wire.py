@@ -44,7 +44,7 @@ BOTH_WAYS_SIZES = {"16KiB": 1 << 14, **SIZES}
 SIDES = ("tcp", "gloo", "gloo_new", "collective", "grpc_bare", "grpc_cut", "grpc_tensors", "grpc")
 LINKS = ("collective", "grpc")
 FEWEST_FRAMES, MOST_FRAMES = 4, 512
-"""Of a pass."""
+"""Number of frames of a pass."""
 BARS = {"grpc_vs_bare": 0.9, "collective_vs_gloo": 0.9}
 
 
@@ -66,7 +66,7 @@ class Sample:
 
 
 Samples = dict[tuple[str, str], list[Sample]]
-"""By side and size."""
+"""Samples by side and size."""
 
 
 class Pair:
@@ -118,7 +118,7 @@ def serve(certificates: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What is measured, and how much of it."""
+    """The measured cases, and their amount."""
 
     sides: Sequence[str]
     sizes: Mapping[str, int]
@@ -127,7 +127,7 @@ class Measurement:
     pass_bytes: int
 
     def samples(self, pair: Pair) -> Samples:
-        """By side and size: one a round."""
+        """Return the samples by side and size: one a round."""
         samples: Samples = {(side, size): [] for side in self.sides for size in self.sizes}
         for size, num_bytes in self.sizes.items():
             for side in self.sides:
@@ -160,7 +160,7 @@ def table(samples: Samples, round_trips: Mapping[str, float]) -> None:
 
 
 def ratios(samples: Samples) -> dict[str, Figure]:
-    """Of the sides that were measured, round by round."""
+    """Return the ratios of the measured sides, round by round."""
     sizes = list(dict.fromkeys(size for _, size in samples))
     sides = {side for side, _ in samples}
     figures: dict[str, Figure] = {}

@@ -1,4 +1,4 @@
-"""For every test: at the end of a run, the seconds that each suite took."""
+"""Prints, at the end of a run, the seconds that each suite took."""
 
 from collections import defaultdict
 from pathlib import PurePosixPath

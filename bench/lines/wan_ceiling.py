@@ -1,4 +1,4 @@
-"""What an emulated line itself carries, beside the links that bench/wan.py measures over it."""
+"""Measures an emulated line itself, for comparison with the links that bench/wan.py measures over it."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ from lines.wan_namespaces import NamespacesWan, connected
 from lines.wan_proxy import HOST, ProxyWan
 
 LOSSY_S = 10.0
-"""Of sending, the later half of which counts: TCP finds its rate first."""
+"""Seconds of sending, the later half of which counts: TCP first finds its rate."""
 
 FAR_BELOW = 0.9
 
@@ -44,7 +44,7 @@ def ceiling(line: Line, seconds: float) -> tuple[float, float]:
 
 
 def ceiling_of_namespaces(line: Line, seconds: float) -> tuple[float, float]:
-    """The same of the line between namespaces."""
+    """Measure the line between namespaces."""
     with NamespacesWan() as wan:
         wan.set(line)
         near, far = connected(wan)
@@ -52,7 +52,7 @@ def ceiling_of_namespaces(line: Line, seconds: float) -> tuple[float, float]:
 
 
 def _carried(wan: Wan, near: socket.socket, far: socket.socket, seconds: float) -> tuple[float, float]:
-    """Of what is sent for so long, the later half."""
+    """Return the rate in the later half of the sending."""
     taken = _Counter()
     reader = threading.Thread(target=taken.drain, args=(far,))
     reader.start()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 SEGMENT_BYTES = 1448
 QUEUE_S = 0.1
-"""What the router before the line holds; then senders wait."""
+"""Seconds of data in the queue of the router before the line; then senders wait."""
 FIRST_RETRANSMISSION_S = 0.2
 FIRST_REDIAL_S = 1.0
 """TCP's own: the timeout of data, and of a dialled connection's first segment; both double."""
@@ -30,7 +30,7 @@ class Line:
     jitter_ms: float = 0.0
     """Each piece is late by up to this much more, each way; order is kept."""
     loss: float = 0.0
-    """Of segments."""
+    """Share of the segments that is lost."""
 
     @property
     def bytes_per_s(self) -> float:
@@ -39,14 +39,14 @@ class Line:
 
     @property
     def connection_bytes_per_s(self) -> float:
-        """What one TCP connection reaches: the line's rate, or less where segments are lost."""
+        """Return the rate of one TCP connection: the line's, or less if segments are lost."""
         if not self.loss or not self.round_trip_ms:
             return self.bytes_per_s
         return min(self.bytes_per_s, reno_bytes_per_s(self.loss, self.round_trip_ms / 1e3))
 
     @property
     def piece_bytes(self) -> int:
-        """What is taken from a sender at once: a millisecond's worth."""
+        """Return the bytes taken from a sender at once: a millisecond's worth."""
         return int(min(64 << 10, max(4 << 10, self.bytes_per_s / 1e3)))
 
 
@@ -68,15 +68,15 @@ class Way:
         self._draw = random.Random(self.seed)
 
     def has_room(self, now: float) -> bool:
-        """Whether the router takes more."""
+        """Return whether the router takes more."""
         return self._free_at - now < QUEUE_S
 
     def room_at(self) -> float:
-        """When it does."""
+        """Return when the router takes more."""
         return self._free_at - QUEUE_S
 
     def put(self, num_bytes: int, now: float, stream: "Stream") -> float:
-        """When a piece of a connection arrives at the other end."""
+        """Return when a piece of a connection arrives at the other end."""
         line = self.line
         self._free_at = max(now, self._free_at) + num_bytes / line.bytes_per_s
         stream.free_at = max(now, stream.free_at) + num_bytes / line.connection_bytes_per_s
@@ -98,7 +98,7 @@ class Stream:
 
 
 def after_cut(begun_at: float, ended_at: float, first_s: float) -> float:
-    """When a connection goes on that lost its first segment at `begun_at`: at its first try after the cut."""
+    """Return when a connection continues that lost its first segment at `begun_at`: at its first try after the cut."""
     return next(at for at in _tries(begun_at, first_s) if at >= ended_at)
 
 

@@ -36,16 +36,16 @@ NETWORK = "10.213.7.0/24"
 LARGE_MTU, PLAIN_MTU = 9000, 1500
 """Bytes: fewer packets to carry, and, where packets are lost, as many as there would be."""
 WINDOW_BYTES = 16 << 20
-"""Of the kernel's socket buffers at most, so that a long fast line can be filled."""
+"""Maximum size of the kernel's socket buffers, so that a long fast line can be filled."""
 
 
 def is_possible() -> bool:
-    """Whether this machine lets this user make the line."""
+    """Return whether this machine lets this user make the line."""
     return os.geteuid() == 0 and os.access("/dev/net/tun", os.R_OK | os.W_OK) and shutil.which("ip") is not None
 
 
 def enter(namespace: str) -> None:
-    """This thread, and those that it starts from now on, live in the namespace. Raises OSError."""
+    """Move this thread, and those that it starts from now on, to the namespace. Raises OSError."""
     number = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(number, CLONE_NEWNET):
@@ -82,7 +82,7 @@ class _Carrier:
         self._draw = random.Random(1)
 
     def run(self) -> None:
-        """Until the standard input ends."""
+        """Run until the standard input ends."""
         poll = select.epoll()
         for number in (*self._taps, sys.stdin.fileno()):
             poll.register(number, select.EPOLLIN)

@@ -1,4 +1,4 @@
-"""What the planner advises for two stages with a line between them: m and depth, as `headway plan` would say."""
+"""The planner's advice for two stages with a line between them: m and depth, as `headway plan` would say."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +15,7 @@ from headway.stages.spec import ModelSpec, TrainSpec
 from lines.wan_line import Line
 
 SITE = LinkAssumptions()
-"""What a link is inside a site."""
+"""Link inside a site."""
 FREE_S = 1e-9
 OF_JITTER = 0.5
 """A probe's round trip is the least of five: of jitter, each way up to so much, about half is in it."""
@@ -23,17 +23,19 @@ OF_JITTER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """For a job over a line."""
+    """The advice for a job over a line."""
 
     least_microbatches: int
-    """m that hides the line under 2bw."""
+    """The m that hides the line under 2bw."""
     depths: tuple[int, int]
-    """Of both stages."""
+    """Depths of both stages."""
 
 
 @lru_cache
 def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | None) -> Advice:
-    """For two equal stages that take these times; line: None for one site. Raises ValueError without a plan."""
+    """Return the advice for two equal stages with these times; line: None for one site. Raises ValueError without a
+    plan.
+    """
     num_blocks = model.num_hidden_layers // 2
     block = LayerSeconds(
         forward_s=times.forward_s / num_blocks,

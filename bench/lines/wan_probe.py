@@ -1,4 +1,4 @@
-"""What a daemon's own probe finds out about an emulated line: its service in one process, its client in the other."""
+"""A daemon's own probe of an emulated line: its service in one process, its client in the other."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,11 +19,11 @@ from headway.stages.sockets.tls_identity import TlsIdentity
 
 TIMEOUT = timedelta(seconds=100)
 _servers: list[grpc.aio.Server] = []
-"""Of this process, kept for its life."""
+"""Servers of this process, kept for its life."""
 
 
 class Probed(control_pb2_grpc.NodeServicer):
-    """Of a daemon's service what a probe asks."""
+    """The part of a daemon's service that a probe calls."""
 
     Probe = NodeService.Probe
 

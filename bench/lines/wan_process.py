@@ -29,7 +29,7 @@ class LineProcess:
         self.told = self._read().strip()
 
     def set(self, line: Line) -> None:
-        """From now on, for what is sent from now on."""
+        """Change the line for everything that is sent from now on."""
         self._tell({"line": asdict(line)})
 
     def cut(self, seconds: float) -> None:
@@ -68,5 +68,5 @@ class LineProcess:
 
 
 def own_environment() -> dict[str, str]:
-    """For an emulator's process, which imports its neighbours wherever it is started from."""
+    """Return the environment of an emulator's process, which imports its neighbours from any working directory."""
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

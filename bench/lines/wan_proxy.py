@@ -26,7 +26,7 @@ MOST_UNWRITTEN = 8 << 20
 
 @dataclass(eq=False, slots=True)
 class _Half:
-    """From one socket to the other."""
+    """Copies from one socket to the other."""
 
     source: socket.socket
     target: socket.socket
@@ -61,10 +61,10 @@ class _Proxy:
         self._number = count()
         self._cut_from = self._cut_until = 0.0
         self._waiting: set[_Half] = set()
-        """For room in the router, or for the end of a cut."""
+        """Halves that wait for room in the router, or for the end of a cut."""
 
     def run(self) -> None:
-        """Until the standard input ends."""
+        """Run until the standard input ends."""
         print(self.port, flush=True)
         while True:
             now = time.monotonic()
@@ -106,7 +106,7 @@ class _Proxy:
     # --- Cuts ---------------------------------------------------------------------------------------------------------
 
     def _lose(self, half: _Half, now: float) -> None:
-        """What is on the line is lost, and comes again with the retransmission."""
+        """Drop the bytes on the line; they come again with the retransmission."""
         if half.lost_at:
             return
         half.lost_at = now
@@ -238,7 +238,7 @@ class ProxyWan(LineProcess):
     def __init__(self, target_port: int) -> None:
         super().__init__(__file__, str(target_port))
         self.port = int(self.told)
-        """Where to dial."""
+        """Port to dial."""
 
     def __enter__(self) -> Self:
         return self

@@ -29,7 +29,7 @@ class WanRun(StageRun):
     """One stage of two, the first of which may dial the second over a line."""
 
     address: str = ""
-    """Where the first stage dials; empty: the second one's own."""
+    """Address where the first stage dials; empty: the second one's own."""
     depths: tuple[int, int] = (2, 1)
 
     def run(self, host: Host) -> Resumed:  # type: ignore[override]
@@ -78,11 +78,11 @@ class Sites:
     processes: Processes
     wan: Wan
     address: str
-    """Where the first stage dials; empty: the second one's own."""
+    """Address where the first stage dials; empty: the second one's own."""
 
 
 def best_kind() -> str:
-    """Of emulators, what this machine allows: `namespaces` or `proxy`."""
+    """Return the emulator that this machine allows: `namespaces` or `proxy`."""
     return "namespaces" if is_possible() else "proxy"
 
 

@@ -21,7 +21,7 @@ from headway.stages.state.layer_state import LayerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepTimes:
-    """What the operations of every stage take."""
+    """Seconds of the operations of every stage."""
 
     forward_s: float
     backward_s: float
@@ -33,7 +33,7 @@ class SleepTimes:
     seed: int = 0
 
     def seconds(self, stage: int, op: Op) -> float:
-        """Of one operation: the same whenever, and in whatever order, it runs."""
+        """Return the seconds of one operation: equal at any time, and in any order."""
         match op:
             case Forward():
                 mean = self.forward_s
@@ -49,7 +49,7 @@ class SleepTimes:
         return mean * factor * (STRAGGLE if draw.random() < self.straggling else 1.0)
 
     def busiest_s(self, num_stages: int, batches: Iterable[int], num_microbatches: int) -> float:
-        """What the stage with the most to do works on these batches: the bound that no schedule beats."""
+        """Return the work of the busiest stage on these batches: the lower bound of every schedule."""
         batches = list(batches)
         return max(
             sum(
@@ -128,19 +128,19 @@ PR_SET_TIMERSLACK = 29
 
 
 def sleep_precisely() -> None:
-    """From now on in this thread: the kernel gathers no wake-ups, which ends each sleep some 0.06 ms too late."""
+    """Turn off timer slack in this thread: otherwise the kernel ends each sleep some 0.06 ms too late."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def sleeping_graph(sleeps: SleepTimes, stage: int, *arguments: Any, **more: Any) -> SleepingGraph:
-    """As the executor makes its graph, with the times ahead."""
+    """Make the graph as the executor does, with the coming times."""
     sleep_precisely()
     return SleepingGraph(sleeps, stage, *arguments, **more)
 
 
 class FixedOrder:
-    """What an executor does next when a table says it, and it waits for the table's next operation."""
+    """Chooses the operation of a fixed table; the executor waits for the table's next operation."""
 
     def __init__(self, table: Iterable[Op]) -> None:
         self._table = deque(table)

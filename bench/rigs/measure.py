@@ -36,7 +36,9 @@ class Figure:
         return cls(statistics.median(samples), low, high, len(samples))
 
     def holds(self, bar: float) -> bool:
-        """Whether the median reaches the bar with the interval's lower end no further than TOLERANCE below it."""
+        """Return whether the median reaches the bar with the interval's lower end no further than TOLERANCE
+        below it.
+        """
         return self.median >= bar and self.low >= bar - TOLERANCE
 
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ def progress(text: str) -> None:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures were measured on."""
+    """Return the machine of the figures."""
     model = next(
         (line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")), platform.machine()
     )

@@ -49,7 +49,7 @@ async def connected(target: Target) -> AsyncIterator[socket.socket]:
 
 
 def _is_done(client: ssl.SSLObject) -> bool:
-    """Whether a client has nothing more to hear for its handshake. Raises ssl.SSLError."""
+    """Return whether a client's handshake is complete. Raises ssl.SSLError."""
     try:
         client.do_handshake()
     except ssl.SSLWantReadError:
@@ -58,7 +58,7 @@ def _is_done(client: ssl.SSLObject) -> bool:
 
 
 class Strangers:
-    """What all of them hold and count."""
+    """The connections and counts of all strangers."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -122,7 +122,7 @@ async def each_in_turn(step: Callable[[Target], Awaitable[None]], targets: list[
 
 
 async def attack(options: argparse.Namespace, targets: list[Target], probed: list[Target]) -> Strangers:
-    """Until the input ends."""
+    """Run until the input ends."""
     strangers = Strangers()
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -50,10 +50,10 @@ from rigs.emulated_stage import FixedOrder, SleepTimes, sleeping_graph
 
 HOST = "127.0.0.1"
 TIMEOUT = timedelta(seconds=60)
-"""For a neighbour to be there, and to come back."""
+"""Timeout for a neighbour to be there, and to come back."""
 RUN_TIMEOUT_S = 300.0
 TROUBLES_S = 2.0
-"""For the others to say what is wrong, after the first one has."""
+"""Time for the other processes to report after the first error."""
 GENERATION = Generation(1)
 PRELOADED = [
     "headway.daemon.rpc.certificates",
@@ -65,7 +65,7 @@ PRELOADED = [
 ]
 """Imported before the fork."""
 ROUND_TRIP_S = 1e-3
-"""What a planner takes the round trip of a link inside a site to be; from it and the microbatch's time comes depth."""
+"""Round trip that a planner assumes inside a site; with the microbatch's time it gives the depth."""
 REAL_MICROBATCH_S = 0.1
 """What a stage takes that computes, about: one round trip is much less."""
 
@@ -85,15 +85,15 @@ class RandomTokens:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What one stage of a run did."""
+    """The result of one stage of a run."""
 
     operations: list[tuple[Op, float, float]]
-    """With begin and end, seconds of the machine's monotonic clock."""
+    """Operations with begin and end, seconds of the machine's monotonic clock."""
     losses: list[float]
-    """Per batch, on the last stage."""
+    """Losses per batch, on the last stage."""
 
     def batch_ends(self) -> list[float]:
-        """When each batch's last backward was done."""
+        """Return when each batch's last backward was done."""
         ends: dict[int, float] = {}
         for op, _, ended in self.operations:
             if isinstance(op, Backward):
@@ -125,11 +125,11 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Where the stage before dials."""
+        """Return the address where the earlier stage dials."""
         return f"{HOST}:{self._grpc.port}"
 
     def close_links(self) -> None:
-        """Those of the run before: a neighbour may not have ended it when this process had."""
+        """Close the links of the last run: a neighbour may not have ended it when this process had."""
         for link in self._links:
             link.close()
         self._links.clear()
@@ -137,7 +137,7 @@ class Host:
     def open_link(
         self, job: str, stage: int, peer: int, inbox: "queue.SimpleQueue[object]", contract: FrameContract, kind: str
     ) -> Link:
-        """To a neighbouring stage, whose process has the rank of its stage."""
+        """Dial a neighbouring stage, whose process has the rank of its stage."""
         is_dialled = peer > stage
         if kind == "collective":
             terms = CollectiveTerms(
@@ -178,10 +178,10 @@ class Host:
 
 
 class Task(Protocol):
-    """What a process can be told to do; it is sent as a pickle."""
+    """A task for a process; it is sent as a pickle."""
 
     def run(self, host: Host) -> object:
-        """In the process."""
+        """Run in the process."""
         ...
 
 
@@ -197,11 +197,11 @@ class StageRun:
     """The layers of each stage."""
     link: str = "grpc"
     sleeps: SleepTimes | None = None
-    """In place of computing."""
+    """Seconds to sleep instead of computing."""
     is_alone: bool = False
     """Every process computes the only stage of a pipeline of its own."""
     orders: Sequence[Sequence[Op]] = ()
-    """Of each stage: its operations in a fixed order; none: what is ready."""
+    """Operations of each stage in a fixed order; none: any ready operation."""
     has_slack: bool = True
     """More in flight than equal times need, as a planner gives it."""
     seed: int = 1
@@ -243,15 +243,15 @@ class StageRun:
         return StageReport(operations.all, [] if journal is None else [row.loss for row in journal.rows])
 
     def tokens(self) -> MicrobatchSource:
-        """What the first stage reads."""
+        """Return the first stage's source of tokens."""
         return RandomTokens(self.model.vocab_size)
 
     def graph_maker(self, stage: int) -> Callable[..., StageGraph]:
-        """What a stage computes with."""
+        """Return the maker of a stage's graph."""
         return StageGraph if self.sleeps is None else partial(sleeping_graph, self.sleeps, stage)
 
     def depth(self, stage: int) -> int:
-        """What a planner would give a stage."""
+        """Return the depth that a planner would give a stage."""
         train, num_stages, sleeps = self.train, len(self.cuts), self.sleeps
         microbatch_s = REAL_MICROBATCH_S if sleeps is None else sleeps.forward_s + sleeps.backward_s
         needed = [
@@ -291,10 +291,10 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True)
 class KeepFreedMemory:
-    """What a worker does at its start, in a process that is to be like one."""
+    """Keeps freed memory, as a worker does from its start."""
 
     def run(self, host: Host) -> None:
-        """For good."""
+        """Keep freed memory for good."""
         del host
         keep_freed_memory()
 
@@ -317,7 +317,7 @@ class Processes:
     """The processes of a bench. A context manager; what it started is gone afterwards."""
 
     def __init__(self, number: int, *, environment: Mapping[str, str] | None = None) -> None:
-        """environment: what theirs has beside this one's; they are then started afresh, and not forked."""
+        """environment: variables for them in addition to this process's; they are then started, not forked."""
         self._number = number
         self._environment = environment
         self._folder = tempfile.TemporaryDirectory(prefix="headway-bench-")
@@ -327,7 +327,7 @@ class Processes:
 
     @property
     def folder(self) -> Path:
-        """For what the processes share."""
+        """Return the folder that the processes share."""
         return Path(self._folder.name)
 
     def __enter__(self) -> Self:
@@ -356,16 +356,16 @@ class Processes:
         self._folder.cleanup()
 
     def target(self, rank: int) -> Callable[[Connection, int, Path], None]:
-        """What a process does from its start."""
+        """Return the function that a process runs from its start."""
         del rank
         return serve
 
     def new_name(self) -> str:
-        """For a job."""
+        """Return a name for a job."""
         return f"job-{next(self._names)}"
 
     def run(self, task: Task, *, number: int) -> list[Any]:
-        """The same task in the first `number` processes; what each returns. Raises RuntimeError when one fails."""
+        """Run one task in the first `number` processes; return each result. Raises RuntimeError when one fails."""
         until = time.monotonic() + RUN_TIMEOUT_S
         waiting = {connection: rank for rank, connection in enumerate(self._connections[:number])}
         for connection in waiting:

@@ -11,7 +11,7 @@ from headway.daemon.history.events import MONOTONIC
 
 Event = Mapping[str, Any]
 Claim = Callable[[Event, int], bool]
-"""Whether an event is such a milestone of the recovery to a generation."""
+"""Tells whether an event is such a milestone of the recovery to a generation."""
 
 
 def _order(kind: str) -> Claim:

@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining over gloo, on the layers, weights, tokens and optimizers that our stages have."""
+"""torch.distributed.pipelining over gloo, on the layers, weights, tokens and optimizers of our stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ SCHEDULES: dict[str, tuple[int, bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class TorchReport:
-    """What one process of a run did."""
+    """The result of one process of a run."""
 
     batch_ends: list[float]
-    """When the optimizers had stepped."""
+    """Times at which the optimizers had stepped."""
     losses: list[float]
-    """Per batch, where the last stage is."""
+    """Losses per batch, on the last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

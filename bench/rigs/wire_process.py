@@ -61,7 +61,7 @@ class Process:
         self._sides: dict[tuple[str, int], Side] = {}
 
     def connect(self, peer_ports: list[int]) -> None:
-        """Once both listen. gloo's group is made here."""
+        """Open the links once both listen. gloo's group is made here."""
         self._peer_ports = peer_ports
         store = self._store if self._rank else TCPStore(HOST, peer_ports[3], is_master=False)
         dist.init_process_group("gloo", store=store, rank=self._rank, world_size=2, timeout=TIMEOUT)

@@ -59,7 +59,7 @@ class GlooSide:
     """torch.distributed's own calls."""
 
     def __init__(self, num_bytes: int, *, is_new: bool) -> None:
-        """is_new: each frame is received into a tensor of its own."""
+        """is_new: each frame is received into a new tensor."""
         self._values = torch.ones(num_bytes // 4)
         self._answer = torch.ones(1)
         self._is_new = is_new
@@ -163,7 +163,7 @@ class LinkSide:
         self._link.send(self._answer)
 
     def exchange(self, num_frames: int) -> None:
-        """As activations and gradients go: so many frames each way, both at the same time."""
+        """Send this number of frames each way, both at once, as activations and gradients go."""
         for _ in range(min(WINDOW, num_frames)):
             self._link.send(self._frame)
         for number in range(num_frames):

@@ -45,7 +45,7 @@ class Assignment:
 
 
 def assignments_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Assignment]:
-    """Return all places of a plan on this node."""
+    """Yield all places of a plan on this node."""
     for position, stage in enumerate(plan.stages):
         worker = node.worker_of(stage)
         if worker is not None:

@@ -27,7 +27,7 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
 
 
 def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """Return the copy steps of one job."""
+    """Yield the copy steps of one job."""
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or node.is_behind(job) or view.why_set_aside(job.name):
         return

@@ -14,7 +14,7 @@ from headway.daemon.workers.orders import Neighbour, Neighbours
 
 
 def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[ProveLink]:
-    """Return the neighbours to dial while the worker gets ready; both ends of a link dial."""
+    """Yield the neighbours to dial while the worker gets ready; both ends of a link dial."""
     if assignment.run_key in assignment.worker.failures:
         return
     records = assignment.job.workers_of(assignment.plan)

@@ -24,7 +24,7 @@ class LostLink:
 
 
 def lost_links(view: ClusterView, workers: Iterable[WorkerStatus]) -> Iterator[LostLink]:
-    """Return the lost links of plans that etcd still names."""
+    """Yield the lost links of plans that etcd still names."""
     for worker in workers:
         for run_key, failure in worker.failures.items():
             plan = _plan(view, run_key)

@@ -38,13 +38,13 @@ KEPT_AFTER_RESTORE_S: Final = 3600.0
 
 
 def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    """Return registrations, deletions and durable copies that are due."""
+    """Yield registrations, deletions and durable copies that are due."""
     for name in sorted({key.job for key in node.held} | set(view.jobs)):
         yield from state_steps_of(view, name, node)
 
 
 def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[Step]:
-    """Return the due steps of one job, or of files of a job that is gone."""
+    """Yield the due steps of one job, or of files of a job that is gone."""
     job = view.jobs.get(name)
     if view.why_set_aside(name):
         return  # an unreadable record: none of the job's files is deleted
@@ -123,7 +123,7 @@ def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeStat
 
 
 def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
-    """Return the boundaries that this node's own workers still have to load, from any source."""
+    """Yield the boundaries that this node's own workers still have to load, from any source."""
     for plan in (job.plan, job.next):
         if plan is not None and plan.source != "initial" and not _has_begun(job, plan, node):
             yield plan.source_timeline, plan.boundary
@@ -143,7 +143,7 @@ def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Pla
 
 
 def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """Return the files that this node copies to the checkpoint folder during training. agent_orders copies a stop's
+    """Yield the files that this node copies to the checkpoint folder during training. agent_orders copies a stop's
     files.
     """
     place = due_checkpoint(job)

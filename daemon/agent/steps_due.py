@@ -62,7 +62,7 @@ def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exceptio
 
 
 def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """Return the steps that the plans of one job require of this node."""
+    """Yield the steps that the plans of one job require of this node."""
     if job.submission is None or view.why_set_aside(job.name):
         return
     is_recovering = job.phase.phase is Phase.RECOVERING

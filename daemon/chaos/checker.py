@@ -385,7 +385,7 @@ def _started(history: History) -> dict[tuple[int, int, str, int, int | None], fl
 
 
 def _final_operations(history: History, train: TrainSpec) -> Iterator[Operation]:
-    """Return the operations whose result is in the final weights."""
+    """Yield the operations whose result is in the final weights."""
     final = owners(history.plans, _num_final(history, train))
     for operation in history.operations:
         plan = final[operation.batch] if operation.batch < len(final) else None

@@ -107,7 +107,7 @@ class Parting:
 
 
 def _inodes(pid: int) -> Iterator[int]:
-    """Return the inodes of a process's sockets."""
+    """Yield the inodes of a process's sockets."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):

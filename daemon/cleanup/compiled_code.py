@@ -108,7 +108,7 @@ def prune(
 
 
 def _files(folder: Path) -> list[tuple[float, int, Path]]:
-    """Yield (last used, bytes, path)."""
+    """Return (last used, bytes, path) of each file."""
     found = []
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names if not name.endswith(LOCK)):

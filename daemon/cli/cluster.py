@@ -235,7 +235,7 @@ def certs(
 
 
 def _config() -> None:
-    """Return a node's settings."""
+    """A node's settings."""
 
 
 def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:

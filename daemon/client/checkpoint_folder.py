@@ -171,7 +171,7 @@ def _age(found: FoundCheckpoint) -> tuple[float, int, int]:
 
 @contextmanager
 def _as_config_error() -> Iterator[None]:
-    """Return the error as a ConfigError, for people who named the URL."""
+    """Turn errors into ConfigError, for people who named the URL."""
     try:
         yield
     except RecoveryError as error:

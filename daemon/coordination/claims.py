@@ -159,7 +159,7 @@ class _Settling:
         return not claimant.is_waiting or self._needs_no_more(situation, due)
 
     def _needs_no_more(self, situation: JobSituation, due: frozenset[DeviceKey]) -> bool:
-        """Note that a waiting job has no plan on the devices that it is owed."""
+        """Return False if the job could use more devices than it is owed, and asks for them."""
         name = situation.job.name
         try:
             whole = situation.plan_on_everything

@@ -109,7 +109,7 @@ def orders(
     previous: tuple[StagePlan, ...] = (),
     can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[DeviceSlot, ...]]:
-    """Return orders of `length` seats, in a deterministic sequence.
+    """Yield orders of `length` seats, in a deterministic sequence.
 
     If there are few, these are all orders. Those in which each site's seats are together come first, because the first
     of equals is taken. Otherwise these are all orders with sites together, or good ones of them. can_talk: good orders
@@ -176,7 +176,7 @@ def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = T
 
 
 def _good_orders(slots: tuple[DeviceSlot, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
-    """Yield good orders of many seats: sites by total speed, devices within by memory or speed, and every rotation.
+    """Return good orders of many seats: sites by total speed, devices within by memory or speed, and every rotation.
 
     The first stages hold most microbatches in flight, so one candidate puts the largest memory first.
     """
@@ -217,7 +217,7 @@ def long_orders(
     is_short: bool = False,
     can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[DeviceSlot, ...]]:
-    """Return a few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
+    """Yield a few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
 
     Inside a site, devices of one arithmetic class are together, because only they can be replicas of one stage. Equal
     devices next to each other share groups evenly. Unequal ones next to each other fill what is left of a layer.

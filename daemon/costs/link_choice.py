@@ -156,7 +156,7 @@ def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
 
 
 def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
-    """Return the positions of workers that share microbatches, and of replicas, with each pair's
+    """Yield the positions of workers that share microbatches, and of replicas, with each pair's
     `largest_frame_bytes`.
     """
     stages, replicas = plan.stages, plan.replicas

@@ -59,7 +59,7 @@ class StageCosts:
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
     def _count_slices(self) -> None:
-        """Return all different slices, by their number of layers of each kind."""
+        """Count all different slices, by their number of layers of each kind."""
         kinds = np.array([self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers])
         size = self.num_layers + 1
         before = np.zeros((size, len(self._kinds)), dtype=np.int64)

@@ -13,7 +13,7 @@ _SPACES: Final = (b" ", b"\n", b"\t")
 
 
 def pieces_of(text: bytes) -> Iterator[bytes]:
-    """Return a whole text as one piece, unless it is longer than the maximum."""
+    """Yield a whole text as one piece, unless it is longer than the maximum."""
     start = 0
     while len(text) - start > MAX_PIECE_BYTES:
         end = _cut(text, start)

@@ -12,7 +12,7 @@ MAX_FILES: Final = 1000
 
 
 def doubts(sources: Sequence[str]) -> Iterator[str]:
-    """Return a sentence for each file that is empty or does not begin as text; unreadable files are left to
+    """Yield a sentence for each file that is empty or does not begin as text; unreadable files are left to
     the reader.
     """
     for path in _files(sources):

@@ -101,7 +101,7 @@ class LocalCluster:
         self._authority: CertificateAuthority | None = None
         self._etcd: EtcdServer | None = None
         self.etcd_remark = ""
-        """Return a remark on the release of etcd, for people, once it has started; empty: none."""
+        """Remark on the release of etcd, for people, once it has started; empty: none."""
 
     @property
     def address(self) -> ClusterAddress:

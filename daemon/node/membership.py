@@ -281,7 +281,10 @@ class Membership:
             agent.cluster_changed()
 
     def _remember_generations(self) -> bool:
-        """Remember generations. A node that cannot write them ignores newer plans, and asks to be left out of them."""
+        """Remember generations; return whether they are written down.
+
+        A node that cannot write them ignores newer plans, and asks to be left out of them.
+        """
         memory, activities = self._house.memory, self._house.activities
         trouble = ""
         try:

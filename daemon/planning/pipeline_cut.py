@@ -98,7 +98,7 @@ class PipelineCut:
         return [(seconds, cut) for seconds, _, cut in self._by_stages(at_most, is_best_alone=False)]
 
     def _by_stages(self, at_most: float, *, is_best_alone: bool) -> Iterator[tuple[float, float, Cut]]:
-        """Return (seconds, sum of squares, cut) by number of stages. is_best_alone: leave out those slower
+        """Yield (seconds, sum of squares, cut) by number of stages. is_best_alone: leave out those slower
         than others.
         """
         slowest = _Recurrence(self, combine=np.maximum, of_stage=lambda times: times, of_link=self._links)

@@ -76,7 +76,7 @@ def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Call
 
 
 def node_metrics(source: MetricSource) -> Iterator[Metric]:
-    """Return the metrics of this node."""
+    """Yield the metrics of this node."""
     view, node = source.view, source.node
     yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", source.is_etcd_reachable())
     is_leader = view.leader is not None and view.leader.node == node
@@ -159,7 +159,7 @@ _OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]]
 
 
 def job_metrics(source: MetricSource) -> Iterator[Metric]:
-    """Return the metrics of all jobs, if this node leads; unknown numbers are left out."""
+    """Yield the metrics of all jobs, if this node leads; unknown numbers are left out."""
     view = source.view
     if view.leader is None or view.leader.node != source.node:
         return

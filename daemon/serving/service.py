@@ -196,7 +196,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
     async def Trace(  # noqa: N802
         self, request: control_pb2.TraceRequest, context: Any
     ) -> AsyncIterator[control_pb2.WorkerTrace]:
-        """Return the last operations of a job's workers: of this node, or of all."""
+        """Yield the last operations of a job's workers: of this node, or of all."""
         async with _answering(context):
             async for trace in self._traces.own(request.job) if request.forwarded else self._traces.all(request.job):
                 yield trace

@@ -44,14 +44,14 @@ class TraceSource:
         self._clock = clock
 
     async def own(self, job: str) -> AsyncIterator[WorkerTrace]:
-        """Return the operations of this node's workers. Raises RecoveryError when the job has no plan in force."""
+        """Yield the operations of this node's workers. Raises RecoveryError when the job has no plan in force."""
         plan = self._plan(job)
         for position, worker in enumerate(plan.stages):
             if worker.node == self._node:
                 yield await self._of_worker(job, plan, position)
 
     async def all(self, job: str) -> AsyncIterator[WorkerTrace]:
-        """Return the operations of all workers of the plan in force; a silent node is the trouble of its workers.
+        """Yield the operations of all workers of the plan in force; a silent node is the trouble of its workers.
 
         Raises RecoveryError when there is no plan.
         """

@@ -203,7 +203,7 @@ class StateStore:
         return num_bytes
 
     def _files_on_disk(self) -> Iterator[Path]:
-        """Return every file of the folder. Folders come and go meanwhile: os.walk skips those that it cannot list."""
+        """Yield every file of the folder. Folders come and go meanwhile: os.walk skips those that it cannot list."""
         for folder, _, names in os.walk(self._directory):
             yield from (Path(folder) / name for name in names)
 

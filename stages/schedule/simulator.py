@@ -379,7 +379,7 @@ def _is_complete(counts: dict[int, int], batch: int, num_workers: int) -> bool:
 
 
 def _stretch(jitter: float, seed: int) -> Callable[[], float]:
-    """Yield factors between 1 and 1 + jitter, from splitmix64 (Steele, Lea and Flood 2014) of the seed."""
+    """Return a source of factors between 1 and 1 + jitter, from splitmix64 (Steele, Lea and Flood 2014) of the seed."""
     state = seed & _MASK
 
     def draw() -> float:

@@ -34,7 +34,7 @@ TYPICAL_GAPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How much of a job's time brought new batches."""
+    """Share of a job's time that brought new batches."""
 
     seconds: float
     lost_s: float

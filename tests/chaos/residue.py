@@ -1,4 +1,4 @@
-"""What processes hold while a cluster runs, and what is left on the machine when it has stopped."""
+"""Compares the resources of processes while a cluster runs, and what is left on the machine after its stop."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ def _amounts(process: Process) -> dict[str, int]:
 
 
 class Residue:
-    """What was there before, so that afterwards what is new can be told."""
+    """The state of the machine before the cluster, so that new objects can be found afterwards."""
 
     def __init__(self, folder: Path) -> None:
         """folder: of the cluster that is about to start in this process."""

@@ -82,9 +82,9 @@ class SoakCase:
     layer_s: float = 0.0
     """Least seconds of a layer's forward; its backward takes twice as long. A long job then costs little to compute."""
     is_paused_at_end: bool = False
-    """Whether the job is paused after the last fault, however far it is then."""
+    """True if the job is paused after the last fault, at any batch."""
     has_history: bool = True
-    """Whether every operation is recorded and checked; of hours it would be gigabytes."""
+    """True if every operation is recorded and checked; for a run of hours that would be gigabytes."""
 
     @classmethod
     def of(cls, seed: int, *, duration_s: float, batches: int, rate_per_minute: float) -> "SoakCase":
@@ -134,7 +134,7 @@ class SoakCase:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of a case."""
+    """The result of a case."""
 
     case: SoakCase
     blows: list[Blow] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Outcome:
 
     @property
     def recoveries_s(self) -> list[float]:
-        """Of the faults after which there was a new generation."""
+        """Return the recovery times of the faults after which there was a new generation."""
         return [b.recovery_s for b in self.blows if b.recovery_s is not None and b.new_generation is not None]
 
     def row(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ async def train_under_faults(
 
 
 async def _note_progress(session: ClusterSession, name: str, progress: list[tuple[float, int]]) -> None:
-    """Until cancelled; etcd may be away meanwhile."""
+    """Watch until cancelled; etcd may be away meanwhile."""
     while True:
         views = session.follow()
         try:

@@ -59,7 +59,7 @@ def test_a_process_is_parted_and_no_other(listener: socket.socket, node: subproc
 
 
 def test_a_parted_process_stays_so_until_the_end(listener: socket.socket, node: subprocess.Popen[str]) -> None:
-    """Whoever calls it meanwhile is reset; afterwards calls are good again."""
+    """Calls during the parting are reset; afterwards calls succeed again."""
     assert node.stdout is not None
     address = ("127.0.0.1", int(node.stdout.readline()))
     for _ in range(3):

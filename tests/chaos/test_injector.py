@@ -1,4 +1,4 @@
-"""What the injector does to real processes and files, and how it undoes it."""
+"""The injector's effect on real processes and files, and how it is undone."""
 
 import asyncio
 import os
@@ -121,7 +121,7 @@ async def test_a_worker_of_the_plan_is_killed_and_no_stranger(pids: Pids) -> Non
 
 
 async def test_one_bit_of_a_finished_file_is_flipped(pids: Pids, store: Path) -> None:
-    """Of 1000 zero bytes exactly one bit is set after; the file that is still being written is left alone."""
+    """Exactly one bit of 1000 zero bytes is set afterwards; the file that is still being written is left alone."""
     async with Injector(NO_SESSION, targets=LocalTargets(pids[0])) as injector:
         blow = await injector.strike(strike(FaultKind.CORRUPT), ClusterView())
     damaged = (store / "job/1/20/embed.safetensors").read_bytes()

@@ -15,7 +15,7 @@ PROTOCOL = "moody"
 
 
 class Mood:
-    """What happens at the next calls."""
+    """The results of the next calls."""
 
     def __init__(self) -> None:
         self.error: Callable[[], BaseException] | None = None
@@ -39,7 +39,7 @@ class Mood:
             raise self.error()
 
     def strike_at_close(self) -> None:
-        """When all of a file has been sent."""
+        """Strike when all of a file has been sent."""
         self.num_closing += 1
         self.closing.wait()
 

@@ -15,7 +15,7 @@ class MortalStore(Store):
     """`deaths` write numbers are still to come: (number among the writes that `counts` is true of, is it written)."""
 
     counts: Callable[[str], bool] = lambda _: False
-    """Whether a write of a key is counted."""
+    """Returns whether a write of a key is counted."""
     num_counted: int = 0
     deaths: dict[int, bool] = field(default_factory=dict)
     """Number of a counted write to whether it reaches etcd before its writer dies."""

@@ -16,7 +16,7 @@ from headway.stages.telemetry.layer_times import WINDOW, spread_of
 
 NUM_LAYERS = 24
 BATCH_S = 0.1
-"""On equal nodes, cut evenly."""
+"""Seconds of a batch on equal nodes, cut evenly."""
 BATCHES_PER_SAMPLE = 6
 BATCHES_PER_STEP = 10
 """About as many as go by between two progress records."""
@@ -50,7 +50,7 @@ class NoisyRecuts:
         self.batch = 0
         self.now = 0.0
         self.believes = True
-        """Whether the judge is told of the spread and of what became of earlier promises."""
+        """True if the judge sees the spread and the results of earlier promises."""
         self._busy: tuple[int, int] = (-1, 0)
 
     def run(self, num_batches: int, *, until_cut: bool = False) -> None:

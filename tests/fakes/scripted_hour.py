@@ -25,14 +25,14 @@ from headway.daemon.records.records import Device, NodeRecord, PlanRecord, Stage
 STEP_S = 1.0
 SETTLE_S = 2.0
 PREPARE_S = 1.0
-"""For the workers of the next plan to be ready; training goes on meanwhile."""
+"""Seconds for the workers of the next plan to be ready; training continues meanwhile."""
 RECOVERY_S = 3.0
-"""From a death to the first operation after it."""
+"""Seconds from a death to the first operation after it."""
 MEASURED_AFTER_S = 10.0
 """A change of speed shows in the measurements so much later."""
 NOISE = 0.04
 ANSWERS_S = 90.0
-"""What an event leads to, it leads to within so much: it shows, nodes settle, the job has its rest."""
+"""Maximum delay of an event's consequences: it shows, nodes settle, the job has its rest."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class SimulatedMachine:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the hour came to."""
+    """The result of the hour."""
 
     batches: float = 0.0
     ideal_batches: float = 0.0
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def share(self) -> float:
-        """Of what free and instant moves would have reached."""
+        """Return the share of the batches that free and instant moves would have reached."""
         return self.batches / self.ideal_batches
 
     def most_moves_of_an_event(self) -> int:

@@ -1,4 +1,4 @@
-"""What a node's daemon does about the plans that its own view shows, on simulated files and workers."""
+"""The work of a node's daemon on plans in its own view, on simulated files and workers."""
 
 import random
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class SimulatedAgents(ABC):
 
     @abstractmethod
     def facts(self) -> ClusterView:
-        """What is in etcd now; to be read only."""
+        """Return the content of etcd now; read only."""
 
     def act(self, node: Node) -> None:
         """Everything that is due on a node, as its own view has it."""
@@ -82,7 +82,7 @@ class SimulatedAgents(ABC):
     # --- Who reaches whom ---------------------------------------------------------------------------------------------
 
     def _dial_again(self, node: Node) -> None:
-        """What was out of reach and is not any more is found out; now and then something new is."""
+        """Dial again: healed ways are found, and now and then a new blocked one."""
         if not self.blocked and not node.out_of_reach:
             return
         others = sorted(name for name in node.view.nodes if (node.name, name) in self.blocked)
@@ -125,7 +125,7 @@ class SimulatedAgents(ABC):
         return around if {other for other, _ in mine & present} == set(around) else ()
 
     def can_run(self, plan: PlanRecord) -> bool:
-        """Whether every link of a plan is open in the direction in which it is dialled."""
+        """Return whether every link of a plan is open in the direction in which it is dialled."""
         return all(
             (plan.stages[position].node, plan.stages[other].node) not in self.blocked
             for position in range(len(plan.stages))
@@ -160,7 +160,7 @@ class SimulatedAgents(ABC):
         node.durable.add(key)
 
     def _fetch(self, node: Node, job: JobView, key: HeldKey, stage: StagePlan) -> bool:
-        """From the owner or any other holder that the view names, if it lives and has it."""
+        """Fetch from the owner or any other holder in the view, if it lives and has the file."""
         if key in node.held:
             return True
         for name in sorted(job.holders(*key[1:]), key=lambda name: name != stage.node):
@@ -172,7 +172,7 @@ class SimulatedAgents(ABC):
         return False
 
     def _take_back(self, node: Node, job: JobView) -> None:
-        """What etcd, come back from a backup, says that this node holds, though its files are gone."""
+        """Forget records that etcd, restored from a backup, has of this node's deleted files."""
         plans = [plan.generation for plan in (job.plan, job.next) if plan is not None]
         if max(job.phase.generation, *plans, 0) < node.record.generation_seen(job.name, job.uid):
             return
@@ -204,7 +204,7 @@ class SimulatedAgents(ABC):
                     self.store.transact(compare, {key: encode(record)}, lease=node.lease)
 
     def _delete(self, node: Node) -> None:
-        """What nobody counts on any more: first it is not registered any more, then it is gone."""
+        """Delete files that nobody needs: first they are unregistered, then they are gone."""
         wanted = {name: kept(job, node.view.nodes) for name, job in node.view.jobs.items()}
         gone: dict[tuple[str, int, int], list[HeldKey]] = {}
         for key in node.held:
@@ -265,7 +265,7 @@ class SimulatedAgents(ABC):
         self._tell(node, job, plan, position, worker)
 
     def _reads(self, node: Node, storage: str, ailment: str) -> bool:
-        """Whether a file system answers a node, which says so in its record while it does not."""
+        """Return whether a file system answers a node, which says so in its record while it does not."""
         is_there = storage not in node.lacks
         others = {name: text for name, text in node.record.ailments.items() if name != ailment}
         told = others if is_there else others | {ailment: f"/mnt/{storage}: its file system has not answered for 60 s"}

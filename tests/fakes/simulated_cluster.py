@@ -228,7 +228,7 @@ class SimulatedCluster(SimulatedInvariants):
         return view
 
     def facts(self) -> ClusterView:
-        """What is in etcd now; to be read only."""
+        """Return the content of etcd now; read only."""
         for change in self.store.history[self._facts_seen :]:
             self._facts.apply(
                 change.key,

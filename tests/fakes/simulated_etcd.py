@@ -54,7 +54,7 @@ class Store:
         return True
 
     def backup(self) -> "Store":
-        """What a snapshot of it would hold."""
+        """Return the content of a snapshot."""
         return Store(dict(self.values), dict(self.revisions), dict(self.owners), revision=self.revision)
 
     def restore(self, backup: "Store") -> None:

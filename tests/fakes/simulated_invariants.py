@@ -1,4 +1,4 @@
-"""What must hold in the simulated cluster after every transaction of a leader."""
+"""The invariants of the simulated cluster after every transaction of a leader."""
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
@@ -15,7 +15,7 @@ MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)
 
 
 class SimulatedInvariants(SimulatedAgents):
-    """What must hold after every transaction of a leader; the world is its heir."""
+    """Checks the invariants after every transaction of a leader; the world inherits from it."""
 
     now: float
     leader: str
@@ -39,7 +39,7 @@ class SimulatedInvariants(SimulatedAgents):
                 assert linked_pairs(plan.stages).isdisjoint(known), f"neighbours of {written.job} cannot talk"
 
     def check(self, written: Transaction, plan_before: PlanRecord | None) -> None:
-        """Of every transaction of a leader, on what is then in etcd."""
+        """Check every transaction of a leader against the content of etcd after it."""
         self.num_events += 1
         truth = self.facts()
         assert not truth.unreadable

@@ -25,20 +25,20 @@ class Worker:
     layers: tuple[str, ...] = ()
     has_journal: bool = False
     position: int = -1
-    """In the plan that it runs."""
+    """Position in the plan that it runs."""
     applied: int = 0
     """Batches whose update it has applied."""
     last: int = 0
     """It stops here."""
     chosen: int | None = None
     lineage: Lineage = field(default_factory=lambda: Lineage(timeline=0))
-    """Of its state: what was trained into it."""
+    """Content of its state: the batches that were trained into it."""
     written: list[int] = field(default_factory=list)
     """Boundaries of periodic snapshots that its daemon has not taken over yet."""
     failure: tuple[int, str] | None = None
     """(generation, error)"""
     failed_job: str = ""
-    """Whose generation that is; empty: any job's."""
+    """Job of that generation; empty: any job's."""
     fault: str = ""
     lost_peer: int = -1
     """Position of the neighbour whose link it has lost."""
@@ -47,7 +47,7 @@ class Worker:
     hangs: bool = False
 
     def has_failed(self, job: str, generation: int) -> bool:
-        """Whether it can do nothing more for this generation of a job, or one before."""
+        """Return whether it can do nothing more for this generation of a job, or an earlier one."""
         return self.failure is not None and self.failure[0] >= generation and self.failed_job in ("", job)
 
     @property
@@ -67,7 +67,7 @@ class Node:
     workers: list[Worker]
     view: ClusterView = field(default_factory=lambda: steady_view())
     seen: int = 0
-    """How much of the store's history its view was fed."""
+    """Number of the store's changes that its view has seen."""
     held: dict[HeldKey, Lineage] = field(default_factory=dict)
     """Files, and what was trained into each."""
     durable: set[HeldKey] = field(default_factory=set)
@@ -76,7 +76,7 @@ class Node:
     out_of_reach: set[str] = field(default_factory=set)
     """Nodes whose workers it has dialled in vain."""
     lacks: set[str] = field(default_factory=set)
-    """Of `data` and `checkpoint`: file systems that do not answer it."""
+    """File systems of `data` and `checkpoint` that do not answer it."""
     is_alive: bool = True
     is_frozen: bool = False
     """Neither acts nor hears, but its lease still runs."""

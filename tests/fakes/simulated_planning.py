@@ -11,16 +11,18 @@ DELAYS = (0, 0, 1, 2, 5)
 
 
 class SimulatedPlanning:
-    """As the leader's shell does it: decisions look plans up, and what is missing is computed, one at a time."""
+    """Computes plans as the leader's shell does: decisions look plans up, and missing ones are computed, one
+    at a time.
+    """
 
     def __init__(self, seed: int) -> None:
         self.takes_time = False
-        """Whether some plans come later than they are asked for."""
+        """True if some plans come later than they are requested."""
         self.num_late = 0
         self._delays = random.Random(f"delays {seed}")
         self._cache = PlanCache()
         self._under_way: tuple[PlanRequest, int] | None = None
-        """What is being computed, and the decision in which it is done."""
+        """The plan under computation, and the decision in which it is done."""
 
     def begin_anew(self) -> None:
         """Another leads."""

@@ -49,7 +49,7 @@ BEYOND_ALL: Final = (1e-320, 1e308, -1.0, 0.0)
 
 @dataclass(slots=True)
 class Attack:
-    """What is thrown, and how often it was."""
+    """The inputs, and how often each was sent."""
 
     session: ClusterSession
     identity: TlsIdentity

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ONE_INPUT_S: Final = 20
-"""Of processor time."""
+"""Maximum seconds of processor time."""
 MAX_BYTES: Final = 1 << 20
 LENGTH_BYTES: Final = 8
 

@@ -25,13 +25,13 @@ from tests.fuzz.standstill import wait_for
 MAX_BYTES: Final = 4096
 MEMORY_BYTES: Final = 3 << 30
 MARGIN_S: Final = 60
-"""Of processor time, for the imports."""
+"""Seconds of processor time for the imports."""
 NEVER_S: Final = 10**6
 TOKENS: Final = (
     b"1e308", b"-1", b"NaN", b"\xff\xfe", b"\0", b"[" * 2000, b'{"a":' * 500, b"9" * 400, b"..", b"/", b"\x1b[2J",
     b"null", b'""', b"18446744073709551616", b"true",
 )  # fmt: skip
-"""What breaks parsers more often than chance does."""
+"""Texts that break parsers more often than chance does."""
 
 
 def mutated(seed: bytes, draw: random.Random) -> bytes:
@@ -72,7 +72,7 @@ def fuzz(name: str, *, seconds: float, seed: int, keep: Path) -> int:
 
 
 def guided(name: str, *, seconds: float, seed: int, keep: Path) -> None:
-    """The same by atheris, which ends the process."""
+    """Fuzz with atheris, which ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["headway", "tests.fuzz.targets"]):
@@ -158,7 +158,7 @@ def _one(name: str, minutes: float, seed: int, keep: Path) -> bool:
 
 
 def _kept(keep: Path, name: str) -> Path:
-    """Where a target's process keeps the input that it runs."""
+    """Return the file in which a target's process keeps its present input."""
     return keep / f"{name.replace(' ', '-')}.running"
 
 

@@ -23,9 +23,9 @@ class Look:
     """A process at one moment."""
 
     at: float
-    """By the wall's clock."""
+    """Limit by the wall clock."""
     computed_s: float
-    """By its own."""
+    """Limit by its own processor time."""
     is_asleep: bool
     """It waits for something other than a processor, a disk or a signal to go on."""
 

@@ -191,7 +191,7 @@ def token_index(data: bytes) -> None:
 
 
 def generations(data: bytes) -> None:
-    """What a node remembers of generations."""
+    """Read a node's memory of generations."""
     folder = scratch() / "state"
     folder.mkdir(exist_ok=True)
     (folder / GENERATIONS_FILE).write_bytes(data)

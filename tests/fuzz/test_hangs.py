@@ -1,4 +1,4 @@
-"""What the fuzzer calls a hang: a process that computes or sleeps too long, and none that has no processor."""
+"""The fuzzer's definition of a hang: a process that computes or sleeps too long, but not one that has no processor."""
 
 import signal
 import subprocess

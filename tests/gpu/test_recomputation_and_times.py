@@ -1,4 +1,4 @@
-"""On a card: blocks computed again give the same bits in less memory, and layers are timed by events."""
+"""On a card: recomputed blocks give equal bits in less memory, and layers are timed by events."""
 
 from dataclasses import replace
 

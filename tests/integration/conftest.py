@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.integration.faults.fault_harness import FaultHarness
 
 NUM_NODES = 5
-"""Of the cluster for faults: as many as 2-1-2 replicas need."""
+"""Number of nodes of the cluster for faults: as many as 2-1-2 replicas need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Etcd:
         return self.server.endpoint
 
     def access(self, *, timeout_s: float = 10.0) -> EtcdAccess:
-        """How a client with a certificate reaches it."""
+        """Return the access for a client with a certificate."""
         return self.server.access(self.identity, timeout_s=timeout_s)
 
     def client(self, *, timeout_s: float = 10.0) -> EtcdClient:
@@ -82,7 +82,7 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
 
 @pytest.fixture
 def own_server_config(tmp_path: Path) -> EtcdServerConfig:
-    """For tests that stop, freeze or reconfigure a server: not yet started, in a folder of the test."""
+    """Return settings for tests that stop, freeze or reconfigure a server: not yet started, in a folder of the test."""
     return EtcdServerConfig(
         binary=find_etcd_binary(),
         data_dir=tmp_path / "data",

@@ -13,7 +13,7 @@ from headway.daemon.view.cluster_view import ClusterView
 
 
 def told(view: ClusterView) -> dict[str, Any]:
-    """What the tests look at."""
+    """Return the parts of the view that tests read."""
     return {
         "nodes": {name: to_builtins(node) for name, node in view.nodes.items()},
         "failures": {name: [to_builtins(found) for found in told.values()] for name, told in view.failures.items()},
@@ -35,7 +35,7 @@ def told(view: ClusterView) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Until the standard input ends."""
+    """Run until the standard input ends."""
     address = find_cluster(etcd=sys.argv[1], certs=Path(sys.argv[2]), environment={})
     async with ClusterSession(address) as session:
         while await asyncio.to_thread(sys.stdin.readline):

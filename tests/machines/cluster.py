@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def names(self) -> list[str]:
-        """Of the machines, which are those of their daemons."""
+        """Return the names of the machines, which are those of their daemons."""
         return list(self.network.machines)
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class Cluster:
         self.all_up()
 
     def start_daemon(self, name: str, *, certificate: str = "", **flags: object) -> "subprocess.Popen[bytes]":
-        """As the deployment page says. certificate: another one than its own."""
+        """Start as the deployment page says. certificate: another one than its own."""
         machine = self.network.machines[name]
         told = {
             "etcd": self.etcd,
@@ -111,11 +111,11 @@ class Cluster:
             process.wait(TIMEOUT_S)
 
     def log(self, name: str) -> str:
-        """What a daemon, or etcd, has written."""
+        """Return the output of a daemon, or of etcd."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def headway(self, *arguments: str) -> tuple[int, str]:
-        """What a person sees: (exit code, stdout and stderr)."""
+        """Run a command; return (exit code, stdout and stderr)."""
         code, said = _answer(self._person, json.dumps(arguments))
         return code, said
 
@@ -130,11 +130,11 @@ class Cluster:
         return path
 
     def look(self) -> Any:
-        """What etcd says now."""
+        """Return the content of etcd now."""
         return _answer(self._asker, "")
 
     def until(self, claim: Callable[[Any], Any], what: str, *, within_s: float = TIMEOUT_S) -> Any:
-        """What etcd says once a claim about it holds; fails with what it said last."""
+        """Return the content of etcd once a claim about it holds; fail with the last content."""
         deadline = time.monotonic() + within_s
         while not claim(told := self.look()):
             ended = {name: self.log(name)[-500:] for name, process in self._processes.items() if process.poll()}
@@ -172,7 +172,7 @@ class Cluster:
         return out
 
     def nothing_is_left(self) -> None:
-        """Of jobs and of failures: a case costs the next one nothing."""
+        """Check that no jobs and failures are left: a case costs the next one nothing."""
         for name in _unfinished(self.look()):
             self.headway("cancel", name)
         self.until(lambda told: not _unfinished(told), "the end of every job")

@@ -13,7 +13,7 @@ from typing import Self
 
 TIMEOUT_S = 20.0
 SERVICE_PORTS = "1-32767"
-"""Where servers listen; what is above belongs to those that dial."""
+"""Ports where servers listen; higher ports belong to dialling processes."""
 ALLOWED, DROPPED, LOCAL = 90, 110, 500
 """Priorities of rules: the kernel's own for local addresses, 0, would come before each firewall."""
 _numbers = count()

@@ -22,7 +22,7 @@ LIMIT_S = 240
 
 
 def main() -> None:
-    """Until the standard input ends."""
+    """Run until the standard input ends."""
     for package in (headway.daemon.client, headway.daemon.cli):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def answer(arguments: list[str]) -> tuple[int, str]:
-    """What one command line comes to."""
+    """Return the result of one command line."""
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if not child:
@@ -43,7 +43,7 @@ def answer(arguments: list[str]) -> tuple[int, str]:
 
 
 def _become(arguments: list[str], output: int) -> None:
-    """In the fork: never returns."""
+    """Run in the fork; never return."""
     code = 1
     try:
         signal.alarm(LIMIT_S)

@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 Plain = Callable[[Path], dict[str, bytes]]
 BATCHES = 60
 LONG = 150
-"""So many batches last until something has struck the job."""
+"""Number of batches that last until something has struck the job."""
 SOON_S = 15.0
-"""Within so long a job that cannot go on says why."""
+"""Seconds within which a job that cannot continue says why."""
 
 
 def assert_same_bits(model: Path, plain: dict[str, bytes]) -> None:
@@ -35,7 +35,7 @@ def nobody_is_blamed(machines: Cluster) -> None:
 
 
 def never_beside(plan: list[str], one: str, other: str) -> bool:
-    """Whether two nodes are no neighbours in a plan."""
+    """Return whether two nodes are not neighbours in a plan."""
     return all({one, other} != {*pair} for pair in pairwise(plan))
 
 
@@ -84,7 +84,7 @@ def test_neighbours_that_are_parted_while_they_train(machines: Cluster, plain: P
         return bool(order) and never_beside(order, plan[1], plan[2])
 
     def says_which_way(told: Any) -> bool:
-        """As `status` prints it."""
+        """Return whether the lines of `status` name the blocked way."""
         job = told["jobs"][name]
         ways = (
             f"{one} cannot reach the worker port of {other} at 10.78.0." for one, other in (plan[1:3], plan[2:0:-1])
@@ -192,7 +192,7 @@ def _end(machines: Cluster, name: str) -> None:
 
 
 def _is_at(name: str, host: str, told: Any) -> bool:
-    """Whether a node and its worker have registered an address."""
+    """Return whether a node and its worker have registered an address."""
     node = told["nodes"].get(name)
     if node is None or not node["workers"]:
         return False

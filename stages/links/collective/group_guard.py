@@ -51,7 +51,7 @@ class Rendezvous:
 
 @contextmanager
 def new_listeners(make: Callable[[], T]) -> Iterator[tuple[T, list[socket.socket]]]:
-    """Return what `make` returns, and copies of the listening sockets that it made, closed to everybody.
+    """Yield what `make` returns, and copies of the listening sockets that it made, closed to everybody.
 
     Raises RuntimeError when it made none.
     """
@@ -158,7 +158,7 @@ class GroupGuard:
             raise RuntimeError("somebody else has connected to the group: its connections are not those of the peer")
 
     def _connections(self) -> Iterator[tuple[str, int, str, int]]:
-        """Return the group's connections: to one of our listeners, or to one of the peer's."""
+        """Yield the group's connections: to one of our listeners, or to one of the peer's."""
         for copy in own_sockets():
             own, peer = address_of(copy, is_peer=False), address_of(copy, is_peer=True)
             if own is not None and peer is not None:

@@ -55,7 +55,7 @@ class FrameLayout:
     """Serialized FrameHeader of the tensors alone: it can follow one that leaves the tensors out."""
 
     def tensors(self, payload: Any) -> Iterator[Tensor]:
-        """Return views of the payload, a numpy array uint8 [payload_bytes]."""
+        """Yield views of the payload, a numpy array uint8 [payload_bytes]."""
         for (dtype, shape), (start, stop) in zip(self.forms, self.spans, strict=True):
             tensor = torch.from_numpy(payload[start:stop].view(_NUMPY_DTYPES[dtype]).reshape(shape))
             yield tensor if dtype != torch.bfloat16 else tensor.view(dtype)

@@ -4,7 +4,7 @@ import socket
 from typing import Any
 
 FOREIGN = "203.0.113.9"
-"""Of a range that is kept for documentation: no machine's."""
+"""An address of a range reserved for documentation: no machine has it."""
 
 
 def refused(outcome: tuple[int, str, str], *, code: int, line: str) -> None:

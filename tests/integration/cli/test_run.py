@@ -26,7 +26,7 @@ def tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def plain(standing: Any) -> Path:
-    """What the plain loop leaves of the job that is run here."""
+    """Return the plain loop's results for the job of this file."""
     code, _, err = standing.run("reference", str(standing.job(name="plain")), "--out", "plain")
     assert code == 0, err
     return Path(standing.folder / "plain")
@@ -34,7 +34,7 @@ def plain(standing: Any) -> Path:
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_a_run_equals_the_reference_bit_for_bit(program: Any, plain: Path, num_nodes: int) -> None:
-    """The same job by the plain loop and by 1 or 2 nodes: equal losses, equal tensors, nothing left running."""
+    """One job by the plain loop and by 1 or 2 nodes: equal losses, equal tensors, no process left."""
     job = program.job(min_nodes=num_nodes)
     code, out, err = program.run("run", str(job), "--nodes", str(num_nodes), "--out", "piped")
     assert code == 0, out + err

@@ -1,4 +1,4 @@
-"""What people see and do when things fail: with real clusters, driven by the command line alone."""
+"""The output and the commands of failures: real clusters, driven by the command line alone."""
 
 import json
 import os

@@ -93,7 +93,7 @@ class Playground:
         return await asyncio.wait_for(asyncio.to_thread(self.daemons[name].wait), DEADLINE_S)
 
     def log_of(self, name: str) -> Path:
-        """What a daemon wrote."""
+        """Return the file with the output of a daemon."""
         return self.folder / f"{name}.log"
 
     async def submit(
@@ -117,7 +117,7 @@ class Playground:
         await self.client.put(Keys.of(name, "desired"), encode(DesiredRecord(state=state, request=request)))
 
     async def view(self) -> ClusterView:
-        """What etcd says now."""
+        """Return the content of etcd now."""
         view = ClusterView()
         for entry in (await self.client.get_prefix(PREFIX)).entries:
             view.apply(entry.key, entry.value, mod_revision=entry.mod_revision, create_revision=entry.create_revision)

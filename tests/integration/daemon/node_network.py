@@ -51,7 +51,7 @@ class Node:
 
     @property
     def endpoint(self) -> NodeEndpoint:
-        """Where it is dialled."""
+        """Return the address at which it is dialled."""
         return NodeEndpoint(self.name, self.address)
 
     def hold(self, data: bytes = DATA) -> None:

@@ -85,12 +85,12 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
 
 
 def num_open_files() -> int:
-    """Of this process."""
+    """Return the number of open files of this process."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def is_closed(one: socket.socket) -> bool:
-    """Whether the other end has closed it."""
+    """Return whether the other end has closed it."""
     try:
         return one.recv(1) == b""
     except BlockingIOError:
@@ -127,7 +127,7 @@ async def test_idle_connections_are_limited_by_number_and_time(guarded: Guarded)
 
 
 async def test_probes_beyond_the_limit_are_busy(guarded: Guarded) -> None:
-    """Of twelve probes that nobody reads, four run; the rest are told that the node is busy, which is no fault."""
+    """Four of twelve unread probes run; the others hear that the node is busy, which is no fault."""
     async with guarded.channel() as one, guarded.channel() as two, guarded.channel() as three:
         request = control_pb2.ProbeRequest(num_bytes=16 << 20)
         calls = [control_pb2_grpc.NodeStub(channel).Probe(request) for channel in (one, two, three) for _ in range(4)]

@@ -43,7 +43,7 @@ def authority(tmp_path: Path) -> CertificateAuthority:
 
 @asynccontextmanager
 async def quiet_server(authority: CertificateAuthority) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
-    """As a daemon binds it, with its keepalive ten times as fast."""
+    """Start a server as a daemon does, with its keepalive ten times as fast."""
     identity = TlsIdentity.read(authority.issue("node"))
     server, port = bind_node_service(identity, "127.0.0.1", 0, keepalive_s=KEEPALIVE_S)
     control_pb2_grpc.add_NodeServicer_to_server(Quiet(), server)

@@ -1,4 +1,4 @@
-"""What nodes tell of their workers' last operations, each by its own clock."""
+"""Nodes report their workers' last operations, each by its own clock."""
 
 import time
 from typing import Any

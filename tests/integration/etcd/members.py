@@ -13,7 +13,7 @@ from headway.stages.sockets.tls_identity import TlsIdentity
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ports that nobody listens on."""
+    """Return different ports at which no process listens."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

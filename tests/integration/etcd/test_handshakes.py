@@ -1,4 +1,4 @@
-"""What a person reads when a command and etcd do not take each other's certificates, or what answers is not etcd."""
+"""The messages when a command and etcd reject each other's certificates, or when the server is not etcd."""
 
 import asyncio
 import http.server
@@ -79,7 +79,7 @@ class Person:
 
 @pytest.fixture
 def person(etcd: Etcd, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Person:
-    """With a patience of a second instead of five."""
+    """Use a patience of one second instead of five."""
     monkeypatch.setattr(ClusterSession.__init__, "__kwdefaults__", {"timeout_s": 1.0})
     for variable in ("HEADWAY_ETCD", "HEADWAY_CERTS", "HEADWAY_DEBUG"):
         monkeypatch.delenv(variable, raising=False)

@@ -314,7 +314,7 @@ async def test_a_leader_whose_lease_is_revoked_stops_and_stands_again(etcd: Etcd
 
 
 async def test_a_write_under_an_old_leader_revision_conflicts(etcd: Etcd, client: EtcdClient) -> None:
-    """What protects the cluster: a transaction that compares a leader key which was taken over since is refused."""
+    """A transaction that compares a leader key which was taken over since is refused: this protects the cluster."""
     revision = await client.put(Keys.LEADER, b"one")
     await client.put(Keys.LEADER, b"two")
     with pytest.raises(ConflictError, match=Keys.LEADER):

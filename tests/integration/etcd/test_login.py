@@ -22,7 +22,7 @@ class GuardedEtcd:
     server: EtcdServer
 
     def access(self, password: str = PASSWORD, *, user: str = "root") -> EtcdAccess:
-        """As a user with a password."""
+        """Return the access of a user with a password."""
         return replace(self.server.access(timeout_s=10), user=user, password=password)
 
 

@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def is_one_line(error: StoreError | ConfigError) -> bool:
-    """Whether a person reads it at a glance."""
+    """Return whether a person can read it at a glance."""
     return "\n" not in str(error) and "Traceback" not in str(error)
 
 

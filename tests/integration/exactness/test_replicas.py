@@ -27,7 +27,7 @@ def replicated_job(name: str, *shape: int, reduction_groups: int = 4, **train: A
 
 
 def shape_of(plan: PlanSeen) -> tuple[int, ...]:
-    """How many workers each stage has."""
+    """Return the number of workers of each stage."""
     return tuple(sum(other == layers for other in plan.stages) for layers in dict.fromkeys(plan.stages))
 
 

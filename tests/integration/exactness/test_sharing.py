@@ -28,7 +28,7 @@ from tests.integration.exactness.training import (
 pytestmark = pytest.mark.timeout(500)
 
 FINISHED_S = 300.0
-"""For a job to end on a machine that is busy with other things."""
+"""Seconds for a job to end on a busy machine."""
 
 
 def long_job(name: str) -> JobSpec:
@@ -49,7 +49,7 @@ async def workers_up(session: ClusterSession, num_nodes: int) -> None:
 
 
 async def submit_as(monkeypatch: pytest.MonkeyPatch, user: str, session: ClusterSession, spec: JobSpec) -> None:
-    """As if somebody else had typed it."""
+    """Submit as another user."""
     monkeypatch.setattr(getpass, "getuser", lambda: user)
     await submit(session, spec)
 

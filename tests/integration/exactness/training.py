@@ -53,11 +53,11 @@ ADAMW_WITHOUT_ERROR_FEEDBACK = OptimSpec(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     losses: tuple[float, ...]
     weights: Mapping[str, Tensor]
-    """By their names in the exported model."""
+    """Weights by their names in the exported model."""
     generations: tuple[int, ...] = ()
 
 

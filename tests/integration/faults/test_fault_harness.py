@@ -1,4 +1,4 @@
-"""What the rows of the fault matrix take for granted."""
+"""The assumptions behind the rows of the fault matrix."""
 
 import pytest
 

@@ -52,13 +52,13 @@ def say(text: str) -> None:
 
 
 def end_stuck(peer: str) -> None:
-    """What a worker does about it."""
+    """React as a worker does."""
     say(f"stuck: {peer}")
     os._exit(EXIT_STUCK)
 
 
 def main(folder: str, incarnation: str, role: str, port: str = "0") -> None:
-    """Until the parent kills us, or the link's end."""
+    """Run until the parent kills this process, or the link ends."""
     loop = LoopThread("peer")
     loop.start()
     identity = TlsIdentity.read(Path(folder))

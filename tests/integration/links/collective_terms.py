@@ -16,7 +16,7 @@ SOON = timedelta(seconds=20)
 
 
 def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> CollectiveTerms:
-    """Of stage 0, which dials."""
+    """Return the terms of stage 0, which dials."""
     terms = CollectiveTerms(
         job=job,
         generation=GENERATION,
@@ -39,7 +39,7 @@ def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, *
 
 
 def lower_terms(job: str, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> CollectiveTerms:
-    """Of stage 1, which accepts."""
+    """Return the terms of stage 1, which accepts."""
     terms = CollectiveTerms(
         job=job,
         generation=GENERATION,

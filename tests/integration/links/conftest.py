@@ -23,7 +23,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 @pytest.fixture(scope="session")
 def identity(authority: CertificateAuthority) -> TlsIdentity:
-    """What all nodes of this test run present."""
+    """Return the identity that all nodes of this test run present."""
     return TlsIdentity.read(authority.issue("node"))
 
 

@@ -1,4 +1,4 @@
-"""What the collective link adds to the contract: meeting, breaks, silence, groups that do not let go, and no leaks."""
+"""The collective link's additions to the contract: meeting, breaks, silence, groups that hang, and no leaks."""
 
 import os
 import queue

@@ -1,4 +1,4 @@
-"""How long a link may take to open: as long as the neighbour answers that it is not ready, and not much longer."""
+"""A link may take to open as long as the neighbour answers that it is not ready, and not much longer."""
 
 import queue
 import socket

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 def listening_ports() -> set[int]:
-    """Of this process, TCP alone."""
+    """Return the TCP ports at which this process listens."""
     return {
         copy.getsockname()[1]
         for copy in own_sockets()
@@ -46,7 +46,7 @@ def listening_ports() -> set[int]:
 
 
 def can_connect(port: int, *, source: str = HOST) -> bool:
-    """Whether a connection comes about."""
+    """Return whether a connection is made."""
     with socket.socket() as one:
         one.settimeout(SOON_S)
         one.bind((source, 0))
@@ -59,7 +59,7 @@ def can_connect(port: int, *, source: str = HOST) -> bool:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """As gloo has one."""
+    """Yield a listening socket like gloo's."""
     with socket.create_server((HOST, 0)) as one:
         yield one
 
@@ -174,7 +174,7 @@ def test_an_awaited_link_opens_no_port(workers: Workers) -> None:
 
 @pytest.fixture
 def keys(workers: Workers) -> Iterator[LinkKeys]:
-    """Those of a link that is awaited."""
+    """Yield the keys of a link that is awaited."""
     loop, _, _ = workers.grpc
     terms = lower_terms("keys", inbox=queue.SimpleQueue(), contract=CONTRACT)
     link = workers.collective[1].accept(terms)

@@ -1,4 +1,4 @@
-"""What the gRPC link adds to the contract: hellos, deadlines, hostile peers, dead processes, bounded memory."""
+"""The gRPC link's additions to the contract: hellos, deadlines, hostile peers, dead processes, bounded memory."""
 
 import os
 import queue

@@ -45,7 +45,7 @@ def hello(job: str, *, generation: int = GENERATION, **fields: Any) -> bytes:
 
 
 async def answer_to(port: int, identity: TlsIdentity, message: bytes, *, method: str) -> HelloReply:
-    """What a worker answers to a hello, by the method of either kind of link."""
+    """Return a worker's answer to a hello, by the method of either kind of link."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=expecting("node")) as channel:
         if method == "Meet":

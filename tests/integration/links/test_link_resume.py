@@ -1,4 +1,4 @@
-"""What a gRPC link does when the network fails it: each frame comes once, in order, unchanged, or LinkLost says why."""
+"""The gRPC link under failures of the network: each frame comes once, in order, unchanged, or LinkLost says why."""
 
 import queue
 import random

@@ -1,4 +1,4 @@
-"""Whether a port answers, and if not why: real sockets, real TLS, the endpoint of a worker."""
+"""A dialled port answers, or the reason is known: real sockets, real TLS, the endpoint of a worker."""
 
 import socket
 from collections.abc import Iterator

@@ -57,7 +57,7 @@ class Echo:
 
 @pytest.fixture(params=["proxy", "namespaces"])
 def kind(request: pytest.FixtureRequest, bench: Any) -> str:
-    """By which emulator."""
+    """Return the kind of emulator."""
     if request.param == "namespaces" and not bench.namespaces.is_possible():
         pytest.skip("needs root and /dev/net/tun")
     return str(request.param)

@@ -92,7 +92,7 @@ class SupervisorHarness:
 
     @property
     def status(self) -> WorkerStatus:
-        """Of the one worker."""
+        """Return the status of the one worker."""
         return self.supervisor.statuses[0]
 
     async def until(self, claim: Callable[[], Any], what: str) -> None:
@@ -124,7 +124,7 @@ class SupervisorHarness:
         return of
 
     async def failure(self, of: JobGeneration) -> Failure:
-        """Why a generation failed, once it has."""
+        """Return why a generation failed, once it has."""
         await self.until(lambda: of in self.status.failures, "a failure")
         return self.status.failures[of]
 

@@ -1,4 +1,4 @@
-"""What a delay of one costs and Error Feedback gives back, on a problem that is small enough to be exact."""
+"""The cost of a delay of one, and Error Feedback's gain, on a problem that is small enough to be exact."""
 
 import pytest
 import torch

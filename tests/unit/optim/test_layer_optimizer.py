@@ -45,7 +45,7 @@ def draw(seed: int) -> Parameters:
 
 
 def copies(parameters: Mapping[str, Tensor]) -> Parameters:
-    """The same values elsewhere."""
+    """Return copies of the values in other memory."""
     return {name: tensor.clone() for name, tensor in parameters.items()}
 
 

@@ -19,14 +19,14 @@ from headway.optim.spec import GroupSpec, OptimSpec
 
 CPU = torch.device("cpu")
 SHAPES = [(17, 17), (32, 32), (88, 32), (32, 88), (64, 172), (172, 64), (128, 128), (64, 128), (344, 128), (256, 256)]
-"""Of models from 32 to 256 wide, and the smallest that are batched."""
+"""Shapes of models from 32 to 256 wide, and the smallest that are batched."""
 BLOCK = {"q": (24, 24), "k": (12, 24), "up": (64, 24), "down": (24, 64), "norm": (24,)}
 NUM_UPDATES = 4
 
 
 @pytest.fixture
 def is_batched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many matrices each call of the iteration had, where it had several."""
+    """Count the matrices of each call of the iteration that had several."""
     sizes: list[int] = []
 
     def seen(matrices: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which parameter goes to which optimizer."""
+"""Each parameter goes to its optimizer."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What shows from outside that a long update moves on."""
+"""An observer sees that a long update progresses."""
 
 from collections.abc import Iterator
 

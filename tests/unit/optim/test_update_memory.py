@@ -1,4 +1,4 @@
-"""What an update takes for a time, counted tensor by tensor."""
+"""The temporary memory of an update, counted tensor by tensor."""
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping

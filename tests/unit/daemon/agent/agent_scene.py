@@ -39,7 +39,7 @@ PLAN = PlanRecord(
 
 
 def state_key(boundary: int) -> str:
-    """What node a says of a boundary."""
+    """Return the key of node a's record of a boundary."""
     return Keys.state("j", 1, boundary, "a")
 
 
@@ -70,7 +70,7 @@ class EtcdOfOneView:
         return self.revision
 
     def show(self, key: str, value: bytes | None) -> None:
-        """What a watch would say."""
+        """Change the view as a watch would."""
         self.view.apply(key, value, mod_revision=self.revision, create_revision=self.revision)
 
 
@@ -113,7 +113,7 @@ class Scene:
         return self.view.jobs["j"]
 
     def write(self, boundary: int, *, timeline: int = 1, size_bytes: int = 5) -> str:
-        """What a worker's snapshot is: files at their places, and the report."""
+        """Write a worker's snapshot: files at their places, and the report."""
         folder = self.store.directory_of("j", timeline, boundary)
         files = []
         for part in PARTS:

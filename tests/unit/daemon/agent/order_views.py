@@ -50,7 +50,7 @@ def view_of(job: JobView | None = None) -> ClusterView:
 
 
 def node_record(name: str, incarnation: str = "") -> NodeRecord:
-    """What node `name` says of itself."""
+    """Return the record of node `name`."""
     return NodeRecord(
         name=name, incarnation=incarnation or f"{name}-1", address=f"{name}:1", host=name, site="", devices=(),
         memory_bytes=0, arithmetic_class="",
@@ -76,7 +76,7 @@ def node(status: WorkerStatus, *, name: str = "a", **fields: object) -> NodeStat
 
 
 def record(state: WorkerState, *, name: str = "a", boundary: int | None = None, error: str = "") -> WorkerRecord:
-    """What node `name` says of its worker."""
+    """Return the record of node `name`'s worker."""
     return WorkerRecord(
         node=name, incarnation="w", address="a:1", pid=7, state=state, boundary=boundary, error=error, proven=()
     )
@@ -88,7 +88,7 @@ def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:
 
 
 def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), generation: int = 0) -> StateRecord:
-    """What etcd says of such files on node `name`."""
+    """Return etcd's record of such files on node `name`."""
     files = {
         layer: StateFile(size_bytes=10, checksum=f"sha-{layer}", is_durable=layer in durable)
         for layer in sorted(layers)

@@ -1,4 +1,4 @@
-"""What a node's agent writes into etcd and its store, with an etcd that is a view."""
+"""The writes of a node's agent to etcd and its store, with an etcd that is a view."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What an agent remembers goes with what it is about: a daemon runs for a year."""
+"""An agent forgets about objects that are gone: a daemon runs for a year."""
 
 from collections.abc import Sequence
 from dataclasses import replace

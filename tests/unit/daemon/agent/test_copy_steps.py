@@ -1,4 +1,4 @@
-"""Which copies a node fetches for others, and when snapshots are spaced out."""
+"""A node fetches copies for others, and spaces snapshots out."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a node does about a plan that goes back to a boundary, and about one that etcd forgot."""
+"""A node's steps for a plan that goes back to a boundary, and for one that etcd forgot."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What nodes do about a stage that several of them hold: who opens data, dials whom, writes, copies, stops."""
+"""Nodes share a stage of several replicas: one opens data, dials, writes, copies, stops."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which files a node registers, keeps, lets go, and copies to durable storage."""
+"""A node registers, keeps and deletes files, and copies them to durable storage."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def view(of: JobView | None) -> ClusterView:
 
 
 def told(name: str, *parts: str) -> StateRecord:
-    """What node `name` has registered."""
+    """Return the registration of node `name`."""
     files = {part: StateFile(size_bytes=10, checksum=f"sha-{part}") for part in sorted(parts)}
     return StateRecord(incarnation=f"{name}-1", generation=3, files=files)
 
@@ -248,7 +248,7 @@ def test_files_of_a_job_that_a_restored_etcd_does_not_know_stay_for_an_hour() ->
 
 
 def without_access(*parts: str) -> StateRecord:
-    """What node b has registered, which has no credentials for the checkpoint folder."""
+    """Return the registration of node b, which has no credentials for the checkpoint folder."""
     return replace(told("b", *parts), lacks_access=True, trouble="no credentials")
 
 

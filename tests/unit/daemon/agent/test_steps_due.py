@@ -1,4 +1,4 @@
-"""What a node does next, scenario by scenario: a worker's life is walked through against the protocol's records."""
+"""A node's next steps, scenario by scenario: a worker's life is walked through against the protocol's records."""
 
 from dataclasses import replace
 from typing import Any

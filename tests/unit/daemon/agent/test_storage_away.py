@@ -1,4 +1,4 @@
-"""What an agent does while the data of a job cannot be read: it tells of an outage, and gives up on a mistake."""
+"""An agent reports an outage while the data of a job cannot be read, and gives up on a mistake."""
 
 import asyncio
 from collections.abc import Callable

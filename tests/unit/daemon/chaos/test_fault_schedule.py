@@ -1,4 +1,4 @@
-"""What strikes when."""
+"""The schedule of strikes."""
 
 from collections import Counter
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""When a fault counts as overcome, and what is said in the end."""
+"""A fault counts as overcome when the job progresses; the final sentences say so."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What stays of compiled code, in a folder of files whose times are the test's."""
+"""Compiled code is pruned, in a folder of files whose times the test sets."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What stays of the logs of jobs, in a folder of files whose times are the test's."""
+"""Logs of jobs are pruned, in a folder of files whose times the test sets."""
 
 import os
 from pathlib import Path

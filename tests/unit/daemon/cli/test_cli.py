@@ -1,4 +1,4 @@
-"""What the command line prints, and with which code it ends."""
+"""The output and the exit codes of the command line."""
 
 import json
 import resource

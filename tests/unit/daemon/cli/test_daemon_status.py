@@ -1,4 +1,4 @@
-"""What a daemon says while etcd is away, and what is shown of nodes that failed."""
+"""A daemon's report while etcd is away, and the view of nodes that failed."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `headway doctor` says of a machine without an etcd binary: a fault only where one is needed."""
+"""`headway doctor` on a machine without an etcd binary: a fault only if one is needed."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whether a job is exact stays known when its plan is gone: its checkpoint remembers on what it was computed."""
+"""A job's exactness stays known when its plan is gone: the checkpoint has its arithmetic classes."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from headway.daemon.view.cluster_view import ClusterView
 
 
 def finished(checkpoint: CheckpointRecord) -> JobReport:
-    """Of a job whose plan is gone."""
+    """Return the report of a job whose plan is gone."""
     records: dict[str, object] = {
         Keys.of("j", "spec"): SpecRecord(spec=JobSpec(job=JobSection(name="j"))),
         Keys.of("j", "phase"): PhaseRecord(phase=Phase.FINISHED),

@@ -1,4 +1,4 @@
-"""What `submit` makes of the nodes' answers about a checkpoint folder."""
+"""`submit` evaluates the nodes' answers about a checkpoint folder."""
 
 import pytest
 

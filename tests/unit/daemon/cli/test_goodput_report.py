@@ -1,4 +1,4 @@
-"""Where a job's seconds went: heartbeats to records, records to one sentence."""
+"""A job's seconds: from heartbeats to records, from records to one sentence."""
 
 from dataclasses import replace
 from typing import Any

@@ -27,7 +27,7 @@ class Session:
 
 
 class Daemons:
-    """What each of them answers, call after call; the last answer stays. -1: it does not."""
+    """Answers of each node, call after call; the last answer stays. -1: no answer."""
 
     def __init__(self, **known: list[int]) -> None:
         self._known = known

@@ -1,4 +1,4 @@
-"""Whom `status` asks while etcd is away: the daemons that were seen when it was there."""
+"""`status` asks, while etcd is away, the daemons that were seen when it was there."""
 
 from dataclasses import replace
 from pathlib import Path

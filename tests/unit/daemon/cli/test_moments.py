@@ -10,7 +10,7 @@ from headway.daemon.view.cluster_view import ClusterView
 
 
 def test_a_moment_is_a_date_and_a_time() -> None:
-    """By this machine's clock and zone."""
+    """A moment is formatted by this machine's clock and zone."""
     assert date_and_time(0.0)[:4] in ("1969", "1970")
     assert date_and_time(0.0).endswith(time_of_day(0.0))
 

@@ -1,4 +1,4 @@
-"""What people are told of nodes that do not reach each other, and of the pair that a job waits for."""
+"""People see the nodes that do not reach each other, and the pair for which a job waits."""
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.keys import Keys

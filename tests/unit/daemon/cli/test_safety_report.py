@@ -1,4 +1,4 @@
-"""What `status` says about what would be lost."""
+"""`status` shows what a failure would lose."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ class Writer:
         self.put(Keys.state("demo", 1, boundary, node), record)
 
     def safety(self) -> SafetyReport:
-        """What is reported of the job; 50 batches are done."""
+        """Return the report of the job; 50 batches are done."""
         return report_job(self.view.jobs["demo"], self.view.nodes).safety
 
 

@@ -1,4 +1,4 @@
-"""Who tries a job's checkpoint folder when it is submitted."""
+"""Nodes try a job's checkpoint folder when it is submitted."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""What the coordinator does about failures, one story at a time, on a simulated cluster in good order."""
+"""The coordinator's reactions to failures, one story at a time, on a simulated cluster in good order."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from tests.unit.daemon.coordination.test_scenarios import cluster_of, events, pl
 
 
 def about_jobs(decision: Decision) -> list[Command]:
-    """What was decided, but for the note of what users have used."""
+    """Return the decision without the record of the users' use."""
     return [command for command in decision.commands if command.job]
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator decides, one story at a time, on a simulated cluster in good order."""
+"""The coordinator's decisions, one story at a time, on a simulated cluster in good order."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ def events(cluster: SimulatedCluster, job: str = "first") -> list[str]:
 
 
 def running_at_full_speed(cluster: SimulatedCluster) -> None:
-    """Until the plan is in force and all its workers say that they run."""
+    """Run until the plan is in force and all its workers report that they run."""
     run_until(cluster, Phase.RUNNING)
     cluster.calm(max_rounds=3)
 

@@ -1,4 +1,4 @@
-"""What becomes of a job on 2-1-2 workers: deaths, drains, saves, and a leader that dies at every single decision."""
+"""A job on 2-1-2 workers: deaths, drains, saves, and a leader that dies at every single decision."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ FAULT = FaultSpec(snapshot_every=4, copies=2, checkpoint_every=0)
 
 
 def cluster_of(num_nodes: int, *, batches: int = 60, seed: int = 0) -> SimulatedCluster:
-    """So many equal nodes, and a job of five layers on five workers of three stages."""
+    """Make equal nodes, and a job of five layers on five workers of three stages."""
     cluster = SimulatedCluster(seed)
     for index in range(num_nodes):
         cluster.add_node(f"n{index}")

@@ -60,7 +60,7 @@ def assert_it_ends_when_storage_answers(cluster: SimulatedCluster) -> None:
 
 
 def told_of(cluster: SimulatedCluster, path: str) -> bool:
-    """Whether an event of the job names the node's reason."""
+    """Return whether an event of the job names the node's reason."""
     events = cluster.facts().jobs["first"].events.values()
     return any(
         f"cannot read the job's starting state or data: {path}: its file system" in event.text.lower()

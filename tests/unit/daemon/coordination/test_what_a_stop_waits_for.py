@@ -98,7 +98,7 @@ def test_a_checkpoint_folder_that_is_away_is_waited_for(trouble: str, after_s: f
 
 
 def shown(cluster: SimulatedCluster, key: str, record: StateRecord) -> ClusterView:
-    """What etcd would say with another record there."""
+    """Return etcd's content with another record there."""
     view = cluster.truth()
     revision = cluster.store.revision + 1
     view.apply(key, encode(record), mod_revision=revision, create_revision=revision, now=cluster.now)

@@ -1,4 +1,4 @@
-"""Which etcd is run: the first of a flag, a variable, the extra and PATH."""
+"""The etcd to run is the first of a flag, a variable, the extra and PATH."""
 
 from importlib import util
 from pathlib import Path
@@ -20,7 +20,7 @@ def executable(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the `local` extra were not installed."""
+    """Hide the `local` extra."""
     monkeypatch.setattr(util, "find_spec", lambda _: None)
 
 

@@ -1,4 +1,4 @@
-"""Which members of etcd are meant: what people write, alike for daemons and clients."""
+"""The members of etcd in people's spelling, alike for daemons and clients."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a job file may say, and the one line that each slip gets."""
+"""The content of a job file, and the one line for each mistake."""
 
 import dataclasses
 import tomllib

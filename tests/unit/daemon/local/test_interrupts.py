@@ -1,4 +1,4 @@
-"""What a command's exit code is after Ctrl-C: 0 where that is how it ends and all was saved."""
+"""A command's exit code after Ctrl-C is 0 if that is its normal end and all was saved."""
 
 import asyncio
 import os

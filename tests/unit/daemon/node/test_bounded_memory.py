@@ -1,4 +1,4 @@
-"""What a daemon remembers by name, job, address or file system is bounded: it runs for a year."""
+"""A daemon's memory by name, job, address or file system is bounded: it runs for a year."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a node remembers of generations, across restarts and for how many jobs."""
+"""A node remembers generations across restarts, for a limited number of jobs."""
 
 import errno
 import os

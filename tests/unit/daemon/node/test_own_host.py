@@ -15,7 +15,7 @@ from headway.daemon.node.own_host import check_advertised_host
 from headway.stages.errors import UnavailableError
 
 FOREIGN = "203.0.113.9"
-"""Of a range that is kept for documentation: no machine's."""
+"""An address of a range reserved for documentation: no machine has it."""
 
 Resolved = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]
 
@@ -45,7 +45,7 @@ def names(monkeypatch: pytest.MonkeyPatch, *addresses: str, far: str = FOREIGN) 
 
 
 async def refusal(config: NodeConfig, errors: Refusals = (ConfigError,)) -> str:
-    """What the check says; one line with what to do."""
+    """Return the check's message: one line with what to do."""
     with pytest.raises(errors) as caught:
         await check_advertised_host(config)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Which ports a node dials and when it dials them again."""
+"""A node dials ports, and dials them again."""
 
 import asyncio
 import gc

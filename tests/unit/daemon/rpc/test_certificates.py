@@ -1,4 +1,4 @@
-"""What the throw-away authority signs, and who may read it."""
+"""The throw-away authority's certificates, and who may read them."""
 
 import stat
 from datetime import UTC, datetime, timedelta

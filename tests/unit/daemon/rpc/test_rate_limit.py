@@ -1,4 +1,4 @@
-"""What a node sends: never more than it may of what nobody waits for, and all of it counted."""
+"""A node sends files for which nobody waits within its limit, and counts all of them."""
 
 import asyncio
 import time

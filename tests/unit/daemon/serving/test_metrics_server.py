@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Of a server with one gauge."""
+    """Yield the port of a server with one gauge."""
     registry = CollectorRegistry()
     Gauge("things", "Some.", registry=registry).set(3)
     server = MetricsServer("127.0.0.1", 0, registry, limit_s=LIMIT_S)

@@ -1,4 +1,4 @@
-"""Which boundaries a job could go back to, and which are kept, when two timelines have the same numbers."""
+"""The boundaries that a job could go back to, and those that are kept, when two timelines have equal numbers."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ NODES = {
 
 
 def told(name: str, *parts: str, of: str = "") -> StateRecord:
-    """What a node holds; files that differ in `of` differ in their content."""
+    """Return a node's record; files that differ in `of` differ in their content."""
     files = {part: StateFile(size_bytes=10, checksum=f"{of}{part}") for part in parts}
     return StateRecord(incarnation=f"{name}-1", generation=3, files=files)
 

@@ -1,4 +1,6 @@
-"""How often a job may fail: by batch, by deaths, by the same error elsewhere, and when the count starts anew."""
+"""A job may fail a limited number of times: by batch, by deaths, by equal errors elsewhere; progress restarts the
+count.
+"""
 
 from headway.daemon.records.records import FailureCount, Phase, PlanRecord, WorkerRecord, WorkerState
 from headway.daemon.situation.failure_budget import MAX_DEATHS, MAX_SAME_BATCH, Death, broken_rule, counted, was_killed

@@ -1,4 +1,4 @@
-"""What a running job could gain: measurements make a straggler of a node, and the plan changes when that pays."""
+"""A running job gains by a better plan: measurements show a straggler, and the plan changes when that pays."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which of the plans that were computed a decision may still use."""
+"""A decision may still use some of the computed plans."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def settled(*names: str) -> SimulatedCluster:
 
 
 def ask_for(cluster: SimulatedCluster, cache: PlanCache, *, after_s: float = 10.0) -> Decision:
-    """What the leader decides some seconds later."""
+    """Return the leader's decision some seconds later."""
     view, now = cluster.truth(), cluster.now + after_s
     decision = decide(view, now=now, written_at=now, plans=cache)
     cache.decided(decision.missing, jobs=view.jobs, now=now)

@@ -1,4 +1,4 @@
-"""What drivers of file systems raise, and what people and the rest of a daemon hear of it."""
+"""Drivers' errors, as people and the rest of a daemon see them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ URL = "moody://bucket/j/u/00000001-0000000005"
 
 
 class BotoCoreError(Exception):
-    """As botocore's: no OSError."""
+    """An error as botocore's: no OSError."""
 
 
 class EndpointConnectionError(BotoCoreError):
@@ -114,7 +114,7 @@ def test_a_broken_copy_does_not_appear(mood: Mood, tmp_path: Path, monkeypatch: 
     ended: list[str] = []
 
     class Upload(AbstractBufferedFile):  # type: ignore[misc]
-        """As object stores have it: what is closed is there."""
+        """An upload to an object store: a closed file exists."""
 
         def _initiate_upload(self) -> None:
             pass

@@ -1,4 +1,4 @@
-"""What a process that was killed leaves in shared memory goes with the next process of its user."""
+"""A killed process's files in shared memory go with the next process of its user."""
 
 import subprocess
 import sys

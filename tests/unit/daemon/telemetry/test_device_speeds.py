@@ -1,4 +1,4 @@
-"""What a node's devices do: measured once, remembered, told in steps."""
+"""A node's device speeds: measured once, remembered, reported in steps."""
 
 import asyncio
 from dataclasses import replace

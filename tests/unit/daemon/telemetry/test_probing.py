@@ -1,4 +1,4 @@
-"""Whom a node measures, and what of it is worth a record."""
+"""A node measures some peers, and records what is news."""
 
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys

@@ -1,4 +1,4 @@
-"""When a worker's measurements are worth a record."""
+"""A worker's measurements are recorded when they have changed."""
 
 from headway.daemon.situation.outlook import LEAST_SAMPLES
 from headway.daemon.telemetry.profiling import has_moved, profile_of

@@ -1,4 +1,4 @@
-"""What a node says of the data that it reads: gone when it has read, also if etcd was away just then."""
+"""A node reports the data that it reads: the record goes when the read ends, also after an outage of etcd."""
 
 import asyncio
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Etcd:
 
     @property
     def told(self) -> int | None:
-        """How many bytes a reader thinks that node a has read; None: it reads nothing."""
+        """Return the bytes that node a has read, by a reader's view; None: it reads nothing."""
         reading = self.view.jobs["j"].readings.get("a")
         return reading.num_bytes if reading is not None else None
 

@@ -1,4 +1,4 @@
-"""What the cluster asks of every submission and checkpoint, wherever it comes from."""
+"""The cluster's rules for every submission and checkpoint from any source."""
 
 from dataclasses import replace
 

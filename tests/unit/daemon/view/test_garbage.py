@@ -1,4 +1,4 @@
-"""Whatever bytes lie under whatever key: it is set aside by name, and nobody else's records are touched."""
+"""Any bytes under any key are set aside by name, and no other record changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ NEWER = b'{"format":2,"anything":[]}'
 
 
 def history() -> list[Any]:
-    """Of a cluster in which two jobs run."""
+    """Return the changes of a cluster in which two jobs run."""
     cluster = SimulatedCluster(1)
     cluster.add_node("a")
     cluster.add_node("b")

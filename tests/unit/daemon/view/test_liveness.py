@@ -1,4 +1,4 @@
-"""What a view knows of absence: since when, whether etcd was in sight, and that it forgets a history that went back."""
+"""A view knows absences: since when, whether etcd was in sight; and it forgets a history that went back."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which failures cost a node its place: its own for everybody, a job's errors for that job."""
+"""Failures cost a node its place: its own for all jobs, a job's errors for that job."""
 
 import pytest
 

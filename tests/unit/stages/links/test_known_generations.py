@@ -1,4 +1,4 @@
-"""Which generations a worker's process remembers, over all the jobs that it serves."""
+"""A worker's process remembers generations over all the jobs that it serves."""
 
 from headway.stages.ids import Generation
 from headway.stages.links.known_generations import MAX_JOBS, NEVER_MET, KnownGenerations

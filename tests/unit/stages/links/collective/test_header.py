@@ -35,12 +35,12 @@ CONTRACT = FrameContract(
 
 
 def reader() -> HeaderReader:
-    """Of all kinds that the contract knows."""
+    """Return a reader of frames of all kinds that the contract knows."""
     return HeaderReader("stage 1", generation=GENERATION, contract=CONTRACT, kinds=frozenset(CONTRACT.forms))
 
 
 def frame(kind: FrameKind, *tensors: torch.Tensor) -> Frame:
-    """Of batch 9, microbatch 4."""
+    """Return a frame of batch 9, microbatch 4."""
     return Frame(kind, GENERATION, Batch(9), Microbatch(4), tensors)
 
 

@@ -1,4 +1,4 @@
-"""How long a collective link waits for a payload before it takes the peer for silent."""
+"""A collective link waits a limited time for a payload before the peer counts as silent."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""When an acknowledgement travels alone: by the clock that the test keeps."""
+"""An acknowledgement travels alone when it is due, by the clock of the test."""
 
 from headway.stages.links.grpc.acknowledgement_due import MUCH_BYTES, PATIENCE, PATIENCE_WITH_MUCH, AcknowledgementDue
 

@@ -1,4 +1,4 @@
-"""Which messages a link writes to say what it has received, seen by a stream that keeps what is written."""
+"""A link's messages that acknowledge frames, seen by a stream that records writes."""
 
 import asyncio
 import queue
@@ -85,7 +85,7 @@ class Side:
         return time.monotonic()
 
     def said_alone(self) -> list[float]:
-        """When messages were written that carry an acknowledgement and nothing else."""
+        """Return when messages were written that carry an acknowledgement and nothing else."""
         return [at for at, header in self.stream.written if header.kind == FrameHeader.HEARTBEAT]
 
 

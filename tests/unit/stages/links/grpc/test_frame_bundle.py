@@ -38,7 +38,7 @@ def frames(sizes: Sequence[int]) -> list[Frame]:
 
 
 def bundled(sent: Sequence[Frame], *, chunk_bytes: int = CHUNK_BYTES) -> list[bytes]:
-    """With a goodbye behind them."""
+    """Return the bundles of frames with a goodbye after them."""
     outgoing = [OutgoingFrame(frame, sequence=sequence) for sequence, frame in enumerate(sent)]
     waiting: deque[Outgoing] = deque([*outgoing, Goodbye(GENERATION, sequence=len(sent))])
     return list(bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: chunk_bytes))
