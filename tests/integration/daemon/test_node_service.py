@@ -118,7 +118,7 @@ async def test_nodes_say_whether_they_can_write_to_a_folder(network: Network, mo
         found = await folder_access(session, network.view, "moody://bucket/c")
         assert (found.num_able, found.warnings) == (2, [])
     for folder in ("checkpoints", "file:///tmp/c", "memory://c"):
-        with pytest.raises(RecoveryError, match=r"no URL of a store|no store that every node"):
+        with pytest.raises(RecoveryError, match=r"not the URL of a store|not a store that every node"):
             await network.client.try_folder(network.a.endpoint, folder)
     assert (await folder_access(session, network.view, "file:///tmp/c")).num_able == 0
 

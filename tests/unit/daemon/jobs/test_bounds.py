@@ -61,15 +61,15 @@ REFUSED = {
 }
 
 PLACES = {
-    "memory://bucket/x": "memory:// is no store that every node can write to",
+    "memory://bucket/x": "memory:// is not a store that every node can write to",
     "local://checkpoints": "is relative, which a URL cannot be; write local:///absolute/path",
     "file://checkpoints": "is relative, which a URL cannot be",
     "../elsewhere": "leads out of its folder with `..`",
     "/a/../../etc": "leads out of its folder with `..`",
     "s3://bucket/../other": "leads out of its folder with `..`",
-    "zip://x.zip": "zip:// is no store",
-    "ftp://host/x": "ftp:// is no store",
-    "reference://x": "reference:// is no store",
+    "zip://x.zip": "zip:// is not a store",
+    "ftp://host/x": "ftp:// is not a store",
+    "reference://x": "reference:// is not a store",
     "simplecache::s3://bucket/x": "chains file systems",
     "s3://": "names no bucket",
     "   ": "is empty",

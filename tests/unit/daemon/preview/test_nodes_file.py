@@ -81,7 +81,7 @@ REFUSED = {
     "type": (NODE + 'memory_gb = "8"', "n.toml:nodes[0].memory_gb: expected float, got str ('8')"),
     "not finite": (NODE + "memory_gb = inf", "n.toml:nodes[0].memory_gb: expected a finite number"),
     "no name": ('[[nodes]]\nsite = "x"', "n.toml:nodes[0]: `name` is missing"),
-    "empty name": ('[[nodes]]\nname = ""', "n.toml:nodes[0].name: '' is no node's name"),
+    "empty name": ('[[nodes]]\nname = ""', "n.toml:nodes[0].name: '' is not a node name"),
     "same name": (
         '[[nodes]]\nname = "a"\ncount = 2\n[[nodes]]\nname = "a-2"',
         "n.toml:nodes[1].name: 'a-2' is also a name of nodes[0]",
@@ -100,7 +100,7 @@ REFUSED = {
         NODE + "count = 1000\n[[nodes.devices]]\ncount = 1024\n",
         "n.toml:nodes[0].count: more than 100000 devices in all",
     ),
-    "a name that draws": ('[[nodes]]\nname = "a\\u001b[2J"', "n.toml:nodes[0].name: 'a\\x1b[2J' is no node's name"),
+    "a name that draws": ('[[nodes]]\nname = "a\\u001b[2J"', "n.toml:nodes[0].name: 'a\\x1b[2J' is not a node name"),
     "a long name": (f'[[nodes]]\nname = "{"a" * 10_000}"', "n.toml:nodes[0].name: 'aaa"),
     "a long site": (NODE + f'site = "{"s" * 10_000}"', "n.toml:nodes[0].site: a site's name has 1 to 1024 printable"),
     "much memory": (NODE + "memory_gb = 1e308", "n.toml:nodes[0].memory_gb: must be at most 1e+09, is 1e+308"),
