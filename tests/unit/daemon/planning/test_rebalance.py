@@ -98,7 +98,7 @@ def test_where_plans_do_not_last_a_move_must_pay_within_their_life() -> None:
     restless = replace(HALF_AGAIN, batches_left=10_000, since_changes=tuple(200.0 + 20 * at for at in range(20)))
     verdict = judge(restless)
     assert not verdict.is_worth_it
-    assert "20 times of late" in verdict.reason
+    assert "20 times recently" in verdict.reason
     assert verdict.wait_s == pytest.approx(WINDOW_S - 580.0)
     calmer = replace(restless, since_changes=restless.since_changes[:10])
     assert judge(calmer).is_worth_it
