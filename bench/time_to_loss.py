@@ -43,7 +43,7 @@ from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
 from headway.stages.schedule.schedule import Update
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage.context import MicrobatchSource
+from headway.stages.stage.content import MicrobatchSource
 from headway.stages.stage.graph import StageGraph
 
 Schedule = Literal["2bw", "1f1b"]

@@ -30,21 +30,24 @@ from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import codec_between
 from headway.stages.links.coded_link import CodedLink
-from headway.stages.links.collective.endpoint import CollectiveEndpoint, CollectiveTerms
-from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.link import Link
+from headway.stages.links.link import Frame, Link, LinkLost
+from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.model.determinism import configure
 from headway.stages.schedule.schedule import Backward, Op, depths_with_slack, next_op, schedule_depth
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.allocator import keep_freed_memory
-from headway.stages.stage.context import MicrobatchSource, StageContext
+from headway.stages.stage.content import MicrobatchSource, StageContent
+from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.links import StageLinks
-from headway.stages.state.journal import Journal
+from headway.stages.stage.loop import StageLoop
+from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_state import LayerState
 from rigs.emulated_stage import FixedOrder, SleepTimes, sleeping_graph
 
@@ -55,6 +58,7 @@ RUN_TIMEOUT_S = 300.0
 TROUBLES_S = 2.0
 """Time for the other processes to report after the first error."""
 GENERATION = Generation(1)
+LinkInbox = queue.SimpleQueue[Frame | LinkLost]
 PRELOADED = [
     "headway.daemon.rpc.certificates",
     "headway.optim.layer_optimizer",
@@ -134,45 +138,26 @@ class Host:
             link.close()
         self._links.clear()
 
-    def open_link(
-        self, job: str, stage: int, peer: int, inbox: "queue.SimpleQueue[object]", contract: FrameContract, kind: str
-    ) -> Link:
-        """Dial a neighbouring stage, whose process has the rank of its stage."""
-        is_dialled = peer > stage
-        if kind == "collective":
-            terms = CollectiveTerms(
-                job=job,
-                generation=GENERATION,
-                stage=StageIndex(stage),
-                worker=stage,
-                peer_stage=StageIndex(peer),
-                peer_worker=peer,
-                peer_incarnation=str(peer),
-                peer_node="node",
-                peer_name=f"stage {peer}",
-                peer_address=self.addresses[peer],
-                inbox=inbox,
-                contract=contract,
-                receives=UPSTREAM_KINDS if is_dialled else DOWNSTREAM_KINDS,
-                device=torch.device("cpu"),
-                first_contact=TIMEOUT,
-                silence=TIMEOUT,
-            )
-            self._links.append(self._collective.dial(terms) if is_dialled else self._collective.accept(terms))
-            return self._links[-1]
-        terms_of_grpc: dict[str, Any] = {
-            "stage": StageIndex(stage),
-            "peer_incarnation": str(peer),
-            "peer_node": "node",
-            "inbox": inbox,
-            "contract": contract,
-            "first_contact": TIMEOUT,
-            "resume_timeout": TIMEOUT,
-        }
-        if is_dialled:
-            link = self._grpc.dial(self.addresses[peer], job, GENERATION, worker=stage, **terms_of_grpc)
-        else:
-            link = self._grpc.accept(job, GENERATION, peer_worker=peer, **terms_of_grpc)
+    def open_link(self, job: str, stage: int, peer: int, inbox: LinkInbox, contract: FrameContract, kind: str) -> Link:
+        """Open a link to a neighbouring stage, whose process has the rank of its stage."""
+        terms = LinkTerms(
+            job=job,
+            generation=GENERATION,
+            stage=StageIndex(stage),
+            worker=stage,
+            peer_stage=StageIndex(peer),
+            peer_worker=peer,
+            peer_incarnation=str(peer),
+            peer_node="node",
+            peer_name=f"stage {peer}",
+            peer_address=self.addresses[peer],
+            inbox=inbox,
+            contract=contract,
+            first_contact=TIMEOUT,
+            silence=TIMEOUT,
+        )
+        endpoint = self._collective if kind == "collective" else self._grpc
+        link = endpoint.dial(terms) if peer > stage else endpoint.accept(terms)
         self._links.append(link)
         return link
 
@@ -212,7 +197,7 @@ class StageRun:
         configure(self.train, torch.device("cpu"))
         stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
         context = self._context(stage)
-        inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        inbox: LinkInbox = LinkInbox()
         open_link = partial(self._open_link, host, context, inbox)
         links = StageLinks(
             upstream={0: open_link(stage - 1)} if stage else {},
@@ -224,22 +209,11 @@ class StageRun:
             for name in context.layers
         ]
         journal = Journal() if stage == num_stages - 1 else None
-        operations = _Operations()
-        executor = Executor(
-            context,
-            layers,
-            tokens=self.tokens() if stage == 0 else None,
-            journal=journal,
-            links=links,
-            inbox=inbox,
-            handle=_no_orders,
-            recorder=operations,
-            stops_at_non_finite=False,
-            patience_s=TIMEOUT.total_seconds(),
-            make_graph=self.graph_maker(stage),
-            choose=FixedOrder(self.orders[stage]) if self.orders else next_op,
-        )
-        executor.run()
+        operations = Operations()
+        content = StageContent(layers=layers, tokens=self.tokens() if stage == 0 else None, journal=journal)
+        executor = Executor(context, content, links, observer=operations, make_graph=self.graph_maker(stage))
+        choose = FixedOrder(self.orders[stage]) if self.orders else next_op
+        StageLoop(executor, inbox, executor.accept, choose=choose).run()
         return StageReport(operations.all, [] if journal is None else [row.loss for row in journal.rows])
 
     def tokens(self) -> MicrobatchSource:
@@ -263,7 +237,7 @@ class StageRun:
         depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
         return depths[stage]
 
-    def _open_link(self, host: Host, context: StageContext, inbox: "queue.SimpleQueue[object]", peer: int) -> Link:
+    def _open_link(self, host: Host, context: StageContext, inbox: LinkInbox, peer: int) -> Link:
         codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
         contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
         link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link)
@@ -286,6 +260,8 @@ class StageRun:
             device=torch.device("cpu"),
             upstream_codec=codec,
             downstream_codec=codec,
+            patience_s=TIMEOUT.total_seconds(),
+            stops_at_non_finite=False,
         )
 
 
@@ -299,18 +275,20 @@ class KeepFreedMemory:
         keep_freed_memory()
 
 
-class _Operations:
-    """A recorder."""
+class Operations:
+    """Keeps what was done, and when."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Op, float, float]] = []
 
-    def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:  # noqa: ARG002
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:  # noqa: ARG002
         self.all.append((op, started, ended))
 
+    def waits(self, what: str, now: float) -> None: ...
 
-def _no_orders(item: object) -> None:
-    raise RuntimeError(f"not expected: {item}")
+    def begins(self, op: Op, now: float) -> None: ...
+
+    def batch_done(self, row: JournalRow) -> None: ...
 
 
 class Processes:

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from headway.stages.ids import StageIndex
-from headway.stages.links.collective.endpoint import CollectiveEndpoint, CollectiveTerms
-from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS, LinkEndpoint
 from headway.stages.links.grpc.frame_codec import CHUNK_BYTES
 from headway.stages.links.link import Inbox, Link
+from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from headway.stages.stage.allocator import keep_freed_memory
@@ -134,35 +135,9 @@ class Process:
         call.channel = channel  # lives as long
         return call
 
-    def _open_grpc(self, job: str, inbox: Inbox, contract: FrameContract) -> Link:
-        if self._rank:
-            return self._grpc.accept(
-                job,
-                GENERATION,
-                stage=StageIndex(1),
-                peer_incarnation="a",
-                peer_node="node",
-                inbox=inbox,
-                contract=contract,
-                first_contact=TIMEOUT,
-                resume_timeout=TIMEOUT,
-            )
-        return self._grpc.dial(
-            f"{HOST}:{self._peer_ports[0]}",
-            job,
-            GENERATION,
-            stage=StageIndex(0),
-            peer_incarnation="b",
-            peer_node="node",
-            inbox=inbox,
-            contract=contract,
-            first_contact=TIMEOUT,
-            resume_timeout=TIMEOUT,
-        )
-
-    def _open_collective(self, job: str, inbox: Inbox, contract: FrameContract) -> Link:
+    def _terms(self, job: str, inbox: Inbox, contract: FrameContract, address: str) -> LinkTerms:
         peer = 1 - self._rank
-        terms = CollectiveTerms(
+        return LinkTerms(
             job=job,
             generation=GENERATION,
             stage=StageIndex(self._rank),
@@ -172,15 +147,24 @@ class Process:
             peer_incarnation="ab"[peer],
             peer_node="node",
             peer_name=f"stage {peer}",
-            peer_address=f"{HOST}:{self._peer_ports[0]}",
+            peer_address=address,
             inbox=inbox,
             contract=contract,
-            receives=DOWNSTREAM_KINDS if self._rank else UPSTREAM_KINDS,
-            device=torch.device("cpu"),
             first_contact=TIMEOUT,
             silence=TIMEOUT,
         )
-        return self._collective.accept(terms) if self._rank else self._collective.dial(terms)
+
+    def _open_grpc(self, job: str, inbox: Inbox, contract: FrameContract) -> Link:
+        return self._open_link(self._grpc, job, inbox, contract)
+
+    def _open_collective(self, job: str, inbox: Inbox, contract: FrameContract) -> Link:
+        return self._open_link(self._collective, job, inbox, contract)
+
+    def _open_link(
+        self, endpoint: LinkEndpoint | CollectiveEndpoint, job: str, inbox: Inbox, contract: FrameContract
+    ) -> Link:
+        terms = self._terms(job, inbox, contract, f"{HOST}:{self._peer_ports[0]}")
+        return endpoint.accept(terms) if self._rank else endpoint.dial(terms)
 
 
 def _cpu_seconds() -> float:

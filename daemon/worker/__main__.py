@@ -8,7 +8,6 @@ stream to the daemon ends.
 import argparse
 import ctypes
 import os
-import queue
 import signal
 import sys
 import traceback
@@ -61,6 +60,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.runtime.logging import configure_logs
     from headway.daemon.worker.control import WorkerControl
     from headway.daemon.worker.device import WorkerDevice
+    from headway.daemon.worker.inbox import WorkerInbox
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
@@ -104,7 +104,7 @@ def work(options: argparse.Namespace) -> None:
     if not options.spare:
         device.claim(options.device_index)
     incarnation = uuid.uuid4().hex
-    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    inbox = WorkerInbox()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
     loop.start()
     identity = TlsIdentity.read(options.certificates)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.replica_groups import leads
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
+from headway.daemon.worker.start_order import leads
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
 from headway.stages.data.tokens import TokenShards

@@ -1,20 +1,20 @@
 """The links of a worker for one generation: to the stages before and after it, and to its stage's other replicas."""
 
-import queue
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from functools import partial
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.replica_groups import by_group, groups_of, name_of
+from headway.daemon.worker.inbox import WorkerInbox
+from headway.daemon.worker.start_order import by_group, groups_of, name_of
 from headway.proto.control_pb2 import Peer, Start
-from headway.stages.ids import Generation, StageIndex
+from headway.stages.ids import StageIndex
 from headway.stages.links.coded_link import CodedLink
-from headway.stages.links.collective.endpoint import CollectiveEndpoint, CollectiveTerms
+from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.frame_contract import FrameContract
-from headway.stages.links.grpc.endpoint import LinkEndpoint, kinds_between
+from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, Link, LinkLost
+from headway.stages.links.link_terms import LinkTerms
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.links import StageLinks
 
@@ -28,9 +28,7 @@ link that was open.
 class Neighbours:
     """Opens and closes the links, and clears their remains from the inbox."""
 
-    def __init__(
-        self, endpoint: LinkEndpoint, collective: CollectiveEndpoint, inbox: "queue.SimpleQueue[object]"
-    ) -> None:
+    def __init__(self, endpoint: LinkEndpoint, collective: CollectiveEndpoint, inbox: WorkerInbox) -> None:
         self._endpoint = endpoint
         self._collective = collective
         self._inbox = inbox
@@ -82,13 +80,14 @@ class Neighbours:
         accepted = _distinct([*upstream.values(), *below.values()])
         dialled = _distinct([*downstream.values(), *above.values()])
         links: dict[int, Link] = {}
-        for is_collective in (False, True):
-            same_kind = [peer for peer in accepted if peer.collective == is_collective]
+        for endpoint in (self._endpoint, self._collective):
+            same_kind = [peer for peer in accepted if self._endpoint_of(peer) is endpoint]
             for number, peer in enumerate(same_kind, 1):
-                accept = partial(self._accept, is_last=number == len(same_kind))
-                links[peer.worker] = accept(start, spec, peer, contracts[peer.worker], context)
+                terms = self._terms(start, spec, peer, contracts[peer.worker], context, _until_dialled(start, spec))
+                links[peer.worker] = endpoint.accept(terms, is_last=number == len(same_kind))
         for peer in dialled:
-            links[peer.worker] = self._dial(start, spec, peer, contracts[peer.worker], context)
+            terms = self._terms(start, spec, peer, contracts[peer.worker], context, FIRST_ANSWER)
+            links[peer.worker] = self._endpoint_of(peer).dial(terms)
         self._positions = {link.peer: worker for worker, link in links.items()}
         self._links += links.values()  # last, because `broken` may be called meanwhile, and has to find their positions
         for worker, codec in codecs.items():
@@ -124,56 +123,8 @@ class Neighbours:
             if not isinstance(item, Frame | LinkLost):
                 self._inbox.put(item)
 
-    def _accept(
-        self,
-        start: Start,
-        spec: JobSpec,
-        peer: Peer,
-        contract: FrameContract,
-        context: StageContext,
-        *,
-        is_last: bool,
-    ) -> Link:
-        if peer.collective:
-            terms = self._terms(start, spec, peer, contract, context, dials=False)
-            return self._collective.accept(terms, is_last=is_last)
-        resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
-        return self._endpoint.accept(
-            start.job_name,
-            Generation(start.generation),
-            stage=StageIndex(start.stage.index),
-            peer_incarnation=peer.incarnation,
-            peer_node=peer.node,
-            inbox=self._inbox,
-            contract=contract,
-            first_contact=_until_dialled(start, spec),
-            resume_timeout=resume_timeout,
-            address=peer.address,
-            peer_stage=StageIndex(peer.stage),
-            peer_worker=peer.worker,
-            peer=name_of(peer),
-            is_last=is_last,
-        )
-
-    def _dial(self, start: Start, spec: JobSpec, peer: Peer, contract: FrameContract, context: StageContext) -> Link:
-        if peer.collective:
-            return self._collective.dial(self._terms(start, spec, peer, contract, context, dials=True))
-        resume_timeout = timedelta(seconds=spec.fault.link_timeout_s)
-        return self._endpoint.dial(
-            peer.address,
-            start.job_name,
-            Generation(start.generation),
-            stage=StageIndex(start.stage.index),
-            peer_incarnation=peer.incarnation,
-            peer_node=peer.node,
-            inbox=self._inbox,
-            contract=contract,
-            first_contact=FIRST_ANSWER,
-            resume_timeout=resume_timeout,
-            worker=start.stage.worker,
-            peer_stage=StageIndex(peer.stage),
-            peer=name_of(peer),
-        )
+    def _endpoint_of(self, peer: Peer) -> LinkEndpoint | CollectiveEndpoint:
+        return self._collective if peer.collective else self._endpoint
 
     def _terms(
         self,
@@ -182,13 +133,11 @@ class Neighbours:
         peer: Peer,
         contract: FrameContract,
         context: StageContext,
-        *,
-        dials: bool,
-    ) -> CollectiveTerms:
-        silence = timedelta(seconds=spec.fault.link_timeout_s)
-        return CollectiveTerms(
+        first_contact: timedelta,
+    ) -> LinkTerms:
+        return LinkTerms(
             job=start.job_name,
-            generation=Generation(start.generation),
+            generation=context.generation,
             stage=context.stage_index,
             worker=start.stage.worker,
             peer_stage=StageIndex(peer.stage),
@@ -199,10 +148,9 @@ class Neighbours:
             peer_address=peer.address,
             inbox=self._inbox,
             contract=contract,
-            receives=kinds_between(StageIndex(peer.stage), context.stage_index),
             device=context.device,
-            first_contact=FIRST_ANSWER if dials else _until_dialled(start, spec),
-            silence=silence,
+            first_contact=first_contact,
+            silence=timedelta(seconds=spec.fault.link_timeout_s),
         )
 
 

@@ -51,8 +51,6 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
     layers: dict[str, LayerT] = field(default_factory=dict)
     journal: JournalT | None = None
     """Journal, on the last stage."""
-    num_stale: int = 0
-    """Number of orders of generations that were over."""
 
     def admit_prepare(self, job: str, generation: int) -> None:
         """Admit a Prepare. Raises OrderRefusedError for another job than the served one, or a generation that
@@ -160,14 +158,11 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
 
     def release(self) -> None:
         """Drop everything of the job."""
-        num_stale = self.num_stale
         self.__init__()  # type: ignore[misc]
-        self.num_stale = num_stale
 
     def _admit_job(self, job: str) -> None:
         if job != self.job:
             raise OrderRefusedError(f"job {job} was not prepared here")
 
     def _stale(self, generation: int) -> OrderRefusedError:
-        self.num_stale += 1
         return OrderRefusedError(f"generation {generation} of job {self.job} is over; {self.generation} is in force")

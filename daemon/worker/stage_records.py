@@ -1,17 +1,21 @@
 """A worker's traces for observers: last operations, its history's lines, places where tests let it fail."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import structlog
 
-from headway.daemon.fault_points import LAYER_PLACE, fault_point
+from headway.daemon.fault_points import LAYER_PLACE, fault_point, is_armed
+from headway.daemon.worker.run_observer import RunObserver
 from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
 from headway.stages.ids import LayerName
 from headway.stages.schedule.schedule import Op, Update
+from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded
-from headway.stages.telemetry.history import HistoryFile, Recorder
+from headway.stages.telemetry.goodput import Goodput
+from headway.stages.telemetry.history import HistoryFile
 from headway.stages.telemetry.recent_ops import RecentOps
 
 log = structlog.get_logger()
@@ -58,8 +62,7 @@ class StageRecords:
                 stage=start.stage.index,
                 worker=start.stage.worker,
             )
-        recent = RecentOps(then=self.history)
-        self._recent = _Recent(start.job_name, start.generation, start.stage.worker, recent)
+        self._recent = _Recent(start.job_name, start.generation, start.stage.worker, RecentOps())
         self._job = start.job_name
         self._boundary, self._source_timeline = start.boundary, start.source_timeline
         self._facts = MappingProxyType(
@@ -81,9 +84,16 @@ class StageRecords:
         self._recent = _Recent()
 
     @property
-    def recorder(self) -> Recorder:
-        """Return the recorder for the executor of the Start in force."""
-        return self._recent.ops
+    def typical_s(self) -> float:
+        """Median seconds of the last operations since the Start in force. May be called from any thread."""
+        return self._recent.ops.typical_s()
+
+    def observer(self, goodput: Goodput, on_batch: Callable[[JournalRow], None]) -> RunObserver:
+        """Of the run of the Start in force."""
+        on_operation = self._operated if is_armed() else None
+        return RunObserver(
+            goodput, self._recent.ops, history=self.history, on_operation=on_operation, on_batch=on_batch
+        )
 
     def recent(self, request: int) -> RecentOperations:
         """Return the answer to a TellOperations. May be called from any thread."""
@@ -120,12 +130,6 @@ class StageRecords:
             source_timeline=self._source_timeline if kind == "path" else self._facts["timeline"],
         )
 
-    def operated(self, op: Op) -> None:
-        """Note a finished operation; its frames are on their way."""
-        microbatch = None if isinstance(op, Update) else op.microbatch
-        kind = type(op).__name__.lower()
-        fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)
-
     def layer_paced(self, op: str, layer: str) -> None:
         """The forward of a layer has run, or its backward is about to."""
         fault_point(LAYER_PLACE, op=op, layer=layer, kind=layer.partition(".")[0], **self._facts)
@@ -147,3 +151,9 @@ class StageRecords:
             layers=list(item.files),
             checksum=[file.checksum for file in item.files.values()],
         )
+
+    def _operated(self, op: Op) -> None:
+        """An operation is done; its frames are on their way."""
+        microbatch = None if isinstance(op, Update) else op.microbatch
+        kind = type(op).__name__.lower()
+        fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)

@@ -5,8 +5,8 @@ What is held and what may be ordered is worker/session.py's knowledge; this modu
 
 import gc
 import queue
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,19 +20,16 @@ from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
 from headway.daemon.worker.fault_line import damaged_path, fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
+from headway.daemon.worker.inbox import WorkerInbox, WorkerItem
 from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.paced_graph import PacedGraph
-from headway.daemon.worker.replica_groups import replica_groups
-from headway.daemon.worker.reports import (
-    add_layer_times,
-    generation_failed,
-    journal_entry,
-    snapshot_missed,
-    snapshot_written,
-)
+from headway.daemon.worker.reports import add_layer_times, generation_failed, journal_entry
+from headway.daemon.worker.run_observer import RunObserver
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
+from headway.daemon.worker.snapshot_reports import SnapshotReports
 from headway.daemon.worker.stage_records import StageRecords
+from headway.daemon.worker.start_order import start_context
 from headway.optim.step_count import STEPS
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
@@ -45,21 +42,19 @@ from headway.stages.errors import (
     NonFiniteLossError,
     PeerError,
 )
-from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
-from headway.stages.links.codec import Codec
+from headway.stages.ids import Boundary, LayerName
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
-from headway.stages.stage.context import StageContext
-from headway.stages.stage.executor import PATIENCE_S, Executor
+from headway.stages.stage.content import StageContent
+from headway.stages.stage.executor import Executor
 from headway.stages.stage.graph import StageGraph
-from headway.stages.stage.snapshot_interval import SnapshotInterval
-from headway.stages.stage.snapshots import LETTING_GO_S, Snapshots
+from headway.stages.stage.loop import StageLoop
 from headway.stages.state.journal import JournalRow
-from headway.stages.state.snapshot_writer import SnapshotEnded, SnapshotWriter
+from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.telemetry.goodput import IDLE, REPLAN, Goodput
 
 log = structlog.get_logger()
@@ -71,13 +66,22 @@ _BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, CompilationError,
 """What makes an order impossible and leaves the worker usable."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What computes at the moment, and what others may ask about it."""
+
+    executor: Executor
+    loop: StageLoop[WorkerItem]
+    observer: RunObserver
+
+
 class StageWorker:
     """`serve` runs in the main thread until Quit; `heartbeat` may be called from any."""
 
     def __init__(
         self,
         *,
-        inbox: "queue.SimpleQueue[object]",
+        inbox: WorkerInbox,
         endpoint: LinkEndpoint,
         collective: CollectiveEndpoint,
         device: WorkerDevice,
@@ -92,14 +96,13 @@ class StageWorker:
         self._records = records
         self._session: HeldSession = WorkerSession()
         self._control: WorkerControl | None = None
-        self._executor: Executor | None = None
+        self._run: _Run | None = None
         self._batch = -1
         """Where the last run ended."""
         self._goodput = Goodput()
-        self._snapshots: Snapshots | None = None
-        self._told_factor = 1
-        self._writer = SnapshotWriter(inbox, on_file=records.file_written, on_done=records.snapshot_done)
-        self._deferred: deque[Order] = deque()
+        self._snapshots = SnapshotReports(inbox, records, self._report)
+        self._deferred: Order | None = None
+        """It has ended the run, and is obeyed next."""
         self._is_quitting = False
 
     def serve(self, control: WorkerControl) -> None:
@@ -107,14 +110,15 @@ class StageWorker:
         self._control = control
         try:
             while not self._is_quitting:
-                self._take(self._deferred.popleft() if self._deferred else self._next())
+                deferred, self._deferred = self._deferred, None
+                self._take(deferred if deferred is not None else self._next())
         except Exception as error:
             self._report(self._failed(error, fault=fault_line(error)))
             control.flush()
             raise
-        self._writer.cancel(timeout_s=LETTING_GO_S)
+        self._snapshots.let_go()
 
-    def _next(self) -> object:
+    def _next(self) -> WorkerItem:
         """What comes next. A worker that has nothing to do for a moment measures its device, if it was told to."""
         if self._device.is_to_be_measured and not self._session.job:
             try:
@@ -126,51 +130,53 @@ class StageWorker:
     def heartbeat(self) -> Heartbeat:
         """What this worker is doing now."""
         self._output.rotate()
-        session, executor, goodput = self._session, self._executor, self._goodput
+        session, run, goodput = self._session, self._run, self._goodput
         beat = Heartbeat(job=session.job, generation=session.generation, device_speed=self._device.speed)
         if session.job:
-            beat.typical_s, beat.num_replayed = goodput.typical_s, goodput.num_replayed
+            beat.typical_s, beat.num_replayed = self._records.typical_s, goodput.num_replayed
             beat.replan_s = goodput.replan_s
             beat.num_resumed = self._endpoint.num_resumed
             beat.seconds.update(goodput.seconds(perf_counter()))
             beat.broken_links.extend(self._neighbours.broken)
-        if executor is not None:
-            beat.operations = executor.num_ops_done
-            beat.runnable = executor.is_runnable
-            beat.steps, beat.expected_s = STEPS.num_done, self._expected_s(executor)
-            beat.batch = executor.batch
-            beat.waiting_for = awaited = executor.waiting_for
+        if run is not None:
+            beat.operations = run.observer.recent.num_recorded
+            beat.runnable = run.loop.is_runnable
+            beat.steps, beat.expected_s = STEPS.num_done, run.observer.expected_s
+            beat.batch = run.executor.batch
+            beat.waiting_for = awaited = run.loop.waiting_for
             beat.awaited_worker = self._neighbours.position_of(awaited) + 1
-            measured = executor.layer_times.measured
+            measured = run.executor.layer_times.measured
             beat.peak_bytes, beat.num_samples = measured.peak_bytes, measured.num_samples
             add_layer_times(beat, measured.layers)
         return beat
 
-    def _expected_s(self, executor: Executor) -> float:
-        """What an operation like the one that runs now takes; between two of them, what any takes."""
-        running = executor.running
-        return executor.op_times[running].mean_s if running is not None else self._goodput.typical_s
+    def _take(self, item: WorkerItem) -> None:
+        """Everything from the inbox comes here: between two operations of a run, or while none runs."""
+        run = self._run
+        match item:
+            case Frame() | LinkLost() if run is not None:
+                run.executor.accept(item)
+            case Frame():
+                log.warning("idle_frame_dropped", kind=item.kind.name, generation=item.generation)
+            case LinkLost():
+                log.info("idle_link_lost", peer=item.peer, reason=item.reason)
+            case SnapshotEnded():
+                if run is not None:
+                    run.executor.snapshot_ended(item)
+                if item.job == self._session.job:
+                    self._snapshots.ended(item)
+            case Order():
+                self._obey(item)
+            case BaseException():
+                raise item
 
     # --- Orders -----------------------------------------------------------------------------------------------------
-
-    def _take(self, item: object) -> None:
-        """Something from the inbox, between two operations or while nothing runs."""
-        if isinstance(item, Order):
-            self._obey(item)
-        elif isinstance(item, BaseException):
-            raise item  # the loop thread's
-        elif isinstance(item, LinkLost):
-            log.info("idle_link_lost", peer=item.peer, reason=item.reason)
-        elif isinstance(item, SnapshotEnded):
-            self._tell_snapshot(item)
-        else:
-            assert isinstance(item, Frame), f"an unknown item in the inbox: {item!r}"
-            log.warning("idle_frame_dropped", kind=item.kind.name, generation=item.generation)
 
     def _obey(self, order: Order) -> None:
         kind = order.WhichOneof("order")
         if kind is None or kind == "quit":
-            self._quit(order)
+            self._end_run_first(order)
+            self._is_quitting = True
             return
         about = getattr(order, kind)
         generation = 0 if kind == "release" else about.generation
@@ -198,9 +204,11 @@ class StageWorker:
             )
             self._report(Report(refused=refused))
 
-    def _quit(self, order: Order) -> None:
-        if not self._is_deferred(order):
-            self._is_quitting = True
+    def _end_run_first(self, order: Order) -> None:
+        """An order that nothing may run beside ends the run, and comes again."""
+        if self._run is not None:
+            self._deferred = order
+            raise AbortedError(f"order {order.WhichOneof('order')}")
 
     def _prepare(self, order: control_pb2.Prepare) -> None:
         session = self._session
@@ -232,7 +240,7 @@ class StageWorker:
     def _choose_stop(self, order: control_pb2.ChooseStop) -> None:
         session = self._session
         session.admit(order.job_name, order.generation)
-        boundary = self._executor.choose_stop() if self._executor is not None else session.boundary
+        boundary = self._run.executor.choose_stop() if self._run is not None else session.boundary
         if boundary is None:
             raise OrderRefusedError("the run was cut off between two boundaries")
         log.info("stop_chosen", job=order.job_name, generation=order.generation, boundary=boundary)
@@ -245,17 +253,17 @@ class StageWorker:
     def _stop_at(self, order: control_pb2.StopAt) -> None:
         session = self._session
         session.admit(order.job_name, order.generation)
-        if self._executor is None:
+        if self._run is None:
             session.admit_boundary(order.boundary)
             self._report_at_boundary(order.boundary)
             return
         try:
-            self._executor.stop_at(Boundary(order.boundary))
+            self._run.executor.stop_at(Boundary(order.boundary))
         except ValueError as error:
             raise OrderRefusedError(str(error)) from error
 
     def _write(self, order: control_pb2.Write) -> None:
-        if not self._writer.cancel(timeout_s=LETTING_GO_S):
+        if not self._snapshots.let_go():
             # Of the same boundary, perhaps: when it ends it would take away what is written now.
             raise OrderRefusedError("the writer has not let go of an earlier snapshot")
         wrote = write_layers(order, self._session)
@@ -266,8 +274,7 @@ class StageWorker:
         job = order.release.job_name
         if self._session.job not in ("", job):
             raise OrderRefusedError(f"job {job}: this worker serves job {self._session.job}")
-        if self._is_deferred(order):
-            return
+        self._end_run_first(order)
         self._drop_all_but(())
         self._session.release()
         self._records.release()
@@ -277,26 +284,19 @@ class StageWorker:
 
     def _space_snapshots(self, order: control_pb2.SpaceSnapshots) -> None:
         self._session.admit(order.job_name, order.generation)
-        if self._snapshots is None:
-            return
-        try:
-            self._snapshots.interval.space(order.factor)
-        except ValueError as error:
-            raise OrderRefusedError(str(error)) from error
-        self._told_factor = order.factor
-        log.info("snapshots_spaced", job=order.job_name, generation=order.generation, factor=order.factor)
+        if self._snapshots.space(order.factor):
+            log.info("snapshots_spaced", job=order.job_name, generation=order.generation, factor=order.factor)
 
     # --- Running ----------------------------------------------------------------------------------------------------
 
     def _start(self, order: Order) -> None:
         start, session = order.start, self._session
         spec = session.admit_start(start.job_name, start.generation)
-        if self._is_deferred(order):
-            return
+        self._end_run_first(order)
         tokens = session.tokens if start.stage.index == 0 else None
         if start.stage.index == 0 and tokens is None:
             raise OrderRefusedError("the first stage was prepared without data")
-        replicas = replica_groups(start, spec.train.reduction_groups)
+        context = start_context(start, spec, self._device.device)
         live = live_sources(start, session=session)
         if start.boundary < start.furthest or session.timeline not in (0, start.timeline):
             self._goodput.recovers(perf_counter())
@@ -316,26 +316,12 @@ class StageWorker:
             journal=journal,
         )
         self._goodput.begin_generation(furthest=start.furthest)
-        context = self._context(start, spec, replicas)
-        self._snapshots = self._open_snapshots(start, spec, context, live)
+        snapshots = self._snapshots.open(start, spec, context, live)
+        content = StageContent(layers=list(layers.values()), tokens=tokens, journal=journal, snapshots=snapshots)
         links = self._neighbours.open(start, spec, context)
-        self._executor = Executor(
-            context,
-            list(layers.values()),
-            tokens=tokens,
-            journal=journal,
-            links=links,
-            inbox=self._inbox,
-            handle=self._take,
-            on_batch=self._on_batch,
-            patience_s=start.patience_s or PATIENCE_S,
-            recorder=self._records.recorder,
-            snapshots=self._snapshots,
-            goodput=self._goodput,
-            on_operation=self._records.operated if is_armed() else None,
-            stops_at_non_finite=spec.fault.non_finite == "stop",
-            make_graph=self._graph_maker(),
-        )
+        observer = self._records.observer(self._goodput, self._on_batch)
+        executor = Executor(context, content, links, observer=observer, make_graph=self._graph_maker())
+        run = _Run(executor, StageLoop(executor, self._inbox, self._take), observer)
         log.info(
             "stage_started",
             job=start.job_name,
@@ -346,16 +332,17 @@ class StageWorker:
         )
         self._records.event("started", boundary=start.boundary, furthest=start.furthest, layers=[*start.stage.layers])
         self._report(Report(started=control_pb2.Started(job=start.job_name, generation=start.generation)))
-        self._run(self._executor)
+        self._compute(run)
 
-    def _run(self, executor: Executor) -> None:
+    def _compute(self, run: _Run) -> None:
         """To the next boundary, unless an order or a neighbour's end comes first."""
         session = self._session
         session.did_run()
+        self._run = run
         boundary: Boundary | None = None
         reason = ""
         try:
-            boundary = executor.run()
+            boundary = run.loop.run()
         except AbortedError as error:
             reason = error.reason
             log.warning("run_aborted", job=session.job, generation=session.generation, reason=reason)
@@ -371,7 +358,7 @@ class StageWorker:
             log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
             self._report(self._failed(error, fault=fault_line(error)))
         finally:
-            self._executor, self._batch = None, executor.batch
+            self._run, self._batch = None, run.executor.batch
             session.did_stop(boundary)
         if boundary is None:
             self._goodput.recovers(perf_counter())
@@ -385,59 +372,15 @@ class StageWorker:
 
     def _drop_all_but(self, live: Sequence[LayerName]) -> None:
         """Free what the last run held before anything else is loaded: a device may have no room for both."""
-        self._snapshots, self._told_factor = None, 1
-        if not self._writer.cancel(timeout_s=LETTING_GO_S):
+        if not self._snapshots.close():
             log.warning("snapshot_writer_stuck", job=self._session.job)
         self._neighbours.close()
         self._session.keep(live)
         gc.collect()
         self._device.release_memory()
 
-    def _open_snapshots(
-        self, start: control_pb2.Start, spec: JobSpec, context: StageContext, live: Sequence[LayerName]
-    ) -> Snapshots | None:
-        if not start.snapshot_dir:
-            return None
-        interval = SnapshotInterval(spec.fault.snapshot_every, spec.fault.checkpoint_every)
-        is_over = start.boundary == spec.train.batches
-        return Snapshots(
-            self._writer,
-            interval,
-            context,
-            folder=Path(start.snapshot_dir),
-            live=live if start.snapshot_live and not is_over else (),
-        )
-
     def _graph_maker(self) -> Callable[..., StageGraph]:
         return partial(PacedGraph, on_layer=self._records.layer_paced) if is_armed(LAYER_PLACE) else StageGraph
-
-    def _is_deferred(self, order: Order) -> bool:
-        """End the run first, if there is one; then the order comes again."""
-        if self._executor is None:
-            return False
-        self._executor.abort(f"order {order.WhichOneof('order')}")
-        self._deferred.append(order)
-        return True
-
-    def _context(self, start: control_pb2.Start, spec: JobSpec, replicas: tuple[tuple[int, ...], ...]) -> StageContext:
-        return StageContext(
-            model=spec.model,
-            train=spec.train,
-            seed=spec.job.seed,
-            job=start.job_name,
-            generation=Generation(start.generation),
-            timeline=Timeline(start.timeline),
-            stage_index=StageIndex(start.stage.index),
-            num_stages=start.stage.num_stages,
-            layers=tuple(LayerName(layer) for layer in start.stage.layers),
-            depth=start.stage.depth,
-            boundary=Boundary(start.boundary),
-            device=self._device.device,
-            replica_groups=replicas,
-            replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
-            upstream_codec=Codec(start.stage.upstream_codec),
-            downstream_codec=Codec(start.stage.downstream_codec),
-        )
 
     # --- Reports ----------------------------------------------------------------------------------------------------
 
@@ -454,27 +397,9 @@ class StageWorker:
         assert self._control is not None
         self._control.progress(self._session.job, self._session.generation, journal_entry(row))
 
-    def _tell_snapshot(self, item: SnapshotEnded) -> None:
-        """A snapshot is in place, was not written, or was too late again."""
-        if item.job != self._session.job:
-            return
-        factor = self._snapshots.interval.factor if self._snapshots is not None else 1
-        reason, event = item.trouble, "snapshot_missed"
-        if not item.trouble:
-            self._records.snapshot_written(item)
-            self._report(snapshot_written(item))
-            if factor == self._told_factor:
-                return
-            reason = f"updates waited for it twice in a row: only every {factor}. snapshot is written from now on"
-            event = "snapshot_late"
-        self._told_factor = factor
-        log.warning(event, job=item.job, boundary=item.boundary, reason=reason, factor=factor)
-        self._records.event(event, boundary=item.boundary, reason=reason, factor=factor)
-        self._report(snapshot_missed(item, reason=reason, factor=factor))
-
     def _failed(self, error: Exception, *, fault: str = "", lost_peer: int = -1) -> Report:
         session = self._session
-        batch = self._executor.batch if self._executor is not None else self._batch
+        batch = self._run.executor.batch if self._run is not None else self._batch
         return generation_failed(session.job, session.generation, error, batch=batch, fault=fault, lost_peer=lost_peer)
 
 

@@ -26,7 +26,7 @@ from headway.daemon.workers.orders import (
 )
 from headway.daemon.workers.status import JobGeneration, OrderKind
 from headway.proto import control_pb2
-from headway.stages.stage.executor import PATIENCE_S
+from headway.stages.stage.context import PATIENCE_S
 
 OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots | OrderRelease
 

@@ -6,7 +6,7 @@ ready, not when a table says so; because backwards are added in order, readiness
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -57,17 +57,6 @@ class Wait(Enum):
 WAIT = Wait.WAIT
 
 Op = Forward | Backward | Update
-
-
-def parse_op(text: str) -> Op:
-    """Return the inverse of `str(op)`: `F3.0`, `B2.7`, `U3`. Raises ValueError."""
-    kind = text[:1]
-    batch, dot, microbatch = text[1:].partition(".")
-    if kind == "U" and not dot:
-        return Update(int(batch))
-    if kind in ("F", "B") and dot:
-        return (Forward if kind == "F" else Backward)(int(batch), int(microbatch))
-    raise ValueError(f"not an operation: {text!r}")
 
 
 class Awaited(Enum):
@@ -479,8 +468,3 @@ def _first_of(cursor: Cursor, arrived: set[tuple[int, int]]) -> int:
         only = cursor.next_of_group[0]
         return only if (batch, only) in arrived else -1
     return min((i for i in cursor.next_of_group if (batch, i) in arrived), default=-1)
-
-
-def format_ops(ops: Iterable[Op]) -> str:
-    """Return operations as one line of text."""
-    return " ".join(map(str, ops))

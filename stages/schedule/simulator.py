@@ -395,21 +395,3 @@ def _stretch(jitter: float, seed: int) -> Callable[[], float]:
 
 
 _MASK = (1 << 64) - 1
-
-
-def format_grid(timeline: Sequence[TimedOp], *, bad: TimedOp | None = None) -> str:
-    """Return the timeline as a grid for people: a row per worker, a column per start time; the bad cell is
-    marked >so<.
-    """
-    columns = {time: column for column, time in enumerate(sorted({done.started for done in timeline}))}
-    num_stages = 1 + max((done.stage for done in timeline), default=-1)
-    cells = [[""] * len(columns) for _ in range(num_stages)]
-    for done in timeline:
-        text = f">{done.op}<" if done == bad else str(done.op)
-        cell = cells[done.stage][columns[done.started]]
-        cells[done.stage][columns[done.started]] = f"{cell},{text}" if cell else text
-    widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(columns))]
-    return "\n".join(
-        f"stage {stage}: " + " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for stage, row in enumerate(cells)
-    )

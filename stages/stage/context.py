@@ -1,28 +1,22 @@
-"""A stage's identity, and the source of its tokens: an executor's input for one generation."""
+"""What a stage is, for the time of one generation."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
 from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract
+from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
 
-
-class MicrobatchSource(Protocol):
-    """The source of the first stage's tokens: `stages/data/tokens.py`, or a fake."""
-
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return (inputs, targets), both int64 [size, length] on the CPU."""
-        ...
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """The identity of a stage, during one generation."""
+    """One worker's place in a plan, and the rules of its job."""
 
     model: ModelSpec
     train: TrainSpec
@@ -43,7 +37,21 @@ class StageContext:
     """Position of this worker among them."""
     upstream_codec: Codec = Codec.NONE
     downstream_codec: Codec = Codec.NONE
-    """Codecs of hidden states and gradients on the links with the stages before and after."""
+    """How the links with the stages before and after carry hidden states and gradients."""
+    patience_s: float = PATIENCE_S
+    """How long nothing at all may arrive while the stage waits."""
+    stops_at_non_finite: bool = True
+    """Whether a loss that is not finite ends the run."""
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether it reads the tokens."""
+        return self.stage_index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether it computes the loss."""
+        return self.stage_index == self.num_stages - 1
 
     @property
     def contract(self) -> FrameContract:
@@ -66,3 +74,7 @@ class StageContext:
     def groups(self) -> tuple[int, ...] | None:
         """Return the reduction groups of this worker; None: all."""
         return self.replica_groups[self.replica_index] if self.has_replicas else None
+
+    def frame(self, kind: FrameKind, batch: int, microbatch: int, *tensors: Tensor) -> Frame:
+        """A frame of this generation."""
+        return Frame(kind, self.generation, Batch(batch), Microbatch(microbatch), tensors)

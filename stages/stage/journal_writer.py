@@ -38,18 +38,10 @@ class BatchLosses:
 class JournalWriter:
     """Appends a row as soon as all losses of the next batch are known, from any replica."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        context: StageContext,
-        *,
-        stops_at_non_finite: bool,
-        on_batch: Callable[[JournalRow], None] | None,
-    ) -> None:
-        """on_batch: is called with each row. `begin` cuts off rows from the context's boundary on."""
+    def __init__(self, journal: Journal, context: StageContext, on_batch: Callable[[JournalRow], None]) -> None:
+        """on_batch: is told of each row. Rows from the context's boundary on are cut off by `begin`."""
         self._journal = journal
         self._context = context
-        self._stops_at_non_finite = stops_at_non_finite
         self._on_batch = on_batch
         self._known: dict[int, dict[int, float]] = {}
         self._next_batch = int(context.boundary)
@@ -81,7 +73,7 @@ class JournalWriter:
 
     def _append(self, batch: int, losses: Sequence[float]) -> None:
         for microbatch, loss in enumerate(losses):
-            if self._stops_at_non_finite and not math.isfinite(loss):
+            if self._context.stops_at_non_finite and not math.isfinite(loss):
                 raise NonFiniteLossError(batch, microbatch, loss)
         now = perf_counter()
         row = JournalRow(
@@ -93,5 +85,4 @@ class JournalWriter:
         )
         self._batch_ended = now
         self._journal.append(row)
-        if self._on_batch is not None:
-            self._on_batch(row)
+        self._on_batch(row)

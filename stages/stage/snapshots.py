@@ -45,34 +45,26 @@ class Snapshots:
         """Return whether a snapshot of this generation is being written, so that no update may run."""
         return self._reading is not None
 
-    def started(self, layers: Sequence[LayerState], journal: Journal | None) -> SnapshotEnded | None:
-        """Begin the run: write layers that stayed live and were not written at the stop. Returns as `reached`."""
-        chosen = [layer for layer in layers if layer.name in self._live]
-        if not self._live:
-            return None
-        return self._begin(self._context.boundary, chosen, journal if JOURNAL in self._live else None)
+    def started(self, layers: Sequence[LayerState], journal: Journal | None) -> None:
+        """The run begins: what stayed live and was not written at the stop is written now."""
+        if self._live:
+            chosen = [layer for layer in layers if layer.name in self._live]
+            self._begin(self._context.boundary, chosen, journal if JOURNAL in self._live else None)
 
-    def reached(
-        self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None
-    ) -> SnapshotEnded | None:
-        """Note that update(boundary-1) is applied and the run continues. journal: on the last stage; it may have later
-        batches.
-
-        Returns a report when a snapshot is due and cannot begin.
-        """
-        return self._begin(boundary, layers, journal) if self.interval.is_due(boundary) else None
+    def reached(self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None) -> None:
+        """update(boundary-1) is applied, and the run goes on. journal: on the last stage; it may know later batches."""
+        if self.interval.is_due(boundary):
+            self._begin(boundary, layers, journal)
 
     def waited(self, seconds: float) -> None:
         """Note that an update could have run without the writer."""
         self._waited_s += seconds
 
-    def give_up(self) -> SnapshotEnded | None:
-        """End a snapshot that takes too long: it leaves no files. Returns a report."""
-        boundary = self._reading
-        if boundary is None:
-            return None
+    def give_up(self) -> None:
+        """End a snapshot that takes too long: it leaves no files, and its end is reported."""
+        assert self._reading is not None, "no snapshot is being written"
         self._writer.cancel(timeout_s=0.0)
-        return self._missed(boundary, f"not written within {PATIENCE_S:g} s")
+        self._report_missed(self._reading, f"not written within {PATIENCE_S:g} s")
 
     def ended(self, item: SnapshotEnded) -> None:
         """Note a finished snapshot of any generation. The interval doubles when this generation's are too late."""
@@ -80,7 +72,7 @@ class Snapshots:
             self._reading = None
             self.interval.ended(waited_s=self._waited_s, since_last_s=self._began - self._last_began)
 
-    def _begin(self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None) -> SnapshotEnded | None:
+    def _begin(self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None) -> None:
         context = self._context
         tensors = {layer.name: layer.tensors() for layer in layers}
         if journal is not None:
@@ -107,17 +99,18 @@ class Snapshots:
         )
         self._last_began, self._began = self._began, perf_counter()
         self._waited_s = 0.0
-        if not self._writer.begin(snapshot):
-            return self._missed(boundary, "the writer has not let go of an earlier snapshot")
-        self._reading = boundary
-        return None
+        if self._writer.begin(snapshot):
+            self._reading = boundary
+        else:
+            self._report_missed(boundary, "the writer has not let go of an earlier snapshot")
 
-    def _missed(self, boundary: Boundary, reason: str) -> SnapshotEnded:
+    def _report_missed(self, boundary: Boundary, reason: str) -> None:
         context = self._context
-        return SnapshotEnded(
+        missed = SnapshotEnded(
             job=context.job,
             generation=context.generation,
             timeline=context.timeline,
             boundary=boundary,
             trouble=f"{self._folder / str(boundary)}: {reason}",
         )
+        self._writer.report(missed)

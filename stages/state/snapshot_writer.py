@@ -93,6 +93,10 @@ class SnapshotWriter:
             self._tasks.put(self._current)
         return True
 
+    def report(self, item: SnapshotEnded) -> None:
+        """Tell of a snapshot that did not begin, or was given up, in the way of those that end."""
+        self._reports.put(item)
+
     def cancel(self, *, timeout_s: float) -> bool:
         """Cancel the current snapshot: it reports nothing and keeps no name from now on.
 

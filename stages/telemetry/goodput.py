@@ -17,7 +17,6 @@ from time import perf_counter
 USEFUL, REPLAY, SNAPSHOT, BUBBLE = "useful", "replay", "snapshot", "bubble"
 RECOVERY, REPLAN, IDLE = "recovery", "replan", "idle"
 _WORK = frozenset({USEFUL, REPLAY})
-_NUM_DURATIONS = 64
 
 
 def waiting_for(peer: str) -> str:
@@ -36,8 +35,6 @@ class Goodput:
         self._since_work: dict[str, float] = {}
         """What was accounted since the last operation: a rollback makes recovery of it."""
         self._furthest = 0
-        self._durations: list[float] = []
-        self._num_durations = 0
         self.num_replayed = 0
         """Batches computed again."""
         self.replan_s = 0.0
@@ -47,21 +44,12 @@ class Goodput:
     def begin_generation(self, *, furthest: int) -> None:
         """furthest: operations of batches below are replay."""
         self._furthest = furthest
-        self._durations, self._num_durations = [], 0
 
     def operates(self, batch: int, now: float) -> None:
         """An operation begins."""
         what = USEFUL if batch >= self._furthest else REPLAY
         if what is not self._class:
             self._switch(what, now)
-
-    def operated(self, seconds: float) -> None:
-        """It has ended."""
-        if len(self._durations) < _NUM_DURATIONS:
-            self._durations.append(seconds)
-        else:
-            self._durations[self._num_durations % _NUM_DURATIONS] = seconds
-        self._num_durations += 1
 
     def updated(self, batch: int) -> None:
         """A batch is applied."""
@@ -93,12 +81,6 @@ class Goodput:
             seconds = dict(self._seconds)
             seconds[self._class] = seconds.get(self._class, 0.0) + max(0.0, now - self._since)
         return {what: spent for what, spent in seconds.items() if spent > 0.0}
-
-    @property
-    def typical_s(self) -> float:
-        """The median of the generation's last operations; 0 before the first."""
-        durations = sorted(self._durations.copy())
-        return durations[len(durations) // 2] if durations else 0.0
 
     def _switch(self, what: str, now: float) -> None:
         with self._lock:

@@ -27,7 +27,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from headway.stages.schedule.schedule import Op, Update
 
@@ -40,16 +40,8 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk that takes nothing now and may take something later."""
 
 
-class Recorder(Protocol):
-    """Is told of every operation, in order."""
-
-    def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
-        """version: the weight version that the operation read. started, ended: seconds, monotonic."""
-        ...
-
-
 class HistoryFile:
-    """A recorder that appends lines to one process's own file, `<name>-0000.jsonl`, then `-0001`, and so on.
+    """Appends lines to one process's own file, `<name>-0000.jsonl`, then `-0001`, and so on.
 
     Each line is one write to the kernel, so that a killed process loses none. The oldest files of the folder go when
     it has grown too large. Lines that a full disk does not take wait for the next line; when too much waits, the

@@ -27,6 +27,7 @@ ON_THE_WIRE = {
     "stages/links/collective/endpoint.py",
     "stages/links/collective/rendezvous.py",
     "stages/links/grpc/reach_answer.py",
+    "stages/links/hello_gate.py",
 }
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""
 

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
-from headway.stages.ids import Generation
 from headway.stages.links.collective.group import GroupOfTwo, Transfer
 from headway.stages.links.collective.header import HeaderReader, Route, Signal, announce, is_inline, signal
 from headway.stages.links.collective.message import max_message_bytes, pack
 from headway.stages.links.collective.receiver import FrameReceiver, payload_patience
-from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.held_frames import HeldFrames
-from headway.stages.links.link import Frame, FrameKind, Inbox, LinkLost
+from headway.stages.links.link import Frame, LinkLost
+from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.receive_buffers import empty_tensor
 
@@ -60,30 +59,20 @@ class _UnderWay:
 class CollectiveLink:
     """A `Link`. Frames wait, within the contract's bound, until `meet` has formed the group."""
 
-    def __init__(
-        self,
-        loop: LoopThread,
-        peer: str,
-        *,
-        generation: Generation,
-        inbox: Inbox,
-        contract: FrameContract,
-        receives: frozenset[FrameKind],
-        silence: timedelta,
-        on_stuck: Callable[[str], None],
-    ) -> None:
-        """silence: maximum silence of the peer. on_stuck: is called in the loop's thread."""
+    def __init__(self, loop: LoopThread, terms: LinkTerms, on_stuck: Callable[[str], None]) -> None:
+        """on_stuck: is called in the loop's thread."""
+        contract = terms.contract
         self._loop = loop
-        self._peer = peer
-        self._generation = generation
-        self._inbox = inbox
+        self._peer = terms.peer
+        self._generation = terms.generation
+        self._inbox = terms.inbox
         self._contract = contract
         self._sent_forms = contract.sent_forms or contract.forms
-        self._reader = HeaderReader(peer, generation=generation, contract=contract, kinds=receives)
+        self._reader = HeaderReader(terms.peer, generation=terms.generation, contract=contract, kinds=terms.receives)
         self._held = HeldFrames(contract)
         self._max_bytes = contract.max_unacknowledged_bytes
-        self._silence = silence
-        self._heartbeat_s = min(HEARTBEAT_EVERY, silence / 4).total_seconds()
+        self._silence = terms.silence
+        self._heartbeat_s = min(HEARTBEAT_EVERY, terms.silence / 4).total_seconds()
         self._on_stuck = on_stuck
         # Only the sending thread:
         self._message_bytes = max_message_bytes(contract)
@@ -109,9 +98,14 @@ class CollectiveLink:
         return not self._is_open
 
     @property
-    def was_met(self) -> bool:
+    def was_connected(self) -> bool:
         """Return whether the two sides have found each other."""
         return bool(self._threads)
+
+    @property
+    def broken_at(self) -> None:
+        """It does not resume: once its group is broken, it is lost."""
+        return None
 
     @property
     def is_ended(self) -> bool:

@@ -15,15 +15,14 @@ from datetime import timedelta
 from typing import Protocol
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
-from headway.stages.ids import Generation
-from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.grpc.acknowledgement_due import AcknowledgementDue
 from headway.stages.links.grpc.frame_bundle import bundle, bundles, unbundle
 from headway.stages.links.grpc.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.links.grpc.resend_window import ResendWindow
 from headway.stages.links.grpc.write_pace import WritePace
 from headway.stages.links.held_frames import HeldFrames
-from headway.stages.links.link import Frame, FrameKind, Inbox, LinkLost
+from headway.stages.links.link import Frame, LinkLost
+from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 
 CLOSE_GRACE = timedelta(seconds=5)
@@ -84,23 +83,16 @@ class Turn:
 class GrpcLink:
     """A `Link`. Usable before it is connected and between two streams: frames wait within the contract's bound."""
 
-    def __init__(
-        self,
-        loop: LoopThread,
-        peer: str,
-        *,
-        generation: Generation,
-        inbox: Inbox,
-        contract: FrameContract,
-        receives: frozenset[FrameKind],
-    ) -> None:
+    def __init__(self, loop: LoopThread, terms: LinkTerms) -> None:
         self._loop = loop
-        self._peer = peer
-        self._generation = generation
-        self._inbox = inbox
-        self._held = HeldFrames(contract)
-        self._max_bytes = contract.max_unacknowledged_bytes
-        self._assembler = FrameAssembler(peer, generation=generation, contract=contract, kinds=receives)
+        self._peer = terms.peer
+        self._generation = terms.generation
+        self._inbox = terms.inbox
+        self._held = HeldFrames(terms.contract)
+        self._max_bytes = terms.contract.max_unacknowledged_bytes
+        self._assembler = FrameAssembler(
+            terms.peer, generation=terms.generation, contract=terms.contract, kinds=terms.receives
+        )
         # Both threads, under the lock:
         self._lock = threading.Lock()
         self._is_open = True
@@ -172,11 +164,6 @@ class GrpcLink:
     def is_over(self) -> bool:
         """Return whether the link needs no stream any more: the goodbye was heard, or the link was lost."""
         return self._over.is_set()
-
-    @property
-    def num_streams(self) -> int:
-        """Return how many streams have served it."""
-        return self._num_streams
 
     @property
     def was_connected(self) -> bool:

@@ -21,7 +21,7 @@ from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.links.collective_terms import GENERATION, lower_terms, upper_terms
+from tests.integration.links.two_sides import GENERATION, lower_terms, upper_terms
 
 JOB = "processes"
 EXIT_STUCK = 76

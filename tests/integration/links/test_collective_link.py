@@ -27,15 +27,15 @@ from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.links.collective.group_guard import Rendezvous
 from headway.stages.links.collective.header import INLINE_BYTES, Route, Signal, announce
 from headway.stages.links.collective.header import signal as make_signal
-from headway.stages.links.collective.link import MAX_UNDER_WAY
-from headway.stages.links.frame_contract import ALIGNMENT_BYTES, SIBLING_KINDS, FrameContract, TensorForm
+from headway.stages.links.collective.link import MAX_UNDER_WAY, CollectiveLink
+from headway.stages.links.frame_contract import ALIGNMENT_BYTES, FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from tests.integration.links.collective_peer import CONTRACT, EXIT_STUCK, JOB, gradient, total
-from tests.integration.links.collective_terms import GENERATION, lower_terms, upper_terms
 from tests.integration.links.conftest import Workers
+from tests.integration.links.two_sides import GENERATION, lower_terms, upper_terms
 
 DEADLINE_S = 20.0
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_two_replicas_say_all_that_replicas_say(ends: Ends) -> None:
         )
         for own in (0, 1)
     ]
-    stage = {"stage": StageIndex(0), "peer_stage": StageIndex(0), "receives": SIBLING_KINDS}
+    stage = {"stage": StageIndex(0), "peer_stage": StageIndex(0)}
     workers, port = ends.workers.collective, ends.workers.grpc[2].port
     lead = workers[0].dial(upper_terms("replicas", port, inbox=ends.upper, contract=contracts[0], **stage))
     follower = workers[1].accept(lower_terms("replicas", inbox=ends.lower, contract=contracts[1], **stage))
@@ -130,8 +130,8 @@ def test_two_replicas_say_all_that_replicas_say(ends: Ends) -> None:
     [
         ({"generation": Generation(GENERATION - 1)}, "STALE: generation 7 is in force here"),
         ({"peer_incarnation": "another"}, "WRONG_PEER: another process listens here now"),
-        ({"stage": StageIndex(3)}, "WRONG_PEER: no collective link is expected from stage 3 of process above"),
-        ({"worker": 5}, "WRONG_PEER: no collective link is expected from stage 0 of process above"),
+        ({"stage": StageIndex(3)}, "WRONG_PEER: stage 3 of process above is not the one that is awaited"),
+        ({"worker": 5}, "WRONG_PEER: stage 0 of process above is not the one that is awaited"),
     ],
     ids=["stale", "process", "stage", "worker"],
 )
@@ -168,7 +168,7 @@ def test_a_stranger_is_not_told_the_keys(ends: Ends, stranger: TlsIdentity) -> N
     terms = upper_terms("secret", below.port, inbox=ends.upper, contract=CONTRACT, first_contact=timedelta(seconds=0.5))
     link = outsider.dial(terms)
     assert "UNAVAILABLE" in lost(ends.upper).reason
-    assert not awaited.was_met
+    assert not awaited.was_connected
     link.close()
     awaited.close()
 
@@ -202,17 +202,16 @@ def test_frames_of_all_sizes_keep_their_order_and_their_values(ends: Ends) -> No
     arrived is written over by what arrives later."""
     large, small = (TensorForm(torch.float32, (3, INLINE_BYTES // 8)),), (TensorForm(torch.float64, (4096,)),)
     forms = {
-        FrameKind.ACTIVATION: (*large, TensorForm(torch.int64, (5,))),
-        FrameKind.NORM_SQUARES: small,
+        FrameKind.SUMS: (*large, TensorForm(torch.int64, (5,))),
+        FrameKind.REDUCED: small,
         FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
     }
     contract = FrameContract(forms, max_unacknowledged_frames=40)
-    everything = frozenset(forms)
-    terms = lower_terms("sizes", inbox=ends.lower, contract=contract, receives=everything)
-    accepted = ends.workers.collective[1].accept(terms)
+    stage = {"stage": StageIndex(0), "peer_stage": StageIndex(0)}
+    accepted = ends.workers.collective[1].accept(lower_terms("sizes", inbox=ends.lower, contract=contract, **stage))
     port = ends.workers.grpc[2].port
-    link = ends.workers.collective[0].dial(upper_terms("sizes", port, inbox=ends.upper, contract=contract))
-    kinds = [FrameKind.ACTIVATION, FrameKind.NORM_TOTAL, FrameKind.ACTIVATION, FrameKind.NORM_SQUARES] * 6
+    link = ends.workers.collective[0].dial(upper_terms("sizes", port, inbox=ends.upper, contract=contract, **stage))
+    kinds = [FrameKind.SUMS, FrameKind.NORM_TOTAL, FrameKind.SUMS, FrameKind.REDUCED] * 6
     sent = [
         Frame(
             kind,
@@ -241,14 +240,14 @@ def test_a_goodbye_behind_large_frames_waits_for_them(ends: Ends) -> None:
     num_frames = 4 * MAX_UNDER_WAY
     forms = {FrameKind.ACTIVATION: (TensorForm(torch.float32, (INLINE_BYTES,)),)}
     contract = FrameContract(forms, max_unacknowledged_frames=num_frames)
-    terms = lower_terms("goodbye", inbox=ends.lower, contract=contract, receives=frozenset(forms))
+    terms = lower_terms("goodbye", inbox=ends.lower, contract=contract)
     accepted = ends.workers.collective[1].accept(terms)
     port = ends.workers.grpc[2].port
     link = ends.workers.collective[0].dial(upper_terms("goodbye", port, inbox=ends.upper, contract=contract))
     for number in range(num_frames):
         values = torch.full((INLINE_BYTES,), number, dtype=torch.float32)
         link.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(number), Microbatch(0), (values,)))
-    wait_until(lambda: bool(link.was_met))
+    wait_until(lambda: bool(link.was_connected))
     link.close()
     for number in range(num_frames):
         frame = ends.lower.get(timeout=DEADLINE_S)
@@ -305,9 +304,8 @@ def test_a_hostile_peer_is_named(ends: Ends, header: torch.Tensor, reason: str) 
 
     acceptor = threading.Thread(target=accept)
     acceptor.start()
-    link = ends.workers.collective[0]._new_link(
-        lower_terms("hostile", inbox=ends.lower, contract=CONTRACT, peer_address="10.0.0.1:1")
-    )
+    terms = lower_terms("hostile", inbox=ends.lower, contract=CONTRACT, peer_address="10.0.0.1:1")
+    link = CollectiveLink(ends.workers.grpc[0], terms, ends.workers.stuck.peers.append)
     link.meet(lambda: GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", DIALLER), CPU, timeout=soon))
     acceptor.join()
     groups[0].send_message(header).wait(timedelta(seconds=DEADLINE_S))

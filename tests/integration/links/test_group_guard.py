@@ -26,8 +26,8 @@ from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import FrameKind
 from headway.stages.sockets.own_sockets import own_sockets
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
-from tests.integration.links.collective_terms import lower_terms
 from tests.integration.links.conftest import Workers
+from tests.integration.links.two_sides import lower_terms
 
 HOST = "127.0.0.1"
 LIMIT = timedelta(seconds=20)
@@ -180,7 +180,7 @@ def keys(workers: Workers) -> Iterator[LinkKeys]:
     link = workers.collective[1].accept(terms)
 
     async def awaited() -> LinkKeys:
-        return workers.collective[1]._awaited["keys", terms.peer_incarnation].keys
+        return next(it.link.keys for it in workers.collective[1]._gate if it.terms.job == "keys")
 
     yield loop.run(awaited(), timeout=LIMIT, what="the keys")
     link.close()

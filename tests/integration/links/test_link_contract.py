@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import MAX_VIOLATIONS
@@ -22,8 +22,8 @@ from headway.stages.links.held_frames import SLACK
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from tests.fakes.local_link import LocalLink
-from tests.integration.links.collective_terms import lower_terms, upper_terms
 from tests.integration.links.conftest import Endpoints, Workers
+from tests.integration.links.two_sides import lower_terms, upper_terms
 
 DEADLINE_S = 20.0
 GENERATION = Generation(7)
@@ -107,29 +107,9 @@ class GrpcPairs:
         job = f"job-{self.num_made}"
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        downstream_end = self.above.dial(
-            f"127.0.0.1:{self.below.port}",
-            job,
-            GENERATION,
-            stage=StageIndex(0),
-            peer_incarnation="below",
-            peer_node="node",
-            inbox=at_upstream,
-            contract=upper or frame_contract,
-            first_contact=TIMEOUT,
-            resume_timeout=TIMEOUT,
-        )
-        upstream_end = self.below.accept(
-            job,
-            GENERATION,
-            stage=StageIndex(1),
-            peer_incarnation="above",
-            peer_node="node",
-            inbox=at_downstream,
-            contract=frame_contract,
-            first_contact=TIMEOUT,
-            resume_timeout=TIMEOUT,
-        )
+        port = self.below.port
+        downstream_end = self.above.dial(upper_terms(job, port, inbox=at_upstream, contract=upper or frame_contract))
+        upstream_end = self.below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract))
         self.links += [downstream_end, upstream_end]
         return Pair(downstream_end, upstream_end, at_upstream, at_downstream)
 

@@ -12,7 +12,6 @@ from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
-from tests.integration.links.collective_terms import lower_terms
 from tests.integration.links.conftest import Workers
 from tests.integration.links.test_grpc_link import (
     CONTRACT,
@@ -25,6 +24,7 @@ from tests.integration.links.test_grpc_link import (
     lost,
     total,
 )
+from tests.integration.links.two_sides import lower_terms
 
 
 @pytest.fixture(scope="module")

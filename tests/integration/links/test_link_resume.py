@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from headway.daemon.worker.neighbours import Neighbours
-from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.endpoint import LinkEndpoint
@@ -21,6 +21,7 @@ from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from tests.fakes.tcp_proxy import TcpProxy, Way
 from tests.integration.links.conftest import Endpoints
+from tests.integration.links.two_sides import lower_terms, upper_terms
 
 DEADLINE_S = 30.0
 GENERATION = Generation(3)
@@ -75,30 +76,9 @@ class Pairs:
         form = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
         contract = FrameContract({FrameKind.ACTIVATION: form, FrameKind.GRADIENT: form}, 2 * NUM_FRAMES)
         job = f"resume-{id(self)}-{len(self.made)}"
-        first_contact, resume_timeout = timedelta(seconds=DEADLINE_S), timedelta(seconds=resume_timeout_s)
-        lower = below.accept(
-            job,
-            GENERATION,
-            stage=StageIndex(1),
-            peer_incarnation="above",
-            peer_node="node",
-            inbox=at_lower,
-            contract=contract,
-            first_contact=first_contact,
-            resume_timeout=resume_timeout,
-        )
-        upper = above.dial(
-            f"127.0.0.1:{self.proxy.port}",
-            job,
-            GENERATION,
-            stage=StageIndex(0),
-            peer_incarnation="below",
-            peer_node="node",
-            inbox=at_upper,
-            contract=contract,
-            first_contact=first_contact,
-            resume_timeout=resume_timeout,
-        )
+        about: dict[str, Any] = {"generation": GENERATION, "silence": timedelta(seconds=resume_timeout_s)}
+        lower = below.accept(lower_terms(job, inbox=at_lower, contract=contract, **about))
+        upper = above.dial(upper_terms(job, self.proxy.port, inbox=at_upper, contract=contract, **about))
         pair = Pair(above, below, upper, lower, at_upper, at_lower)
         self.made.append(pair)
         pair.exchange([1])

@@ -86,7 +86,7 @@ def test_silence_is_believed_sooner_than_a_refusal(
 def test_another_worker_behind_the_address_is_told(loop: LoopThread, worker: Target, identity: TlsIdentity) -> None:
     """An address that leads to another machine's worker is no way to this one."""
     other = replace(worker, worker="w-2")
-    assert dialled(loop, other, identity) == "another worker listens there"
+    assert dialled(loop, other, identity) == "another process listens here now"
 
 
 def test_a_stranger_is_told_by_the_certificate(loop: LoopThread, worker: Target, stranger: TlsIdentity) -> None:

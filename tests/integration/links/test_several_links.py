@@ -11,13 +11,12 @@ import torch
 
 from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from tests.integration.links.conftest import Endpoints
+from tests.integration.links.two_sides import lower_terms, upper_terms
 
 DEADLINE_S = 20.0
-SOON = timedelta(seconds=DEADLINE_S)
 GENERATION = Generation(4)
 CONTRACT = FrameContract(
     forms={
@@ -39,29 +38,20 @@ class Job:
         """Of everybody at `below`."""
         self.links: list[GrpcLink] = []
 
-    def accept(self, worker: int, *, generation: Generation = GENERATION, **changes: Any) -> GrpcLink:
+    def accept(self, worker: int, *, is_last: bool = True, **changes: Any) -> GrpcLink:
         """Await a worker of the stage before, at stage 1."""
-        fields: dict[str, Any] = {"peer_worker": worker, "peer": f"worker {worker}", **changes}
-        return self._keep(self.below.accept, self.name, generation, stage=StageIndex(1), inbox=self.inbox, **fields)
+        fields: dict[str, Any] = {"generation": GENERATION, "peer_worker": worker, "peer_name": f"worker {worker}"}
+        terms = lower_terms(self.name, inbox=self.inbox, contract=CONTRACT, **fields | changes)
+        self.links.append(self.below.accept(terms, is_last=is_last))
+        return self.links[-1]
 
-    def dial(self, worker: int, inbox: Inbox, *, generation: Generation = GENERATION, **changes: Any) -> GrpcLink:
+    def dial(self, worker: int, inbox: Inbox, **changes: Any) -> GrpcLink:
         """From a worker of stage 0."""
-        address = f"127.0.0.1:{self.below.port}"
-        fields: dict[str, Any] = {"stage": StageIndex(0), "worker": worker, **changes}
-        return self._keep(self.above.dial, address, self.name, generation, inbox=inbox, **fields)
-
-    def _keep(self, make: Any, *names: object, **fields: Any) -> GrpcLink:
-        incarnation = "above" if make.__func__ is LinkEndpoint.accept else "below"
-        terms = {
-            "peer_incarnation": incarnation,
-            "peer_node": "node",
-            "first_contact": SOON,
-            "resume_timeout": SOON,
-            "contract": CONTRACT,
-        }
-        link: GrpcLink = make(*names, **{**terms, **fields})
-        self.links.append(link)
-        return link
+        fields: dict[str, Any] = {"generation": GENERATION, "worker": worker, **changes}
+        self.links.append(
+            self.above.dial(upper_terms(self.name, self.below.port, inbox=inbox, contract=CONTRACT, **fields))
+        )
+        return self.links[-1]
 
     def received(self) -> list[int]:
         """The batches of the next two frames, sorted: frames of two links come in either order."""
@@ -136,8 +126,8 @@ def test_a_worker_that_is_not_awaited_is_refused(job: Job) -> None:
 def test_replicas_speak_their_own_kinds(job: Job) -> None:
     """Two workers of stage 1 join: slices go both ways, and the link has the name that was given to it."""
     at_upper = Inbox()
-    lower = job.accept(0, peer_stage=StageIndex(1), peer="stage 1 worker 0")
-    upper = job.dial(0, at_upper, stage=StageIndex(1), peer_stage=StageIndex(1), peer="stage 1 worker 1")
+    lower = job.accept(0, peer_stage=StageIndex(1), peer_name="stage 1 worker 0")
+    upper = job.dial(0, at_upper, stage=StageIndex(1), peer_stage=StageIndex(1), peer_name="stage 1 worker 1")
     assert lower.peer.startswith("stage 1 worker 0 at ")
     assert upper.peer == f"stage 1 worker 1 at 127.0.0.1:{job.below.port}"
     upper.send(reduced(5))

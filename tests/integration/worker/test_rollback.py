@@ -64,7 +64,7 @@ def test_a_worker_goes_back_in_its_own_process(
         refused = worker.expect("refused")
         assert (refused.generation, refused.damaged_path, refused.fault) == (2, path, "")
     live = case.start(2, 0, ONE_STAGE, workers, **back)
-    assert "embed is not held by this node" in refusal(worker, start=live)
+    assert "layer embed is not held here" in refusal(worker, start=live)
 
     worker.order(start=case.start(2, 0, ONE_STAGE, workers, **back, paths=paths, source_timeline=1))
     worker.expect("started")

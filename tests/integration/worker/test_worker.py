@@ -121,7 +121,7 @@ def test_impossible_orders_are_refused_in_one_line(workers: list[Worker], make_c
     worker.expect("prepared")
     missing = case.start(2, 0, ONE_STAGE, workers, paths={"block.1": "/nowhere.safetensors"})
     assert "/nowhere.safetensors" in refusal(worker, start=missing)
-    assert "embed is not held by this node" in refusal(worker, start=case.start(2, 0, ONE_STAGE, workers, boundary=4))
+    assert "layer embed is not held here" in refusal(worker, start=case.start(2, 0, ONE_STAGE, workers, boundary=4))
     worker.order(start=start)
     worker.expect("started")
     worker.expect("at_boundary")

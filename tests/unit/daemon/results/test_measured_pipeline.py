@@ -72,19 +72,27 @@ def test_before_the_first_whole_batch_there_is_nothing() -> None:
     assert measured_pipeline(told, num_batches=20) is None
 
 
-def test_the_memory_keeps_the_newest_and_tells_another_recorder_of_all() -> None:
-    """Ten operations into room for four → the last four in order; who stands behind it was told of ten."""
-    all_told: list[Op] = []
-
-    class Behind:
-        def record(self, op: Op, **_: object) -> None:
-            all_told.append(op)
-
-    recent = RecentOps(then=Behind(), num_kept=4)
+def test_the_memory_keeps_the_newest() -> None:
+    """Ten operations into room for four → the last four in order; all ten are counted."""
+    recent = RecentOps(num_kept=4)
     for batch in range(10):
-        recent.record(Update(batch), version=batch, num_versions_live=1, started=float(batch), ended=batch + 0.5)
+        recent.record(Update(batch), batch, float(batch), batch + 0.5)
     assert recent.newest == [(Update(batch), batch, float(batch), batch + 0.5) for batch in (6, 7, 8, 9)]
-    assert all_told == [Update(batch) for batch in range(10)]
+    assert recent.num_recorded == 10
+
+
+def test_the_typical_operation_is_the_median_of_the_newest() -> None:
+    """100 slow forwards, then 63 quick ones and a very slow update → quick; of updates alone, slow; of none, 0."""
+    recent = RecentOps(num_kept=128)
+    assert recent.typical_s() == 0.0
+    ops: list[tuple[Op, float]] = [(Forward(0, i), 1.0) for i in range(100)]
+    ops += [(Forward(1, i), 0.01) for i in range(63)]
+    for op, seconds in [*ops, (Update(0), 9.0)]:
+        recent.record(op, 0, 0.0, seconds)
+    assert recent.typical_s() == 0.01
+    assert recent.typical_s(Forward) == 0.01
+    assert recent.typical_s(Update) == 9.0
+    assert recent.typical_s(Backward) == 0.0
 
 
 def test_a_reader_never_sees_half_an_operation() -> None:
@@ -93,7 +101,7 @@ def test_a_reader_never_sees_half_an_operation() -> None:
 
     def compute() -> None:
         for batch in range(50_000):
-            recent.record(Forward(batch, batch), version=batch, num_versions_live=1, started=batch, ended=batch)
+            recent.record(Forward(batch, batch), batch, batch, batch)
         is_over.set()
 
     thread = threading.Thread(target=compute)

@@ -20,7 +20,6 @@ from headway.stages.schedule.schedule import (
     awaited,
     depths_with_slack,
     next_op,
-    parse_op,
     schedule_depth,
 )
 
@@ -50,19 +49,6 @@ def run_text(state: ScheduleState) -> str:
         do(state, op)
         ops.append(str(op))
     return " ".join(ops)
-
-
-@pytest.mark.parametrize("op", [Forward(3, 0), Backward(2, 17), Update(30)])
-def test_an_operation_is_read_back_from_its_text(op: Op) -> None:
-    """F3.0, B2.17 and U30 → the operations they name."""
-    assert parse_op(str(op)) == op
-
-
-@pytest.mark.parametrize("text", ["", "F3", "U3.1", "X1.2", "Fa.b", "B1."])
-def test_text_that_names_no_operation_is_refused(text: str) -> None:
-    """A kind without its numbers, or an unknown one → ValueError."""
-    with pytest.raises(ValueError, match=r"not an operation|invalid literal"):
-        parse_op(text)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What every schedule promises, whatever the times are."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,27 @@ from headway.stages.schedule.simulator import (
     StageTimes,
     StopRequest,
     TimedOp,
-    format_grid,
     simulate,
     stages_of,
 )
 from headway.stages.spec import TrainSpec, weight_version
 from tests.unit.stages.schedule.strategies import Case, cases, stage_schedules
+
+
+def format_grid(timeline: Sequence[TimedOp], *, bad: TimedOp | None = None) -> str:
+    """The timeline as a grid for people: a row per worker, a column per start time; the bad cell is marked >so<."""
+    columns = {time: column for column, time in enumerate(sorted({done.started for done in timeline}))}
+    num_stages = 1 + max((done.stage for done in timeline), default=-1)
+    cells = [[""] * len(columns) for _ in range(num_stages)]
+    for done in timeline:
+        text = f">{done.op}<" if done == bad else str(done.op)
+        cell = cells[done.stage][columns[done.started]]
+        cells[done.stage][columns[done.started]] = f"{cell},{text}" if cell else text
+    widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(columns))]
+    return "\n".join(
+        f"stage {stage}: " + " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for stage, row in enumerate(cells)
+    )
 
 
 def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.stages.schedule.schedule import ScheduleName, format_ops
+from headway.stages.schedule.schedule import ScheduleName
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, simulate
 from tests.unit.stages.schedule.strategies import stage_schedules
 
@@ -107,7 +107,7 @@ def test_a_two_stage_pipeline_runs_as_written() -> None:
     """Golden: every operation of both stages, and the seconds at which they end."""
     simulation = run("2bw", 2, 2, num_batches=2)
     ops = [[done for done in simulation.timeline if done.stage == s] for s in (0, 1)]
-    assert format_ops(done.op for done in ops[0]) == "F0.0 F0.1 F1.0 B0.0 F1.1 B0.1 U0 B1.0 B1.1 U1"
-    assert format_ops(done.op for done in ops[1]) == "F0.0 B0.0 F0.1 B0.1 F1.0 B1.0 F1.1 B1.1 U0 U1"
+    assert " ".join(str(done.op) for done in ops[0]) == "F0.0 F0.1 F1.0 B0.0 F1.1 B0.1 U0 B1.0 B1.1 U1"
+    assert " ".join(str(done.op) for done in ops[1]) == "F0.0 B0.0 F0.1 B0.1 F1.0 B1.0 F1.1 B1.1 U0 U1"
     assert [done.ended for done in ops[0]] == [1, 2, 3, 6, 7, 9, 9, 12, 15, 15]
     assert simulation.peak_in_flight == (3, 1)

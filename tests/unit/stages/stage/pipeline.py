@@ -1,4 +1,4 @@
-"""A whole pipeline in this process: one thread and one executor per worker, joined by local links."""
+"""A whole pipeline in this process: one thread, one executor and its loop per worker, joined by local links."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,27 +12,33 @@ import torch
 from torch import Tensor
 
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.worker.run_observer import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.errors import AbortedError
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import Codec
 from headway.stages.links.coded_link import CodedLink
-from headway.stages.links.link import Link
+from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.schedule.schedule import Op, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.stage.context import MicrobatchSource, StageContext
+from headway.stages.stage.content import MicrobatchSource, StageContent
+from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.links import StageLinks
+from headway.stages.stage.loop import StageLoop
+from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
-from headway.stages.state.journal import Journal
+from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.state.layer_state import LayerState
 from headway.stages.state.optimizer import OptimizerFactory
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.telemetry.goodput import Goodput
-from headway.stages.telemetry.history import Recorder
+from headway.stages.telemetry.recent_ops import RecentOps
 from tests.fakes.local_link import LocalLink
+from tests.fakes.unobserved import Unobserved
 
 MODEL = ModelSpec(
     num_hidden_layers=3,
@@ -62,14 +68,30 @@ class CountingTokens:
 
 
 @dataclass
-class Trace:
-    """A recorder that keeps what it is told."""
+class Trace(Unobserved):
+    """An observer that keeps the operations, with the version that each read and the number of live versions."""
 
     ops: list[tuple[Op, int, int]] = field(default_factory=list)
 
-    def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
         assert started <= ended
         self.ops.append((op, version, num_versions_live))
+
+
+def timed(goodput: Goodput) -> RunObserver:
+    """What a worker's run is observed by, without a history and faults."""
+    return RunObserver(goodput, RecentOps(), history=None, on_operation=None, on_batch=lambda _: None)
+
+
+class TellsBatches:
+    """An observer of the worker that writes the journal: also tells of each batch."""
+
+    def __init__(self, inner: StageObserver, on_batch: Callable[[int], None]) -> None:
+        self._on_batch = on_batch
+        self.waits, self.begins, self.ended = inner.waits, inner.begins, inner.ended
+
+    def batch_done(self, row: JournalRow) -> None:
+        self._on_batch(row.batch)
 
 
 def factory_of(job: JobSpec) -> OptimizerFactory:
@@ -112,6 +134,10 @@ def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
     ]
 
 
+Item = Frame | LinkLost | SnapshotEnded | BaseException | str | int
+"""What reaches a worker of a pipeline: `abort`, `choose` and a boundary to stop at stand for orders."""
+
+
 class WatchedWriter(SnapshotWriter):
     """A writer that can be asked."""
 
@@ -131,7 +157,7 @@ class SnapshotPlan:
     writers: list[WatchedWriter] = field(default_factory=list)
     live: tuple[LayerName, ...] = ()
 
-    def open(self, context: StageContext, inbox: SimpleQueue[object]) -> Snapshots:
+    def open(self, context: StageContext, inbox: SimpleQueue[Item]) -> Snapshots:
         """One stage's, with a writer of its own."""
         self.writers.append(WatchedWriter(inbox, on_file=self.on_file))
         interval = SnapshotInterval(self.every, 0)
@@ -153,10 +179,9 @@ class Pipeline:
         more_layers: Callable[[], Mapping[str, LayerState]] | None = None,
         generation: int = 1,
         stop_after_batch: int | None = None,
-        recorders: Sequence[Recorder] | None = None,
         snapshots: SnapshotPlan | None = None,
         abort_after_batch: int | None = None,
-        goodputs: Sequence[Goodput] | None = None,
+        observers: Sequence[StageObserver] | None = None,
         tokens: MicrobatchSource | None = None,
     ) -> None:
         """tokens: what the first stage reads; none: CountingTokens.
@@ -173,11 +198,11 @@ class Pipeline:
         self.snapshots = snapshots
         self.ended: list[SnapshotEnded] = []
         """What became of the snapshots, of all stages."""
-        self.inboxes: list[SimpleQueue[object]] = [SimpleQueue() for _ in self.places]
+        self.inboxes: list[SimpleQueue[Item]] = [SimpleQueue() for _ in self.places]
         self.journal = journal
         self.stop: Boundary | None = None
         self.stop_after_batch = stop_after_batch
-        self.executors: list[Executor] = []
+        self.loops: list[StageLoop[Item]] = []
         slices = self.slices = cut(job.layers, num_stages)
         for worker, place in enumerate(self.places):
             held = layers if place.replica == 0 else self.copies[place.replica - 1]
@@ -185,22 +210,17 @@ class Pipeline:
             context = replace(context, generation=Generation(generation), boundary=held[slices[0][0]].boundary)
             is_first, is_last = place.stage == 0, place.stage == num_stages - 1
             has_journal = is_last and place.replica == 0
-            self.executors.append(
-                Executor(
-                    context,
-                    [held[name] for name in context.layers],
-                    tokens=(tokens or CountingTokens()) if is_first else None,
-                    journal=journal if has_journal else None,
-                    links=self._links(place),
-                    inbox=self.inboxes[worker],
-                    handle=self._handler(worker),
-                    on_batch=(lambda row: self._batch_ended(row.batch)) if has_journal else None,
-                    recorder=recorders[worker] if recorders else None,
-                    goodput=goodputs[worker] if goodputs else None,
-                    snapshots=snapshots.open(context, self.inboxes[worker]) if snapshots else None,
-                    patience_s=20.0,
-                )
+            content = StageContent(
+                layers=[held[name] for name in context.layers],
+                tokens=(tokens or CountingTokens()) if is_first else None,
+                journal=journal if has_journal else None,
+                snapshots=snapshots.open(context, self.inboxes[worker]) if snapshots else None,
             )
+            observer: StageObserver = observers[worker] if observers else Unobserved()
+            if has_journal:
+                observer = TellsBatches(observer, self._batch_ended)
+            executor = Executor(context, content, self._links(place), observer=observer)
+            self.loops.append(StageLoop(executor, self.inboxes[worker], self._taker(worker)))
 
     def _context(
         self, job: JobSpec, place: Place, replica_groups: list[tuple[int, ...]], slices: list[tuple[LayerName, ...]]
@@ -227,6 +247,7 @@ class Pipeline:
             replica_index=place.replica,
             upstream_codec=self.codecs[place.stage],
             downstream_codec=self.codecs[place.stage + 1],
+            patience_s=20.0,
         )
 
     def _links(self, place: Place) -> StageLinks:
@@ -253,8 +274,8 @@ class Pipeline:
         )
 
     def run(self) -> list[Boundary]:
-        with ThreadPoolExecutor(len(self.executors)) as threads:
-            futures = [threads.submit(executor.run) for executor in self.executors]
+        with ThreadPoolExecutor(len(self.loops)) as threads:
+            futures = [threads.submit(loop.run) for loop in self.loops]
             boundaries = [future.result(timeout=60) for future in futures]
         self.finish_snapshots()
         return boundaries
@@ -286,23 +307,29 @@ class Pipeline:
             for inbox in self.inboxes:
                 inbox.put("abort")
 
-    def _handler(self, stage: int) -> Callable[[object], None]:
-        def handle(item: object) -> None:
-            executor = self.executors[stage]
-            if isinstance(item, SnapshotEnded):
-                self.ended.append(item)
-            elif item == "abort":
-                executor.abort("the test")
-            elif item == "choose":
-                self.stop = executor.choose_stop()
-                for place, inbox in zip(self.places, self.inboxes, strict=True):
-                    if place.stage:  # the lead's own siblings must know it from the lead
-                        inbox.put(self.stop)
-            else:
-                assert isinstance(item, int)
-                executor.stop_at(Boundary(item))
+    def _taker(self, worker: int) -> Callable[[Item], None]:
+        def take(item: Item) -> None:
+            executor = self.loops[worker].executor
+            match item:
+                case Frame() | LinkLost():
+                    executor.accept(item)
+                case SnapshotEnded():
+                    executor.snapshot_ended(item)
+                    self.ended.append(item)
+                case BaseException():
+                    raise item
+                case "abort":
+                    raise AbortedError("the test")
+                case int():
+                    executor.stop_at(Boundary(item))
+                case _:
+                    assert item == "choose"
+                    self.stop = executor.choose_stop()
+                    for place, inbox in zip(self.places, self.inboxes, strict=True):
+                        if place.stage:  # the lead's own siblings must know it from the lead
+                            inbox.put(self.stop)
 
-        return handle
+        return take
 
 
 def save_all(folder: Path, job: JobSpec, layers: Mapping[str, LayerState], journal: Journal) -> Boundary:

@@ -129,7 +129,7 @@ def test_a_trace_shows_a_delay_of_exactly_one() -> None:
     """2bw on three stages: each microbatch once forward and once backward on W_v(b), at most two versions alive."""
     job = make_job(with_train(batches=5), EF)
     traces = [Trace() for _ in range(3)]
-    Pipeline(job, initial_layers(job), Journal(), num_stages=3, recorders=traces).run()
+    Pipeline(job, initial_layers(job), Journal(), num_stages=3, observers=traces).run()
     every = {(b, i) for b in range(5) for i in range(job.train.microbatches)}
     for trace in traces:
         for kind in (Forward, Backward):

@@ -1,8 +1,10 @@
 """What a stage does with neighbours that break the rules, go away or say nothing."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import NoReturn
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolErro
 from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.schedule import Backward, Forward, Update
+from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.links import StageLinks
+from headway.stages.stage.loop import StageLoop
 from headway.stages.state.journal import Journal, JournalRow
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.stage.pipeline import (
@@ -22,6 +26,7 @@ from tests.unit.stages.stage.pipeline import (
     MODEL,
     CountingTokens,
     Pipeline,
+    Trace,
     cut,
     initial_layers,
     make_job,
@@ -36,12 +41,12 @@ class Stage:
     """One stage under test between neighbours that the test plays: `sent` is what it said to them."""
 
     def __init__(self, stage_index: int, num_stages: int, *, patience_s: float = 30.0) -> None:
-        self.inbox: SimpleQueue[object] = SimpleQueue()
+        self.inbox: SimpleQueue[Frame | LinkLost | str] = SimpleQueue()
         self.sent: list[Frame] = []
         self.on_sent: Callable[[Frame], None] = lambda _: None
         self.journal = Journal()
-        self.handled: list[object] = []
-        self.on_item: Callable[[object], None] = self.handled.append
+        self.on_order: Callable[[str], None] = lambda order: pytest.fail(f"not expected: {order}")
+        self.trace = Trace()
         names: tuple[LayerName, ...] = cut(JOB.layers, num_stages)[stage_index]
         layers = initial_layers(JOB)
         is_first, is_last = stage_index == 0, stage_index == num_stages - 1
@@ -59,18 +64,27 @@ class Stage:
                 depth=num_stages - stage_index,
                 boundary=Boundary(0),
                 device=torch.device("cpu"),
+                patience_s=patience_s,
             ),
-            [layers[name] for name in names],
-            tokens=CountingTokens() if is_first else None,
-            journal=self.journal if is_last else None,
-            links=StageLinks(
+            StageContent(
+                layers=[layers[name] for name in names],
+                tokens=CountingTokens() if is_first else None,
+                journal=self.journal if is_last else None,
+            ),
+            StageLinks(
                 upstream={} if is_first else {0: LocalLink("the stage above", self)},
                 downstream={} if is_last else {0: LocalLink("the stage below", self)},
             ),
-            inbox=self.inbox,
-            handle=lambda item: self.on_item(item),
-            patience_s=patience_s,
+            observer=self.trace,
         )
+        self.loop = StageLoop(self.executor, self.inbox, self.take)
+
+    def take(self, item: Frame | LinkLost | str) -> None:
+        """Whatever arrives."""
+        if isinstance(item, str):
+            self.on_order(item)
+        else:
+            self.executor.accept(item)
 
     def put(self, item: Frame | LinkLost) -> None:
         """Both neighbours' inbox."""
@@ -113,18 +127,13 @@ def test_a_middle_stage_answers_every_frame_and_ends_empty() -> None:
             stage.inbox.put(frame(T))
 
     stage.on_sent = answer
-    assert stage.executor.run() == 1
+    assert stage.loop.run() == 1
     kinds = [(item.kind, item.microbatch) for item in stage.sent]
     assert sorted(kinds) == sorted([(A, 0), (A, 1), (G, 0), (G, 1), (S, 0), (T, 0)])
     squares = next(item for item in stage.sent if item.kind is S)
     assert squares.tensors[0].shape == (2 + 2,)  # two layers below, two of its own
     assert squares.tensors[0][:2].tolist() == [1.0, 1.0]
-    assert {kind: times.num_done for kind, times in stage.executor.op_times.items()} == {
-        Forward: 2,
-        Backward: 2,
-        Update: 1,
-    }
-    assert stage.executor.num_ops_done == 5
+    assert Counter(type(op) for op, _, _ in stage.trace.ops) == {Forward: 2, Backward: 2, Update: 1}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +156,7 @@ def test_a_frame_that_breaks_the_rules_names_its_sender(frames: list[Frame], wor
     for item in frames:
         stage.inbox.put(item)
     with pytest.raises(ProtocolError, match=words):
-        stage.executor.run()
+        stage.loop.run()
 
 
 @pytest.mark.parametrize("kind", [A, T])
@@ -156,7 +165,7 @@ def test_the_first_stage_takes_nothing_from_above(kind: FrameKind) -> None:
     stage = Stage(0, 2)
     stage.inbox.put(frame(kind))
     with pytest.raises(ProtocolError, match="an unknown peer: sent an unexpected"):
-        stage.executor.run()
+        stage.loop.run()
 
 
 def test_frames_of_another_generation_are_counted_and_change_nothing() -> None:
@@ -166,8 +175,8 @@ def test_frames_of_another_generation_are_counted_and_change_nothing() -> None:
     stage.inbox.put(frame(A, generation=GENERATION + 1))
     stage.inbox.put(frame(A, 0, 0, hidden(width=1), generation=GENERATION - 1))
     stage.inbox.put("stop")
-    stage.on_item = lambda _: stage.executor.stop_at(Boundary(0))
-    assert stage.executor.run() == 0
+    stage.on_order = lambda _: stage.executor.stop_at(Boundary(0))
+    assert stage.loop.run() == 0
     assert stage.executor.num_stale_frames == 3
 
 
@@ -176,7 +185,7 @@ def test_a_lost_link_names_the_neighbour() -> None:
     stage = Stage(1, 3)
     stage.inbox.put(LinkLost("stage 2 at b:1", "no heartbeat for 30 s"))
     with pytest.raises(UnavailableError, match="stage 2 at b:1: no heartbeat for 30 s"):
-        stage.executor.run()
+        stage.loop.run()
 
 
 @pytest.mark.parametrize(
@@ -189,17 +198,23 @@ def test_a_silent_neighbour_is_named_at_the_deadline(arrived: list[Frame], words
     for item in arrived:
         stage.inbox.put(item)
     with pytest.raises(UnavailableError, match=words):
-        stage.executor.run()
-    assert not stage.executor.is_runnable
+        stage.loop.run()
+    assert not stage.loop.is_runnable
 
 
 def test_an_abort_ends_the_run() -> None:
-    """An order to abort between two operations → AbortedError with its reason."""
+    """An order to abort between two operations → AbortedError with its reason, and nothing is computed any more."""
     stage = Stage(0, 1)
     stage.inbox.put("abort")
-    stage.on_item = lambda _: stage.executor.abort("order quit")
+
+    def abort(_: str) -> NoReturn:
+        raise AbortedError("order quit")
+
+    stage.on_order = abort
     with pytest.raises(AbortedError, match="order quit"):
-        stage.executor.run()
+        stage.loop.run()
+    assert not stage.trace.ops
+    assert not stage.loop.is_runnable
 
 
 def test_a_loss_that_is_not_finite_stops_the_job_at_its_batch() -> None:

@@ -13,7 +13,6 @@ from headway.stages.ids import LayerName
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.model.decoder import build_layer, token_loss
 from headway.stages.model.initial_weights import initial_parameters
-from headway.stages.schedule.schedule import format_ops
 from headway.stages.state.journal import Journal
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.stage.pipeline import (
@@ -100,6 +99,6 @@ def test_gpipe_begins_no_backward_before_all_forwards_of_the_batch() -> None:
     """gpipe on two stages → the last one does every forward of a batch, then every backward, then the update."""
     job = make_job(with_train(schedule="gpipe", batches=2, microbatches=3), ADAMW)
     traces = [Trace(), Trace()]
-    Pipeline(job, initial_layers(job), Journal(), num_stages=2, recorders=traces).run()
+    Pipeline(job, initial_layers(job), Journal(), num_stages=2, observers=traces).run()
     of_batches = [f"F{b}.0 F{b}.1 F{b}.2 B{b}.0 B{b}.1 B{b}.2 U{b}" for b in (0, 1)]
-    assert format_ops(op for op, _, _ in traces[1].ops) == " ".join(of_batches)
+    assert " ".join(str(op) for op, _, _ in traces[1].ops) == " ".join(of_batches)

@@ -25,6 +25,7 @@ from tests.unit.stages.stage.pipeline import (
     load_all,
     make_job,
     save_all,
+    timed,
     with_train,
 )
 from tests.unit.stages.stage.test_exactness import assert_exact
@@ -119,7 +120,7 @@ def test_each_microbatch_is_computed_by_one_replica_on_the_version_before() -> N
     """2bw, stages of three and two workers → each stage computes each microbatch once, all of them update."""
     job = make_job(with_train(batches=5, microbatches=7, reduction_groups=4), EF)
     traces = [Trace() for _ in range(5)]
-    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2, replicas=(3, 2), recorders=traces)
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2, replicas=(3, 2), observers=traces)
     pipeline.run()
     every = sorted((b, i) for b in range(5) for i in range(7))
     for stage in (0, 1):
@@ -179,7 +180,9 @@ def test_a_replica_that_waits_for_another_names_it() -> None:
     """Synchronous batches on two workers, the second of which is slow to hand over → the lead waits for it by name."""
     job = make_job(with_train(schedule="1f1b", batches=3, reduction_groups=2), ADAMW)
     goodputs = [Goodput(), Goodput()]
-    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=1, replicas=(2,), goodputs=goodputs)
+    pipeline = Pipeline(
+        job, initial_layers(job), Journal(), num_stages=1, replicas=(2,), observers=[*map(timed, goodputs)]
+    )
     pipeline.run()
     waited = {what for goodput in goodputs for what in goodput.seconds(1e9) if what.startswith("waiting:")}
     assert waited

@@ -15,7 +15,7 @@ from headway.stages.errors import AbortedError
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.schedule.schedule import Backward, Update
 from headway.stages.stage.context import StageContext
-from headway.stages.stage.executor import Executor
+from headway.stages.stage.loop import StageLoop
 from headway.stages.stage.snapshot_interval import LATE_S, SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.journal import Journal
@@ -25,6 +25,7 @@ from headway.stages.state.state_file import StateHeader, read_state
 from tests.unit.stages.stage.pipeline import (
     ADAMW,
     EF,
+    Item,
     Pipeline,
     SnapshotPlan,
     Trace,
@@ -112,9 +113,9 @@ def test_a_rollback_gives_the_bits_of_an_undisturbed_run(
     assert [row.generation for row in journal.rows] == [1, 1, 2, 2, 2, 2, 2]
 
 
-def until_it_waits(executor: Executor) -> None:
+def until_it_waits(loop: StageLoop[Item]) -> None:
     until = time.monotonic() + 20
-    while executor.waiting_for != "the snapshot writer":
+    while loop.waiting_for != "the snapshot writer":
         assert time.monotonic() < until, "the stage never waited for the writer"
         time.sleep(0.001)
 
@@ -127,11 +128,11 @@ def test_a_late_writer_holds_the_update_and_nothing_else(tmp_path: Path) -> None
 
     def hold(snapshot: Snapshot, layer: LayerName) -> None:
         if snapshot.boundary == 1 and not seen:
-            until_it_waits(pipeline.executors[0])
+            until_it_waits(pipeline.loops[0])
             seen.extend(op for op, _, _ in trace.ops)
 
     pipeline = Pipeline(
-        job, layers, journal, num_stages=1, recorders=[trace], snapshots=SnapshotPlan(tmp_path, on_file=hold)
+        job, layers, journal, num_stages=1, observers=[trace], snapshots=SnapshotPlan(tmp_path, on_file=hold)
     )
     pipeline.run()
     assert Update(1) not in seen
@@ -236,7 +237,8 @@ def test_only_its_own_snapshot_frees_an_update(tmp_path: Path) -> None:
     )
     snapshots = Snapshots(SnapshotWriter(SimpleQueue()), SnapshotInterval(1, 0), context, folder=tmp_path)
     layers = list(initial_layers(job).values())
-    assert snapshots.reached(Boundary(3), layers, None) is None
+    snapshots.reached(Boundary(3), layers, None)
+    assert snapshots.is_reading
     before = SnapshotEnded(job="tiny", generation=Generation(1), timeline=Timeline(1), boundary=Boundary(3))
     snapshots.ended(before)
     assert snapshots.is_reading

@@ -22,7 +22,7 @@ from headway.stages.telemetry.goodput import (
     Goodput,
     waiting_for,
 )
-from tests.unit.stages.stage.pipeline import EF, Pipeline, SnapshotPlan, initial_layers, make_job, with_train
+from tests.unit.stages.stage.pipeline import EF, Pipeline, SnapshotPlan, initial_layers, make_job, timed, with_train
 
 
 def test_a_day_of_a_worker() -> None:
@@ -96,16 +96,6 @@ def test_the_last_planned_change_is_timed_to_the_next_operation() -> None:
     assert goodput.replan_s == 2.5, "that was a recovery"
 
 
-def test_the_typical_operation_is_the_median_of_the_last_ones() -> None:
-    """100 slow ones, then 64 quick ones and a very slow one → quick; a new generation begins anew."""
-    goodput = Goodput()
-    for seconds in [1.0] * 100 + [0.01] * 63 + [9.0]:
-        goodput.operated(seconds)
-    assert goodput.typical_s == 0.01
-    goodput.begin_generation(furthest=0)
-    assert goodput.typical_s == 0.0
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "2bw"])
 def test_the_classes_of_a_real_run_add_up(tmp_path: Path, schedule: ScheduleName) -> None:
     """Two stages with a slow writer: the sum is the wall time; bubbles only where the delay is 0."""
@@ -113,7 +103,7 @@ def test_the_classes_of_a_real_run_add_up(tmp_path: Path, schedule: ScheduleName
 
     def hold(_snapshot: Snapshot, _layer: LayerName) -> None:
         until = time.monotonic() + 20
-        while not held and any(each.waiting_for != "the snapshot writer" for each in pipeline.executors):
+        while not held and any(each.waiting_for != "the snapshot writer" for each in pipeline.loops):
             assert time.monotonic() < until, "not all stages wait for the writer"
             time.sleep(0.001)
         held.append(True)
@@ -122,7 +112,9 @@ def test_the_classes_of_a_real_run_add_up(tmp_path: Path, schedule: ScheduleName
     plan = SnapshotPlan(tmp_path, every=3, on_file=hold)
     began = time.perf_counter()
     goodputs = [Goodput(now=began), Goodput(now=began)]
-    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2, snapshots=plan, goodputs=goodputs)
+    pipeline = Pipeline(
+        job, initial_layers(job), Journal(), num_stages=2, snapshots=plan, observers=[*map(timed, goodputs)]
+    )
     pipeline.run()
     ended = time.perf_counter()
     for goodput in goodputs:

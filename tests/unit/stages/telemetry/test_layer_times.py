@@ -212,5 +212,5 @@ def test_every_stage_of_a_pipeline_knows_its_layers() -> None:
     job = make_job()
     pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2)
     pipeline.run()
-    kinds = [set(executor.layer_times.measured.layers) for executor in pipeline.executors]
+    kinds = [set(loop.executor.layer_times.measured.layers) for loop in pipeline.loops]
     assert kinds == [{"embed", "block"}, {"block", "head"}]

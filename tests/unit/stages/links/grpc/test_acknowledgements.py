@@ -10,13 +10,14 @@ import torch
 
 from headway.proto.data_pb2 import FrameHeader
 from headway.stages.ids import Batch, Generation, Microbatch
-from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
+from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.acknowledgement_due import MUCH_BYTES, PATIENCE
 from headway.stages.links.grpc.frame_bundle import unbundle
 from headway.stages.links.grpc.frame_codec import HEADER_LENGTH, OutgoingFrame
 from headway.stages.links.grpc.link import TICK, GrpcLink
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.links.loop_thread import LoopThread
+from tests.integration.links.two_sides import lower_terms
 
 GENERATION = Generation(1)
 TIMEOUT = timedelta(seconds=10)
@@ -50,14 +51,8 @@ class Side:
         forms = {FrameKind.ACTIVATION: self.form, FrameKind.GRADIENT: self.form}
         self._loop = loop
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.link = GrpcLink(
-            loop,
-            "stage 0",
-            generation=GENERATION,
-            inbox=self.inbox,
-            contract=FrameContract(forms, max_unacknowledged_frames=64),
-            receives=DOWNSTREAM_KINDS,
-        )
+        contract = FrameContract(forms, max_unacknowledged_frames=64)
+        self.link = GrpcLink(loop, lower_terms("j", inbox=self.inbox, contract=contract, generation=GENERATION))
         self.stream = loop.run(self._open(), timeout=TIMEOUT, what="a stream")
         self._num_heard = 0
 

@@ -1,9 +1,40 @@
-"""Reads from a Start which workers around this one hold which reduction groups; opens and reads nothing else."""
+"""What a Start order says: the context of the stage, and who around it holds which groups. Nothing is opened here."""
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.session import OrderRefusedError
 from headway.proto.control_pb2 import Peer, Start
+from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.links.codec import Codec
+from headway.stages.stage.context import PATIENCE_S, StageContext
+
+
+def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageContext:
+    """The context of the run that begins. Raises OrderRefusedError when the replicas' groups do not fit together."""
+    replicas = replica_groups(start, spec.train.reduction_groups)
+    return StageContext(
+        model=spec.model,
+        train=spec.train,
+        seed=spec.job.seed,
+        job=start.job_name,
+        generation=Generation(start.generation),
+        timeline=Timeline(start.timeline),
+        stage_index=StageIndex(start.stage.index),
+        num_stages=start.stage.num_stages,
+        layers=tuple(LayerName(layer) for layer in start.stage.layers),
+        depth=start.stage.depth,
+        boundary=Boundary(start.boundary),
+        device=device,
+        replica_groups=replicas,
+        replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
+        upstream_codec=Codec(start.stage.upstream_codec),
+        downstream_codec=Codec(start.stage.downstream_codec),
+        patience_s=start.patience_s or PATIENCE_S,
+        stops_at_non_finite=spec.fault.non_finite == "stop",
+    )
 
 
 def groups_of(groups: Sequence[int], num_groups: int) -> tuple[int, ...]:

@@ -1,23 +1,21 @@
-"""The terms of a collective link between stage 0 and stage 1, seen from either side."""
+"""The terms of a link between stage 0 and stage 1, seen from either side."""
 
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import torch
-
 from headway.stages.ids import Generation, StageIndex
-from headway.stages.links.collective.endpoint import CollectiveTerms
-from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, UPSTREAM_KINDS, FrameContract
+from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Inbox
+from headway.stages.links.link_terms import LinkTerms
 
 GENERATION = Generation(7)
 SOON = timedelta(seconds=20)
 
 
-def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> CollectiveTerms:
+def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> LinkTerms:
     """Return the terms of stage 0, which dials."""
-    terms = CollectiveTerms(
+    terms = LinkTerms(
         job=job,
         generation=GENERATION,
         stage=StageIndex(0),
@@ -30,17 +28,15 @@ def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, *
         peer_address=f"127.0.0.1:{port}",
         inbox=inbox,
         contract=contract,
-        receives=UPSTREAM_KINDS,
-        device=torch.device("cpu"),
         first_contact=SOON,
         silence=SOON,
     )
     return replace(terms, **changes)
 
 
-def lower_terms(job: str, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> CollectiveTerms:
+def lower_terms(job: str, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> LinkTerms:
     """Return the terms of stage 1, which accepts."""
-    terms = CollectiveTerms(
+    terms = LinkTerms(
         job=job,
         generation=GENERATION,
         stage=StageIndex(1),
@@ -53,8 +49,6 @@ def lower_terms(job: str, *, inbox: Inbox, contract: FrameContract, **changes: A
         peer_address="127.0.0.1:1",
         inbox=inbox,
         contract=contract,
-        receives=DOWNSTREAM_KINDS,
-        device=torch.device("cpu"),
         first_contact=SOON,
         silence=SOON,
     )

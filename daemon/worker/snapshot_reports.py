@@ -1,0 +1,82 @@
+"""A worker's snapshots: opened with each run, spaced by order, and what the daemon is told of each that is over."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.worker.inbox import WorkerInbox
+from headway.daemon.worker.reports import snapshot_missed, snapshot_written
+from headway.daemon.worker.session import OrderRefusedError
+from headway.daemon.worker.stage_records import StageRecords
+from headway.proto.control_pb2 import Report, Start
+from headway.stages.ids import LayerName
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.snapshot_interval import SnapshotInterval
+from headway.stages.stage.snapshots import LETTING_GO_S, Snapshots
+from headway.stages.state.snapshot_writer import SnapshotEnded, SnapshotWriter
+
+log = structlog.get_logger()
+
+
+class SnapshotReports:
+    """One per worker process. Belongs to its main thread."""
+
+    def __init__(self, inbox: WorkerInbox, records: StageRecords, report: Callable[[Report], None]) -> None:
+        self._writer = SnapshotWriter(inbox, on_file=records.file_written, on_done=records.snapshot_done)
+        self._records = records
+        self._report = report
+        self._snapshots: Snapshots | None = None
+        self._told_factor = 1
+
+    def open(self, start: Start, spec: JobSpec, context: StageContext, live: Sequence[LayerName]) -> Snapshots | None:
+        """The snapshots of the run that begins. live: layers that no file of this boundary may have."""
+        if not start.snapshot_dir:
+            return None
+        interval = SnapshotInterval(spec.fault.snapshot_every, spec.fault.checkpoint_every)
+        is_over = start.boundary == spec.train.batches
+        self._snapshots = Snapshots(
+            self._writer,
+            interval,
+            context,
+            folder=Path(start.snapshot_dir),
+            live=live if start.snapshot_live and not is_over else (),
+        )
+        return self._snapshots
+
+    def let_go(self) -> bool:
+        """Cancel what is being written. False: the writer still reads the tensors."""
+        return self._writer.cancel(timeout_s=LETTING_GO_S)
+
+    def close(self) -> bool:
+        """The run's layers are about to go. Returns as `let_go`."""
+        self._snapshots, self._told_factor = None, 1
+        return self.let_go()
+
+    def space(self, factor: int) -> bool:
+        """Write only every factor-th from now on; False where no run writes any. Raises OrderRefusedError."""
+        if self._snapshots is None:
+            return False
+        try:
+            self._snapshots.interval.space(factor)
+        except ValueError as error:
+            raise OrderRefusedError(str(error)) from error
+        self._told_factor = factor
+        return True
+
+    def ended(self, item: SnapshotEnded) -> None:
+        """A snapshot of the job that is served is in place, was not written, or was too late again."""
+        factor = self._snapshots.interval.factor if self._snapshots is not None else 1
+        reason, event = item.trouble, "snapshot_missed"
+        if not item.trouble:
+            self._records.snapshot_written(item)
+            self._report(snapshot_written(item))
+            if factor == self._told_factor:
+                return
+            reason = f"updates waited for it twice in a row: only every {factor}. snapshot is written from now on"
+            event = "snapshot_late"
+        self._told_factor = factor
+        log.warning(event, job=item.job, boundary=item.boundary, reason=reason, factor=factor)
+        self._records.event(event, boundary=item.boundary, reason=reason, factor=factor)
+        self._report(snapshot_missed(item, reason=reason, factor=factor))

@@ -1,0 +1,145 @@
+"""What a stage's neighbours and siblings send: each frame is checked, then put where it is waited for.
+
+A frame of another generation is dropped. One that breaks the contract or the schedule is an error that names its
+sender.
+"""
+
+from torch import Tensor
+
+from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
+from headway.stages.links.coded_link import decoded
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.schedule.schedule import Awaited, ScheduleState
+from headway.stages.stage.batch_gradients import BatchGradients
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.journal_writer import JournalWriter
+from headway.stages.stage.links import StageLinks
+from headway.stages.stage.norm_relay import NormRelay
+from headway.stages.stage.replicas import Siblings
+
+_REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.STOP})
+
+
+class FrameReception:
+    """Of one executor, in its thread."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        links: StageLinks,
+        *,
+        state: ScheduleState,
+        siblings: Siblings | None,
+        gradients: BatchGradients,
+        norm: NormRelay,
+        rows: JournalWriter | None,
+    ) -> None:
+        self._context = context
+        self._contract = context.contract
+        self._links = links
+        self._state = state
+        self._schedule = state.schedule
+        self._siblings = siblings
+        self._gradients = gradients
+        self._norm = norm
+        self._rows = rows
+        self.inputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """(batch, microbatch) to the hidden states and targets that have arrived."""
+        self.output_gradients: dict[tuple[int, int], Tensor] = {}
+        """(batch, microbatch) to the gradient that has arrived."""
+        self.num_stale_frames = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether everything that arrived was used."""
+        return not (self.inputs or self.output_gradients)
+
+    def accept(self, item: Frame | LinkLost) -> None:
+        """Something that a link has put into the inbox. Raises UnavailableError, ProtocolError."""
+        if isinstance(item, LinkLost):
+            raise (UnreachedError if item.was_unreached else UnavailableError)(item.peer, item.reason)
+        frame = item
+        if frame.generation != self._context.generation:
+            self.num_stale_frames += 1
+            return
+        self._check_form(frame)
+        if frame.codec:
+            frame = decoded(frame, dtype=self._context.train.dtype, device=self._context.device)
+        batch, microbatch, state = frame.batch, frame.microbatch, self._state
+        match frame.kind:
+            case FrameKind.ACTIVATION:
+                self._require(frame, state.expects_input(batch, microbatch))
+                hidden, targets = frame.tensors
+                self.inputs[batch, microbatch] = (self._received(hidden), self._received(targets))
+                state.input_arrived(batch, microbatch)
+            case FrameKind.GRADIENT:
+                self._require(frame, state.expects_gradient(batch, microbatch))
+                self.output_gradients[batch, microbatch] = self._received(frame.tensors[0])
+                state.gradient_arrived(batch, microbatch)
+            case FrameKind.NORM_SQUARES:
+                self._require(frame, self._norm.expects_squares(batch))
+                self._norm.squares_arrived(batch, frame.tensors[0].tolist())
+            case FrameKind.NORM_TOTAL:
+                self._require(frame, self._norm.expects_total(batch))
+                self._norm.total_arrived(batch, frame.tensors[0].item())
+            case FrameKind.SUMS | FrameKind.REDUCED | FrameKind.LOSSES | FrameKind.STOP:
+                self._accept_from_sibling(frame)
+
+    def awaited_peer(self, what: Awaited) -> str:
+        """Who has to send what an idle stage waits for."""
+        state, siblings = self._state, self._siblings
+        num_groups = self._schedule.num_groups
+        link = None
+        match what:
+            case Awaited.INPUT if not self._schedule.is_first:
+                link = self._links.upstream.get(state.forwards.lowest_next % num_groups)
+            case Awaited.GRADIENT:
+                link = self._links.downstream.get(state.backwards.lowest_next % num_groups)
+            case Awaited.REDUCTION if siblings is not None:
+                return siblings.awaited(state.version) or "this stage"
+            case Awaited.CLIP_TOTAL if siblings is not None and not self._schedule.is_lead:
+                return siblings.lead
+            case Awaited.CLIP_TOTAL:
+                link = self._links.upstream_lead or self._links.downstream_lead
+        return link.peer if link is not None else "the coordinator"
+
+    def _accept_from_sibling(self, frame: Frame) -> None:
+        siblings = self._siblings
+        assert siblings is not None
+        newest_batch = self._state.backwards.batch + self._schedule.delay
+        self._require(frame, siblings.expects(frame, newest_batch=newest_batch))
+        if frame.kind is FrameKind.STOP:
+            try:
+                self._state.stop_at(int(frame.tensors[0].item()))
+            except ValueError as error:
+                raise ProtocolError(self._sender(frame), str(error)) from error
+        elif frame.kind is FrameKind.LOSSES:
+            assert self._rows is not None
+            self._rows.add(frame.batch, siblings.received_losses(frame), frame.tensors[0])
+        else:
+            self._gradients.arrived(frame, self._received(frame.tensors[0]))
+
+    def _check_form(self, frame: Frame) -> None:
+        if self._siblings is not None and frame.kind in _REPLICA_KINDS:
+            violation = self._siblings.violation(frame)
+        else:
+            forms = [(tensor.dtype, tensor.shape) for tensor in frame.tensors]
+            violation = self._contract.violation(frame.kind, forms, frame.codec)
+        if violation is not None:
+            raise ProtocolError(self._sender(frame), violation)
+
+    def _require(self, frame: Frame, is_expected: bool) -> None:
+        if not is_expected:
+            what = f"{frame.kind.name} of batch {frame.batch}, microbatch {frame.microbatch}"
+            raise ProtocolError(self._sender(frame), f"sent an unexpected {what}")
+
+    def _sender(self, frame: Frame) -> str:
+        if frame.kind in _REPLICA_KINDS or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
+            return (self._siblings and self._siblings.peer(frame)) or "an unknown peer"
+        links = self._links.upstream if frame.kind in DOWNSTREAM_KINDS else self._links.downstream
+        link = links.get(frame.microbatch % self._schedule.num_groups)
+        return link.peer if link is not None else "an unknown peer"
+
+    def _received(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._context.device, non_blocking=True)

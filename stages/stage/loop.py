@@ -1,0 +1,105 @@
+"""Takes a stage from its boundary to the next stop: whatever has arrived first, then the next operation, else a wait.
+
+One inbox has everything that arrives: frames, orders, ends of snapshots. `take` gets each item, in the thread of `run`
+and between two operations. It hands the executor what is for the stage; the loop knows nothing of the rest.
+"""
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Generic, TypeVar
+
+from headway.stages.errors import UnavailableError
+from headway.stages.ids import Boundary
+from headway.stages.schedule.schedule import WAIT, Awaited, Op, ScheduleState, Wait, awaited, next_op
+from headway.stages.stage.executor import Executor
+from headway.stages.stage.snapshots import PATIENCE_S as SNAPSHOT_PATIENCE_S
+from headway.stages.telemetry.goodput import BUBBLE, SNAPSHOT, waiting_for
+
+ItemT = TypeVar("ItemT")
+
+
+class StageLoop(Generic[ItemT]):
+    """The thread that calls `run` is the only one that touches the stage."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        inbox: "SimpleQueue[ItemT]",
+        take: Callable[[ItemT], None],
+        *,
+        choose: Callable[[ScheduleState], Op | Wait] = next_op,
+    ) -> None:
+        """choose: what to do next."""
+        self.executor = executor
+        self._inbox = inbox
+        self._take = take
+        self._choose = choose
+        # Read by others, from any thread, at any time.
+        self.waiting_for = ""
+        """The neighbour that an idle stage waits for."""
+        self.is_runnable = False
+        """Whether an operation is running or could run."""
+
+    def run(self) -> Boundary:
+        """Compute until the stop boundary, which is the job's last one unless somebody says otherwise. Returns it.
+
+        Raises UnavailableError when a neighbour is gone, ProtocolError when it breaks the rules, NonFiniteLossError,
+        and whatever `take`, the observer and the layers raise.
+        """
+        executor, inbox, take, choose = self.executor, self._inbox, self._take, self._choose
+        state = executor.state
+        executor.begin()
+        self.is_runnable = True
+        try:
+            while True:
+                while not inbox.empty():
+                    take(inbox.get_nowait())
+                if state.is_done:
+                    break
+                op = choose(state)
+                if op is WAIT:
+                    self._wait()
+                else:
+                    executor.execute(op)
+        finally:
+            self.is_runnable = False
+        return executor.end()
+
+    def _wait(self) -> None:
+        executor = self.executor
+        state = executor.state
+        what = awaited(state)
+        if what is Awaited.SNAPSHOT:
+            self._wait_for_snapshot()
+            return
+        peer, patience_s = executor.awaited_peer(what), executor.context.patience_s
+        # Without delay a stage fills and drains: it cannot but wait while no batch is half forwarded.
+        is_inherent = state.schedule.delay == 0 and state.forwards.num_done == 0 and what is not Awaited.REDUCTION
+        executor.observer.waits(BUBBLE if is_inherent else waiting_for(peer), perf_counter())
+        try:
+            item = self._next_item(peer, patience_s)
+        except Empty:
+            raise UnavailableError(peer, f"no {what.value} arrived for {patience_s:g} s") from None
+        self._take(item)
+
+    def _wait_for_snapshot(self) -> None:
+        """Only the writer keeps the next update from running. It is given up rather than waited for in vain."""
+        snapshots = self.executor.snapshots
+        assert snapshots is not None
+        began = perf_counter()
+        self.executor.observer.waits(SNAPSHOT, began)
+        try:
+            item = self._next_item("the snapshot writer", SNAPSHOT_PATIENCE_S)
+        except Empty:
+            snapshots.give_up()  # its end is in the inbox now
+            item = self._inbox.get()
+        snapshots.waited(perf_counter() - began)
+        self._take(item)
+
+    def _next_item(self, peer: str, patience_s: float) -> ItemT:
+        self.waiting_for, self.is_runnable = peer, False
+        try:
+            return self._inbox.get(timeout=patience_s)
+        finally:
+            self.waiting_for, self.is_runnable = "", True

@@ -1,0 +1,100 @@
+"""One worker's part in the norm of the whole model's gradient: squares go upstream, the total comes back downstream.
+
+Only the leads of two stages talk about it; each lead tells its siblings the total. How squares add up is `clipping.py`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headway.stages.errors import ProtocolError
+from headway.stages.links.link import FrameKind
+from headway.stages.schedule.schedule import ScheduleState
+from headway.stages.spec import layer_names
+from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_square
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.links import StageLinks
+from headway.stages.stage.replicas import Siblings
+from headway.stages.state.layer_state import LayerState, split_by_layer
+from headway.stages.sums import fold
+
+
+class NormRelay:
+    """Tells the schedule's state when a batch's total is known. Does nothing in a job without clipping."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        layers: Sequence[LayerState],
+        *,
+        state: ScheduleState,
+        links: StageLinks,
+        siblings: Siblings | None,
+    ) -> None:
+        self._context = context
+        self._layers = layers
+        self._state = state
+        self._schedule = state.schedule
+        self._links = links
+        self._siblings = siblings
+        self._squares = SquaresRelay(is_last=context.is_last)
+        self._totals: dict[int, float] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no batch is half known, and every known total was used."""
+        return self._squares.is_empty and not self._totals
+
+    def expects_squares(self, batch: int) -> bool:
+        """Return whether squares from downstream would be the first for their batch, and this worker adds to them."""
+        is_next = batch >= self._state.totals_below and self._squares.expects_downstream(batch)
+        return self._schedule.has_clip and self._schedule.is_lead and is_next
+
+    def expects_total(self, batch: int) -> bool:
+        """Return whether a total would be the next one, and another worker adds it up."""
+        has_sender = not (self._schedule.is_first and self._schedule.is_lead)
+        return has_sender and self._state.expects_clip_total(batch)
+
+    def reduced(self, batch: int, gradients: Sequence[Tensor]) -> None:
+        """The stage's gradient of a batch is known."""
+        if self._schedule.has_clip and self._schedule.is_lead:
+            by_layer = split_by_layer(self._layers, gradients)
+            own = [layer_square(of_layer) for of_layer in reversed(by_layer)]
+            self._pass_squares(batch, self._squares.add_own(batch, own))
+
+    def squares_arrived(self, batch: int, squares: list[float]) -> None:
+        """The squares of all stages downstream, last layer first."""
+        self._pass_squares(batch, self._squares.add_downstream(batch, squares))
+
+    def total_arrived(self, batch: int, total: float) -> None:
+        """The whole model's. A lead passes it on."""
+        self._totals[batch] = total
+        self._state.clip_total_known(batch)
+        if not self._schedule.is_lead:
+            return
+        frame = self._context.frame(FrameKind.NORM_TOTAL, batch, 0, torch.tensor(total, dtype=torch.float64))
+        if self._links.downstream_lead is not None:
+            self._links.downstream_lead.send(frame)
+        if self._siblings is not None:
+            self._siblings.send_to_all(frame)
+
+    def clip(self, batch: int, gradients: list[Tensor]) -> None:
+        """Scale a batch's gradient in place, by the total that has arrived."""
+        if self._schedule.has_clip:
+            coefficient = clip_coefficient(self._totals.pop(batch), self._context.train.clip_norm)
+            torch._foreach_mul_(gradients, coefficient)
+
+    def _pass_squares(self, batch: int, squares: list[float] | None) -> None:
+        """All squares of this stage and of those downstream, once they are there: upstream, or into the total."""
+        if squares is None:
+            return
+        if self._links.upstream_lead is not None:
+            tensor = torch.tensor(squares, dtype=torch.float64)
+            self._links.upstream_lead.send(self._context.frame(FrameKind.NORM_SQUARES, batch, 0, tensor))
+            return
+        num_layers = len(layer_names(self._context.model))
+        if len(squares) != num_layers:
+            peer = self._links.downstream_lead.peer if self._links.downstream_lead is not None else "this stage"
+            raise ProtocolError(peer, f"squares of {len(squares)} layers arrived, the model has {num_layers}")
+        self.total_arrived(batch, fold(squares))
