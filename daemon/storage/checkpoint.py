@@ -83,7 +83,7 @@ def read_manifest(url: str) -> CheckpointRecord:
     try:
         return decode(read_manifest_bytes(url), CheckpointRecord)
     except (ValueError, RecursionError) as error:
-        raise RecoveryError(f"{url}/{MANIFEST}", f"is no manifest: {sentence(error)}") from error
+        raise RecoveryError(f"{url}/{MANIFEST}", f"is not a checkpoint's manifest: {sentence(error)}") from error
 
 
 def read_manifest_bytes(url: str) -> bytes:
@@ -93,7 +93,7 @@ def read_manifest_bytes(url: str) -> bytes:
     for chunk in _read(target, offset=0):
         raw += chunk
         if len(raw) > MAX_MANIFEST_BYTES:
-            raise RecoveryError(target, f"is no manifest: it has more than {MAX_MANIFEST_BYTES} bytes")
+            raise RecoveryError(target, f"is not a checkpoint's manifest: it has more than {MAX_MANIFEST_BYTES} bytes")
     return bytes(raw)
 
 

@@ -89,7 +89,7 @@ def test_the_manifest_says_what_it_was_given(folder: str) -> None:
 def test_a_damaged_manifest_is_told(folder: str) -> None:
     """Half a manifest, as a crashed copy of the folder may have it."""
     write_manifest(folder, b'{"timeline": 1,')
-    with pytest.raises(RecoveryError, match="is no manifest"):
+    with pytest.raises(RecoveryError, match="is not a checkpoint's manifest"):
         read_manifest(folder)
 
 

@@ -167,9 +167,9 @@ def test_a_file_larger_than_its_manifest_says_is_cut(mood: Mood, tmp_path: Path)
 def test_a_crafted_manifest_is_one_line(mood: Mood, raw: bytes) -> None:
     """Deep, out of range, no text, half: told in one line to a daemon and to a person."""
     write_manifest(URL, raw)
-    with pytest.raises(RecoveryError, match="is no manifest"):
+    with pytest.raises(RecoveryError, match="is not a checkpoint's manifest"):
         read_manifest(URL)
-    with pytest.raises(ConfigError, match="is no manifest") as caught:
+    with pytest.raises(ConfigError, match="is not a checkpoint's manifest") as caught:
         read_checkpoint("moody://bucket")
     assert str(caught.value).isprintable()
 

@@ -233,7 +233,7 @@ def test_a_file_that_is_larger_than_it_was_said_to_be_is_cut(store: StateStore, 
     """Registered with 150 bytes, and more come: no byte beyond them is written, and the next holder begins anew."""
     incoming = store.receive(KEY, size_bytes=150)
     incoming.append(DATA[:100], offset=0)
-    with pytest.raises(RecoveryError, match="arrived with more than the expected 150 bytes"):
+    with pytest.raises(RecoveryError, match="arrived with more than the 150 bytes that it should have"):
         incoming.append(DATA[100:200], offset=100)
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
     assert store.receive(KEY, size_bytes=150).offset == 0
