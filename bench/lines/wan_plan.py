@@ -6,10 +6,11 @@ from functools import lru_cache
 from rigs.emulated_stage import SleepTimes
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.profiles import LayerSeconds, LinkSpeed, Profiles
+from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.planner import make_plan
+from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import Device, NodeRecord
 from headway.stages.spec import ModelSpec, TrainSpec
 from lines.wan_line import Line
@@ -37,12 +38,12 @@ def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | N
     plan.
     """
     num_blocks = model.num_hidden_layers // 2
-    block = LayerSeconds(
+    block = LayerTime(
         forward_s=times.forward_s / num_blocks,
         backward_s=times.backward_s / num_blocks,
         update_s=max(FREE_S, times.update_s / num_blocks),
     )
-    free = LayerSeconds(forward_s=FREE_S, backward_s=FREE_S, update_s=FREE_S)
+    free = LayerTime(forward_s=FREE_S, backward_s=FREE_S, update_s=FREE_S)
     nodes = tuple(_node(name, site=name if line is not None else "here") for name in ("a", "b"))
     plan = make_plan(
         JobSpec(job=JobSection(name="two-sites"), model=model, train=train, placement=PlacementSpec(min_nodes=2)),
@@ -58,9 +59,9 @@ def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | N
     return Advice(plan.distance.least_microbatches, (first, second))
 
 
-def _as_probed(line: Line) -> LinkSpeed:
+def _as_probed(line: Line) -> LinkProbe:
     round_trip_ms = line.round_trip_ms + OF_JITTER * line.jitter_ms
-    return LinkSpeed(
+    return LinkProbe(
         round_trip_s=max(SITE.site_round_trip_s, round_trip_ms / 1e3), bytes_per_s=line.bytes_per_s, loss=line.loss
     )
 

@@ -65,7 +65,7 @@ def explain_planning(situation: JobSituation, to: Phase) -> Command:
 
 def offer_first_plan(situation: JobSituation, to: Phase) -> Command:
     """`next`"""
-    plan = situation.best_plan
+    plan = situation.plans.best
     assert isinstance(plan, ClusterPlan)
     reason = shape_and_nodes(plan.stages)
     if plan.predicted_batch_seconds > 0:
@@ -75,20 +75,21 @@ def offer_first_plan(situation: JobSituation, to: Phase) -> Command:
 
 def offer_change(situation: JobSituation, to: Phase) -> Command:
     """`next`"""
-    plan, before = situation.best_plan, situation.job.plan
+    plan, before = situation.plans.best, situation.job.plan
     assert isinstance(plan, ClusterPlan)
     assert before is not None
     same_timeline = Origin(source="nodes", boundary=0, source_timeline=before.timeline, lineage=before.lineage)
-    promised = situation.outlook.factor if situation.outlook is not None and not situation.draining(before) else 0.0
+    outlook = situation.plans.outlook
+    promised = outlook.factor if outlook is not None and not situation.current.draining else 0.0
     reason = why_changed(situation, before, plan)
     return offer(situation, to, plan, reason=reason, origin=same_timeline, promised=promised)
 
 
 def recover(situation: JobSituation, to: Phase) -> Command:
     """delete `stop`; `next` on what lives if there can be one, else delete it; what failed is counted"""
-    cause, plan = why_recovering(situation), situation.recovery_plan
-    error = situation.first_error or situation.job.phase.error
-    leased = held_against_nodes(situation, situation.losses)
+    cause, plan = why_recovering(situation), situation.plans.recovery
+    error = situation.losses.first_error or situation.job.phase.error
+    leased = held_against_nodes(situation, situation.losses.found)
     if isinstance(plan, ClusterPlan) and recovery_is_possible(situation):
         reason = f"{cause}; {where_it_goes(situation, plan)}"
         return offer(
@@ -100,7 +101,7 @@ def recover(situation: JobSituation, to: Phase) -> Command:
             origin=situation.origin,
             error=error,
             deletes=("stop",),
-            failures=situation.failures,
+            failures=situation.losses.failures,
             leased=leased,
         )
     wait = waits_for(situation)
@@ -112,7 +113,7 @@ def recover(situation: JobSituation, to: Phase) -> Command:
         error=error,
         deletes=("next", "stop"),
         generation=max(situation.job.phase.generation, situation.known_generation),
-        failures=situation.failures,
+        failures=situation.losses.failures,
         leased=leased,
     )
 
@@ -138,7 +139,7 @@ def enforce_change(situation: JobSituation, to: Phase) -> Command:
     assert stop is not None
     assert stop.boundary is not None
     plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, situation.furthest))
-    num_moved = len(situation.moving()) - 1
+    num_moved = len(situation.moving) - 1
     text = f"{successor.reason}; in force from batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
     return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
@@ -148,10 +149,10 @@ def drop_next(situation: JobSituation, to: Phase) -> Command:
     if situation.job.phase.phase is not Phase.PREPARING:
         return move(situation, to, why_dropped(situation), deletes=("next",))
     leased = held_against_nodes(
-        situation, tuple(loss for loss in situation.losses if loss.worker is not None or loss.is_late)
+        situation, tuple(loss for loss in situation.losses.found if loss.worker is not None or loss.is_late)
     )
     generation = max(situation.job.phase.generation, situation.known_generation)
-    failures = situation.failures
+    failures = situation.losses.failures
     return move(
         situation,
         to,
@@ -177,7 +178,7 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
     assert plan is not None
     boundary = before.boundary if before is not None else None
     end = situation.spec.train.batches
-    if boundary is None and situation.stopped_at(plan, end):
+    if boundary is None and situation.current.stopped_at(end):
         boundary = end
     stop = StopRecord(generation=plan.generation, save=Save.CHECKPOINT, boundary=boundary)
     return move(situation, to, why_stopped(situation, boundary), puts={"stop": encode(stop)}, deletes=("next",))
@@ -193,6 +194,6 @@ def fail(situation: JobSituation, to: Phase) -> Command:
         error=error,
         deletes=("plan", "next", "stop"),
         event=f"Failed: {reason}",
-        failures=situation.failures,
-        leased=held_against_nodes(situation, situation.losses),
+        failures=situation.losses.failures,
+        leased=held_against_nodes(situation, situation.losses.found),
     )

@@ -17,7 +17,6 @@ from headway.daemon.planning.plan_question import ask
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
-from headway.daemon.situation.outlook import outlook
 from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.situation.standing import Standing
@@ -162,7 +161,7 @@ class _Settling:
         """Return False if the job could use more devices than it is owed, and asks for them."""
         name = situation.job.name
         try:
-            whole = situation.plan_on_everything
+            whole = situation.plans.on_everything
         except PlanMissingError:
             return True
         if isinstance(whole, PlanRefused) or len(whole.stages) <= len(due) or name in self._at_least:
@@ -190,24 +189,12 @@ class _Settling:
 
     def _plan(self, situation: JobSituation, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
         """Return a plan. Raises PlanMissingError."""
-        return situation.inquiry.plan(
-            purpose,
-            situation.spec,
-            tuple(situation.nodes.values()),
-            previous=situation.job.plan,
-            busy=busy,
-            history=situation.history,
-            was_rounded=situation.was_rounded,
-            quarantined=situation.quarantined,
-            profiles=situation.profiles,
-        )
+        plans = situation.plans
+        return plans.look_up(purpose, plans.nodes.values(), previous=situation.job.plan, busy=busy)
 
     def _is_worth_it(self, situation: JobSituation, plan: ClusterPlan) -> bool:
         """Return whether a running job would move to a plan with more devices."""
-        newcomers = situation.view.newcomers(situation.job)
-        gain = outlook(
-            situation.job, situation.nodes.values(), plan, situation.profiles, now=self._now, newcomers=newcomers
-        )
+        gain = situation.plans.outlook_of(plan)
         return gain is not None and judge(gain).is_worth_it
 
     def _claimants(self) -> dict[str, Claimant]:
@@ -224,16 +211,15 @@ class _Settling:
 
     def _claimant(self, situation: JobSituation) -> Claimant | None:
         """Return the job as a claimant; None: it is about to leave its devices."""
-        job, placement, train = situation.job, situation.spec.placement, situation.spec.train
+        job, spec, plans = situation.job, situation.spec, situation.plans
+        placement, train = spec.placement, spec.train
         if (held := _held(situation)) is None:
             return None
-        left_out = {*situation.on_probation, *situation.unsettled}
-        slots = ask(
-            situation.spec, situation.nodes.values(), quarantined=situation.quarantined, busy=self._not_dealt
-        ).slots
+        left_out = {*plans.on_probation, *plans.unsettled}
+        slots = ask(spec, plans.nodes.values(), quarantined=plans.quarantined, busy=self._not_dealt).slots
         own = held & {(slot.node, slot.device.index) for slot in slots}
         usable = own | {(slot.node, slot.device.index) for slot in slots if slot.node not in left_out}
-        most = sum(placement.replicas) or min(len(situation.spec.layers), train.microbatches) * train.reduction_groups
+        most = sum(placement.replicas) or min(len(spec.layers), train.microbatches) * train.reduction_groups
         least = min(max(placement.min_nodes, sum(placement.replicas), self._at_least.get(job.name, 1)), most)
         claimant = Claimant(
             job=job.name,
@@ -245,7 +231,7 @@ class _Settling:
             usable=usable,
             holds=own,
             is_waiting=_is_waiting(situation),
-            is_recovering=not _is_waiting(situation) and (_is_recovering(situation) or bool(situation.losses)),
+            is_recovering=not _is_waiting(situation) and (_is_recovering(situation) or bool(situation.losses.found)),
             had=len(job.plan.stages) if job.plan is not None else 0,
             least_devices=least,
             most_devices=most,

@@ -3,6 +3,8 @@
 A condition's name, with spaces for its underscores, is its text in docs/coordinator.md.
 """
 
+from typing import Final
+
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
 from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
@@ -10,9 +12,12 @@ from headway.daemon.planning.rebalance import is_news
 from headway.daemon.records.records import Desired, Phase, Save, WorkerState
 from headway.daemon.situation.boundaries import due_checkpoint, parts_of
 from headway.daemon.situation.failure_budget import was_killed
-from headway.daemon.situation.situation import TELL_AFTER_S, JobSituation
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.situation.standstill import standing_pairs
 from headway.daemon.view.cluster_view import Place
+
+TELL_AFTER_S: Final = 1.0
+"""A job that waits longer than this for a plan says so."""
 
 
 def cancel_requested(situation: JobSituation) -> bool:
@@ -56,21 +61,21 @@ def job_file_invalid(situation: JobSituation) -> bool:
 
 
 def nodes_settled_and_plan_found(situation: JobSituation) -> bool:
-    return situation.now >= situation.settled_at and isinstance(situation.best_plan, ClusterPlan)
+    return situation.now >= situation.view.unrest.settled_at and isinstance(situation.plans.best, ClusterPlan)
 
 
 def no_cluster_could_run_it(situation: JobSituation) -> bool:
     """No node that could join would make the job possible."""
-    return isinstance(situation.best_plan, PlanRefused) and situation.best_plan.is_final
+    return isinstance(situation.plans.best, PlanRefused) and situation.plans.best.is_final
 
 
 def next_worker_failed(situation: JobSituation) -> bool:
-    return situation.failed_worker(situation.job.next) is not None
+    return situation.next.failed_worker is not None
 
 
 def next_worker_reported_error(situation: JobSituation) -> bool:
     """The error did not come from outside, so it would come again."""
-    failed = situation.failed_worker(situation.job.next)
+    failed = situation.next.failed_worker
     return failed is not None and not was_killed(failed[1])
 
 
@@ -79,31 +84,31 @@ def next_workers_late(situation: JobSituation) -> bool:
 
 
 def next_node_unusable(situation: JobSituation) -> bool:
-    return situation.unusable(situation.job.next) is not None
+    return situation.next.unusable is not None
 
 
 def next_device_without_worker(situation: JobSituation) -> bool:
     """No worker can start there. If a worker died while it prepared, its own record decides, which comes later."""
-    return situation.without_worker(situation.job.next) is not None
+    return situation.next.without_worker is not None
 
 
 def all_next_workers_ready(situation: JobSituation) -> bool:
     """Each worker has also reached all its neighbours."""
-    plan = situation.job.next
-    return plan is not None and not situation.unready(plan, WorkerState.READY) and not unproven(situation, plan)
+    health = situation.next
+    return health.plan is not None and not health.unready(WorkerState.READY) and not unproven(health)
 
 
 def stalled_between_nodes_that_cannot_connect(situation: JobSituation) -> bool:
     """The job would never reach the stop boundary."""
     plan = situation.job.plan
-    if plan is None or not (ways := blocked_links(situation, plan)):
+    if plan is None or not (ways := blocked_links(situation.current)):
         return False
     return not ways.pairs.isdisjoint(standing_pairs(situation.job, plan))
 
 
 def next_nodes_cannot_connect(situation: JobSituation) -> bool:
     """The pair are neighbours or replicas. The plan is dropped; this counts against neither node."""
-    return bool(blocked_links(situation, situation.job.next))
+    return bool(blocked_links(situation.next))
 
 
 # --- Running --------------------------------------------------------------------------------------------------------
@@ -111,16 +116,16 @@ def next_nodes_cannot_connect(situation: JobSituation) -> bool:
 
 def worker_failed(situation: JobSituation) -> bool:
     """The cause of the failure is known, or `CAUSE_GRACE_S` has passed."""
-    return situation.failed_worker(situation.job.plan) is not None and bool(situation.losses)
+    return situation.current.failed_worker is not None and bool(situation.losses.found)
 
 
 def node_lost(situation: JobSituation) -> bool:
-    return situation.lost(situation.job.plan) is not None
+    return situation.current.lost is not None
 
 
 def failure_budget_spent(situation: JobSituation) -> bool:
     """Going back once more would not help: see failure_budget.py."""
-    return bool(situation.broken_rule)
+    return bool(situation.losses.broken_rule)
 
 
 def node_saw_later_plan(situation: JobSituation) -> bool:
@@ -130,29 +135,29 @@ def node_saw_later_plan(situation: JobSituation) -> bool:
 
 def workers_late(situation: JobSituation) -> bool:
     """The workers are late to start, or late to reach the end after others have."""
-    return bool(situation.late_workers)
+    return bool(situation.losses.late)
 
 
 def state_files_lost(situation: JobSituation) -> bool:
-    return not situation.can_load(situation.job.plan)
+    return not situation.current.can_load(heard_at=situation.deadlines.heard)
 
 
 def all_stopped_at_end(situation: JobSituation) -> bool:
-    return situation.stopped_at(situation.job.plan, situation.spec.train.batches)
+    return situation.current.stopped_at(situation.spec.train.batches)
 
 
 def no_node_left_after_drain(situation: JobSituation) -> bool:
     """A node of the plan drains, and no plan exists without the draining nodes."""
-    return bool(situation.draining(situation.job.plan)) and not isinstance(situation.best_plan, ClusterPlan)
+    return bool(situation.current.draining) and not isinstance(situation.plans.best, ClusterPlan)
 
 
 def node_draining(situation: JobSituation) -> bool:
     """A worker that is still loading its layers is not prepared for another plan: it runs first."""
     return (
-        bool(situation.draining(situation.job.plan))
-        and situation.now >= situation.change_allowed_at
-        and not situation.unready(situation.job.plan, WorkerState.RUNNING)
-        and isinstance(situation.best_plan, ClusterPlan)
+        bool(situation.current.draining)
+        and situation.now >= situation.deadlines.change
+        and not situation.current.unready(WorkerState.RUNNING)
+        and isinstance(situation.plans.best, ClusterPlan)
     )
 
 
@@ -160,10 +165,10 @@ def some_devices_owed_to_others(situation: JobSituation) -> bool:
     """The job can continue with the remaining devices: see claims.py."""
     return (
         bool(situation.standing.gives_way_to)
-        and situation.now >= situation.change_allowed_at
+        and situation.now >= situation.deadlines.change
         and situation.job.plan is not None
-        and not situation.unready(situation.job.plan, WorkerState.RUNNING)
-        and isinstance(situation.best_plan, ClusterPlan)
+        and not situation.current.unready(WorkerState.RUNNING)
+        and isinstance(situation.plans.best, ClusterPlan)
     )
 
 
@@ -172,7 +177,7 @@ def all_devices_owed_to_others(situation: JobSituation) -> bool:
     return (
         bool(situation.standing.gives_way_to)
         and situation.now >= situation.standing.left_alone_until
-        and isinstance(situation.best_plan, PlanRefused)
+        and isinstance(situation.plans.best, PlanRefused)
     )
 
 
@@ -180,7 +185,7 @@ def better_plan_found(situation: JobSituation) -> bool:
     """The plan saves more than the change costs (planning/rebalance.py), nodes have settled, and no other job claims
     them.
     """
-    return _may_change(situation) and situation.verdict is not None and situation.verdict.is_worth_it
+    return _may_change(situation) and (verdict := situation.plans.verdict) is not None and verdict.is_worth_it
 
 
 def outlook_changed(situation: JobSituation) -> bool:
@@ -190,14 +195,15 @@ def outlook_changed(situation: JobSituation) -> bool:
 
 def outlook_text(situation: JobSituation) -> str:
     """Return why a clearly faster plan is not taken; empty: no such plan exists, or it is taken."""
-    return situation.verdict.reason if situation.verdict is not None and situation.verdict.is_close else ""
+    verdict = situation.plans.verdict
+    return verdict.reason if verdict is not None and verdict.is_close else ""
 
 
 def _may_change(situation: JobSituation) -> bool:
     plan = situation.job.plan
-    if plan is None or situation.now < max(situation.settled_at, situation.change_allowed_at):
+    if plan is None or situation.now < max(situation.view.unrest.settled_at, situation.deadlines.change):
         return False
-    return not situation.unready(plan, WorkerState.RUNNING)
+    return not situation.current.unready(WorkerState.RUNNING)
 
 
 # --- Stopping -------------------------------------------------------------------------------------------------------
@@ -205,13 +211,13 @@ def _may_change(situation: JobSituation) -> bool:
 
 def workers_late_to_stop(situation: JobSituation) -> bool:
     """The workers are late to stop, or late to write the layers that move."""
-    return bool(situation.late_workers)
+    return bool(situation.losses.late)
 
 
 def checkpoint_late(situation: JobSituation) -> bool:
     """All workers have stopped, and durable storage does not take every file in time."""
     return (
-        _saves(situation, Save.CHECKPOINT) and situation.now >= situation.deadlines.stop and not situation.late_workers
+        _saves(situation, Save.CHECKPOINT) and situation.now >= situation.deadlines.stop and not situation.losses.late
     )
 
 
@@ -234,8 +240,8 @@ def all_stopped_and_moves_held(situation: JobSituation) -> bool:
     stop, plan = situation.job.stop, situation.job.plan
     if stop is None or plan is None or stop.boundary is None or not _saves(situation, Save.MOVES):
         return False
-    return situation.stopped_at(plan, stop.boundary) and all(
-        situation.job.holders(plan.timeline, stop.boundary, layer) for layer in situation.moving()
+    return situation.current.stopped_at(stop.boundary) and all(
+        situation.job.holders(plan.timeline, stop.boundary, layer) for layer in situation.moving
     )
 
 
@@ -253,7 +259,7 @@ def checkpoint_complete(situation: JobSituation) -> bool:
     stop, plan = situation.job.stop, situation.job.plan
     if stop is None or plan is None or stop.boundary is None or not _saves(situation, Save.CHECKPOINT):
         return False
-    return situation.stopped_at(plan, stop.boundary) and is_durable(situation, (plan.timeline, stop.boundary))
+    return situation.current.stopped_at(stop.boundary) and is_durable(situation, (plan.timeline, stop.boundary))
 
 
 def periodic_checkpoint_complete(situation: JobSituation) -> bool:
@@ -282,27 +288,27 @@ def _saves(situation: JobSituation, save: Save) -> bool:
 
 def pause_requested_and_no_plan_found(situation: JobSituation) -> bool:
     return (
-        pause_requested(situation) and situation.job.next is None and isinstance(situation.recovery_plan, PlanRefused)
+        pause_requested(situation) and situation.job.next is None and isinstance(situation.plans.recovery, PlanRefused)
     )
 
 
 def next_node_lost(situation: JobSituation) -> bool:
-    return situation.lost(situation.job.next) is not None
+    return situation.next.lost is not None
 
 
 def next_node_draining_and_others_left(situation: JobSituation) -> bool:
-    return bool(situation.draining(situation.job.next)) and isinstance(situation.best_plan, ClusterPlan)
+    return bool(situation.next.draining) and isinstance(situation.plans.best, ClusterPlan)
 
 
 def next_node_stays_out(situation: JobSituation) -> bool:
     """The node does not act on a plan that it has not written down. If all are ready, the plan comes into force."""
-    if situation.staying_out(situation.job.next) is None:
+    if situation.next.staying_out is None:
         return False
-    return not all_next_workers_ready(situation) or isinstance(situation.recovery_plan, ClusterPlan)
+    return not all_next_workers_ready(situation) or isinstance(situation.plans.recovery, ClusterPlan)
 
 
 def next_state_files_lost(situation: JobSituation) -> bool:
-    return not situation.can_load(situation.job.next)
+    return not situation.next.can_load(heard_at=situation.deadlines.heard)
 
 
 def next_missing_and_plan_found(situation: JobSituation) -> bool:
@@ -311,7 +317,7 @@ def next_missing_and_plan_found(situation: JobSituation) -> bool:
 
 def recovery_is_possible(situation: JobSituation) -> bool:
     """A plan exists, and no newer state can be expected."""
-    return isinstance(situation.recovery_plan, ClusterPlan) and situation.now >= situation.recovery_allowed_at
+    return isinstance(situation.plans.recovery, ClusterPlan) and situation.now >= situation.recovery_allowed_at
 
 
 def recovery_wait_reason_changed(situation: JobSituation) -> bool:
@@ -328,7 +334,7 @@ def planning_wait_changed(situation: JobSituation) -> bool:
 
 def planning_since(situation: JobSituation) -> float:
     """Return since when the job waits for a plan, in seconds since the epoch; 0: it does not wait, or not for long."""
-    since = situation.inquiry.waits_since
+    since = situation.plans.inquiry.waits_since
     is_long = since is not None and situation.now >= since + TELL_AFTER_S
     return situation.written_at - (situation.now - since) if since is not None and is_long else 0.0
 

@@ -34,6 +34,7 @@ from headway.daemon.coordination.checkpoint_actions import (
 from headway.daemon.coordination.claims import settle_claims
 from headway.daemon.coordination.commands import BrokenJob, Command, Decision
 from headway.daemon.coordination.conditions import (
+    TELL_AFTER_S,
     all_devices_owed_to_others,
     all_next_workers_ready,
     all_stopped_and_moves_held,
@@ -85,12 +86,12 @@ from headway.daemon.coordination.conditions import (
     workers_late_to_stop,
 )
 from headway.daemon.coordination.queue_order import in_turn, is_queued
+from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_devices import devices
-from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.situation.plan_cache import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
-from headway.daemon.situation.situation import TELL_AFTER_S, JobSituation
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
 
@@ -268,7 +269,7 @@ def decide(
             now=now,
             written_at=written_at,
             quarantine_after=quarantine_after,
-            plans=plans or PlansAtOnce(),
+            plan_source=plans or PlansAtOnce(),
         )
         for job in in_turn(view, now=now)
         if not view.why_set_aside(job.name)  # its devices stay its own
@@ -296,7 +297,7 @@ def decide(
         owned[job.name] |= judged.takes
         deadlines += judged.deadlines
         missing += judged.missing
-        if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not situation.draining(job.plan):
+        if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not situation.current.draining:
             content.add(job.name)
         stale += judged.stale
     if (usage := write_usage(view, now=now, written_at=written_at)) is not None:
@@ -332,18 +333,19 @@ def _judge(situation: JobSituation) -> _Judged:
         command = explain_planning(situation, situation.job.phase.phase)
     takes = frozenset[DeviceKey]()
     if row is not None and row.action in OFFERS and not is_held_up:
-        offered = situation.recovery_plan if row.action is recover else situation.best_plan
+        offered = situation.plans.recovery if row.action is recover else situation.plans.best
         takes = devices(offered) if isinstance(offered, ClusterPlan) else takes
     deadlines = [deadline for deadline in waits(situation) if deadline > now]
-    if situation.inquiry.missing:
-        since = situation.inquiry.waits_since
+    inquiry = situation.plans.inquiry
+    if inquiry.missing:
+        since = inquiry.waits_since
         deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
     return _Judged(
         command=command,
         takes=takes,
         deadlines=tuple(deadlines),
-        missing=tuple(situation.inquiry.missing),
-        stale=tuple(situation.inquiry.stale),
+        missing=tuple(inquiry.missing),
+        stale=tuple(inquiry.stale),
     )
 
 
@@ -370,27 +372,26 @@ def _command(situation: JobSituation, row: Row) -> Command | None:
 def waits(situation: JobSituation) -> tuple[float, ...]:
     """Return every moment at which time alone may make a condition of the present phase true."""
     phase = situation.job.phase.phase
-    members = situation.job.next if phase is RECOVERING else situation.job.plan
-    stages = members.stages if members is not None else ()
-    losses = tuple(at for stage in stages if (at := situation.lost_at(stage)) is not None)
+    health = situation.next if phase is RECOVERING else situation.current
+    losses = tuple(at for stage in health.stages if (at := health.lost_at(stage)) is not None)
     match phase:
         case Phase.QUEUED:
-            return (situation.settled_at, _reconsidered_at(situation))
+            return (situation.view.unrest.settled_at, _reconsidered_at(situation))
         case Phase.PREPARING:
             return (situation.deadlines.heard, situation.deadlines.prepare)
         case Phase.RUNNING:
             begun = (
                 situation.deadlines.heard,
-                situation.cause_known_at,
+                situation.losses.cause_known_at,
                 situation.deadlines.start,
                 situation.deadlines.end,
             )
-            shared = (situation.standing.left_alone_until, situation.settled_at, situation.change_allowed_at)
+            shared = (situation.standing.left_alone_until, situation.view.unrest.settled_at, situation.deadlines.change)
             return (*losses, *begun, *shared, _reconsidered_at(situation))
         case Phase.CHANGING:
-            return (*losses, situation.cause_known_at, situation.deadlines.prepare)
+            return (*losses, situation.losses.cause_known_at, situation.deadlines.prepare)
         case Phase.STOPPING:
-            return (*losses, situation.cause_known_at, situation.deadlines.stop)
+            return (*losses, situation.losses.cause_known_at, situation.deadlines.stop)
         case Phase.RECOVERING if situation.job.next is not None:
             return (*losses, situation.deadlines.heard, situation.deadlines.prepare)
         case Phase.RECOVERING:
@@ -402,6 +403,6 @@ def waits(situation: JobSituation) -> tuple[float, ...]:
 def _reconsidered_at(situation: JobSituation) -> float:
     """Return the moment of `JobSituation.reconsidered_at`; without the plan that it needs, never."""
     try:
-        return situation.reconsidered_at
+        return situation.plans.reconsidered_at
     except PlanMissingError:
         return 0.0

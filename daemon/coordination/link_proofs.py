@@ -1,27 +1,23 @@
 """Finds the links of a plan that are blocked or not proven yet, from facts and the workers' records. Pure."""
 
-from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
+from headway.daemon.costs.blocked_ways import BlockedWays
 from headway.daemon.planning.plan_links import linked_pairs, neighbours
-from headway.daemon.records.records import PlanRecord, WorkerRecord
-from headway.daemon.situation.situation import JobSituation
+from headway.daemon.records.records import WorkerRecord
+from headway.daemon.situation.plan_health import PlanHealth
 
 
-def blocked_links(situation: JobSituation, plan: PlanRecord | None) -> BlockedWays:
+def blocked_links(health: PlanHealth) -> BlockedWays:
     """Return the ways between neighbours of a plan on which one does not reach the other."""
-    if plan is None or not situation.blocked:
-        return NOTHING_BLOCKED
-    return situation.blocked.between(linked_pairs(plan.stages))
+    return health.view.blocked and health.view.blocked.between(linked_pairs(health.stages))
 
 
-def unproven(situation: JobSituation, plan: PlanRecord | None) -> tuple[tuple[int, int], ...]:
+def unproven(health: PlanHealth) -> tuple[tuple[int, int], ...]:
     """Return (position, neighbour) for workers that have reported and have not reached all their neighbours yet."""
-    if plan is None:
-        return ()
-    workers = situation.job.workers_of(plan)
+    workers = health.workers
     return tuple(
         (position, other)
         for position, worker in sorted(workers.items())
-        for other in neighbours(plan.stages, position)
+        for other in neighbours(health.stages, position)
         if not _has_reached(worker, other, workers.get(other))
     )
 

@@ -9,7 +9,9 @@ from headway.daemon.planning.plan_question import no_worker
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
 from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.situation.late_workers import STARTED
 from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.plan_health import PlanHealth
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.listing import listed
 
@@ -19,7 +21,7 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
     added = {stage.node for stage in after.stages} - {stage.node for stage in before.stages}
     newcomers = situation.view.newcomers(situation.job)
     causes = []
-    if draining := situation.draining(before):
+    if draining := situation.current.draining:
         causes.append(_leaving(draining))
     if joined := sorted(added & newcomers):
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
@@ -32,14 +34,11 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
-    if situation.outlook is not None:
-        factor = situation.outlook.factor
+    outlook, verdict = situation.plans.outlook, situation.plans.verdict
+    if outlook is not None:
+        factor = outlook.factor
     speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
-    saved = (
-        f", {situation.verdict.reason}"
-        if not draining and situation.verdict is not None and situation.verdict.is_worth_it
-        else ""
-    )
+    saved = f", {verdict.reason}" if not draining and verdict is not None and verdict.is_worth_it else ""
     return f"{cause}: {form}, predicted {speed}{saved}"
 
 
@@ -48,7 +47,7 @@ def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> 
     if is_depth_alone(before.stages, after.stages):
         deeper = sum(stage.depth for stage in after.stages) > sum(stage.depth for stage in before.stages)
         return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
-    return "Rebalancing by measured layer times" if situation.profiles.layers else "Rebalancing"
+    return "Rebalancing by measured layer times" if situation.plans.profiles.layers else "Rebalancing"
 
 
 def why_dropped(situation: JobSituation) -> str:
@@ -56,26 +55,25 @@ def why_dropped(situation: JobSituation) -> str:
     job = situation.job
     if job.desired.state is not Desired.RUNNING:
         return f"The new plan is dropped: a user wants the job {job.desired.state}"
-    if failed := situation.failed_worker(job.next):
-        assert job.next is not None
-        return f"The new plan is dropped: its worker of {worker_name(job.next.stages, failed[0])} failed"
-    if stage := situation.unusable(job.next):
+    if failed := situation.next.failed_worker:
+        return f"The new plan is dropped: its worker of {worker_name(situation.next.stages, failed[0])} failed"
+    if stage := situation.next.unusable:
         return f"The new plan is dropped: {trouble(situation, stage.node, stage.node_incarnation)}"
-    if ways := blocked_links(situation, job.next):
+    if ways := blocked_links(situation.next):
         return f"The new plan is dropped: {ways}"
-    if stage := situation.without_worker(job.next):
+    if stage := situation.next.without_worker:
         return f"The new plan is dropped: {no_worker(situation.view.nodes[stage.node], (stage.device_index,))}"
-    if situation.stopped_at(job.plan, situation.spec.train.batches):
+    if situation.current.stopped_at(situation.spec.train.batches):
         return "The new plan is dropped: training has reached its end"
     if situation.known_generation > job.phase.generation:
         return "The new plan is dropped: nodes know a later plan"
-    if not situation.can_load(job.next):
+    if not situation.next.can_load(heard_at=situation.deadlines.heard):
         return "The new plan is dropped: the nodes that held its state are gone"
-    if away := next((loss for loss in situation.losses if loss.storage_trouble), None):
+    if away := next((loss for loss in situation.losses.found if loss.storage_trouble), None):
         return f"The new plan is dropped: {_what_was_lost(situation, away)}"
-    if late := situation.unready(job.next, WorkerState.READY):
+    if late := situation.next.unready(WorkerState.READY):
         return f"The new plan is dropped: {listed(late)} {_not_ready(situation)}"
-    return f"The new plan is dropped: {who_is_not_reached(situation, job.next)} in time"
+    return f"The new plan is dropped: {who_is_not_reached(situation.next)} in time"
 
 
 def why_stopped(situation: JobSituation, boundary: int | None) -> str:
@@ -85,15 +83,14 @@ def why_stopped(situation: JobSituation, boundary: int | None) -> str:
         return "All batches are done: the last checkpoint is being written"
     if job.desired.state is Desired.PAUSED:
         return "Pause requested: stops at a boundary and writes a checkpoint"
-    if (stage := situation.unusable(job.next)) is not None:
+    if (stage := situation.next.unusable) is not None:
         text = trouble(situation, stage.node, stage.node_incarnation)
         return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
-    if (failed := situation.failed_worker(job.next)) is not None:
-        assert job.next is not None
-        return f"The worker of {worker_name(job.next.stages, failed[0])} failed: stops and writes a checkpoint"
-    if ways := blocked_links(situation, job.next):
+    if (failed := situation.next.failed_worker) is not None:
+        return f"The worker of {worker_name(situation.next.stages, failed[0])} failed: stops and writes a checkpoint"
+    if ways := blocked_links(situation.next):
         return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
-    draining = situation.draining(job.plan)
+    draining = situation.current.draining
     if not draining and situation.standing.gives_way_to:
         rivals = _jobs(situation, situation.standing.gives_way_to)
         return f"Gives way to {rivals}: stops, writes a checkpoint, and is queued"
@@ -103,31 +100,31 @@ def why_stopped(situation: JobSituation, boundary: int | None) -> str:
 def why_recovering(situation: JobSituation) -> str:
     """Return what was lost, as one sentence without its full stop."""
     job = situation.job
-    if situation.losses:
-        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.causes)))
+    if situation.losses.found:
+        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.losses.causes)))
     if situation.known_generation > job.phase.generation:
         return f"nodes know plan {situation.known_generation}, which etcd has forgotten"
-    plan = job.next if job.phase.phase is Phase.RECOVERING else job.plan
-    if not situation.can_load(plan):
-        return f"the nodes that held boundary {plan.boundary if plan is not None else 0} are gone"
-    if draining := situation.draining(job.next):
+    health = situation.next if job.phase.phase is Phase.RECOVERING else situation.current
+    if not health.can_load(heard_at=situation.deadlines.heard):
+        return f"the nodes that held boundary {health.plan.boundary if health.plan is not None else 0} are gone"
+    if draining := situation.next.draining:
         return _leaving(draining)
-    if ways := blocked_links(situation, job.next) or blocked_links(situation, job.plan):
+    if ways := blocked_links(situation.next) or blocked_links(situation.current):
         return str(ways)
-    if (out := situation.staying_out(job.next)) is not None:
+    if (out := situation.next.staying_out) is not None:
         return trouble(situation, out.node, out.node_incarnation)
-    if (stage := situation.without_worker(job.next)) is not None:
+    if (stage := situation.next.without_worker) is not None:
         return no_worker(situation.view.nodes[stage.node], (stage.device_index,))
     return "a plan is possible again"
 
 
-def who_is_not_reached(situation: JobSituation, plan: PlanRecord | None) -> str:
+def who_is_not_reached(health: PlanHealth) -> str:
     """Return `stage 0 on a has not reached stage 1 on b`, for the first worker that still dials its neighbours."""
-    pairs = unproven(situation, plan)
-    if plan is None or not pairs:
+    pairs = unproven(health)
+    if not pairs:
         return "its workers were not ready"
     position, other = pairs[0]
-    return f"{worker_name(plan.stages, position)} has not reached {worker_name(plan.stages, other)}"
+    return f"{worker_name(health.stages, position)} has not reached {worker_name(health.stages, other)}"
 
 
 def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
@@ -144,12 +141,12 @@ def why_failed(situation: JobSituation) -> tuple[str, str]:
     job, phase = situation.job, situation.job.phase.phase
     if job.refusal:
         return f"the submitted job breaks a rule: {job.refusal}", ""
-    if phase is Phase.QUEUED and isinstance(situation.best_plan, PlanRefused):
-        return situation.best_plan.reason, ""
-    error = situation.first_error
+    if phase is Phase.QUEUED and isinstance(situation.plans.best, PlanRefused):
+        return situation.plans.best.reason, ""
+    error = situation.losses.first_error
     plan, stop = job.plan, job.stop
-    if situation.losses:
-        rule = f"; {situation.broken_rule}" if situation.broken_rule else ""
+    if situation.losses.found:
+        rule = f"; {situation.losses.broken_rule}" if situation.losses.broken_rule else ""
         return f"{why_recovering(situation)}{rule}", error
     if phase is Phase.STOPPING and plan is not None and stop is not None:
         troubles = sorted(
@@ -209,14 +206,13 @@ def _what_was_lost(situation: JobSituation, loss: Loss) -> str:
             return f"{who} was {_not_ready(situation)}"
         case Phase.STOPPING if boundary is None:
             return f"{who} did not choose a stop boundary in time"
-        case Phase.STOPPING if situation.unready(job.plan, WorkerState.STOPPED):
+        case Phase.STOPPING if situation.current.unready(WorkerState.STOPPED):
             return f"{who} did not stop at boundary {boundary} in time"
         case Phase.STOPPING:
             return f"{who} did not write boundary {boundary} in time"
-    if situation.job.plan is not None and situation.now >= situation.deadlines.start:
-        started = (WorkerState.RUNNING, WorkerState.STOPPED, WorkerState.FAILED)
-        if position in situation.unready_workers(situation.job.plan, *started):
-            return f"{who} did not start in time"
+    is_due = job.plan is not None and situation.now >= situation.deadlines.start
+    if is_due and position in situation.current.unready_workers(*STARTED):
+        return f"{who} did not start in time"
     return f"{who} did not reach the end in time"
 
 

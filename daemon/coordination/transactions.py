@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from headway.daemon.coordination.commands import Transaction
-from headway.daemon.planning.planner import ClusterPlan
+from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
@@ -167,7 +167,7 @@ def held_against_nodes(situation: JobSituation, losses: tuple[Loss, ...]) -> dic
     A node that two jobs have lost failed once.
     """
     leased = {}
-    for name, charge in situation.charges(losses).items():
+    for name, charge in situation.losses.charges(losses).items():
         number = max(situation.view.failures.get(name, {}), default=-1) + 1
         leased[Keys.failure(name, number)] = encode(charge), QUARANTINE_S
     return leased

@@ -2,7 +2,7 @@
 stop. Pure.
 """
 
-from headway.daemon.planning.planner import ClusterPlan
+from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import Phase
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import JobView
@@ -13,17 +13,17 @@ def waits_for(situation: JobSituation) -> str:
     does.
     """
     is_recovering = situation.job.plan is not None
-    best = situation.recovery_plan if is_recovering else situation.best_plan
+    best = situation.plans.recovery if is_recovering else situation.plans.best
     if isinstance(best, ClusterPlan):
         if is_recovering:
             return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}"
         return "waits for the nodes to settle"
     if situation.standing.after and not is_recovering:
         return f"waits for its turn after job {situation.standing.after}"
-    if isinstance(situation.plan_on_everything, ClusterPlan):
+    if isinstance(situation.plans.on_everything, ClusterPlan):
         owners = sorted(set(situation.standing.in_the_way) or _owners(situation))
         return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(situation, owners)}"
-    return f"{best.reason}; {situation.why_quarantined}" if situation.why_quarantined else best.reason
+    return "; ".join(filter(None, [best.reason, situation.plans.why_quarantined]))
 
 
 def _owners(situation: JobSituation) -> set[str]:

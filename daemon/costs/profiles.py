@@ -11,47 +11,25 @@ from functools import cached_property
 from statistics import median
 
 from headway.daemon.costs.layer_costs import LayerCost, microbatch_seconds, update_seconds
+from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import Device, DeviceKey
 from headway.stages.spec import TrainSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSeconds:
-    """Seconds measured on one device, for one kind of layer: `embed`, `block` or `head`."""
-
-    forward_s: float
-    """Forward of one microbatch."""
-    backward_s: float
-    """Backward of one microbatch, with its recomputation."""
-    update_s: float = 0.0
-    """One update; 0: not measured yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSpeed:
-    """The measured speed between two nodes."""
-
-    round_trip_s: float
-    bytes_per_s: float
-    """Bytes a second each way."""
-    loss: float = 0.0
-    """Share of the packets that are lost."""
 
 
 @dataclass(frozen=True)
 class Profiles:
     """All measurements that a plan may use. Equal measurements are equal keys of a cache: see `of`."""
 
-    layers: tuple[tuple[DeviceKey, tuple[tuple[str, LayerSeconds], ...]], ...] = ()
+    layers: tuple[tuple[DeviceKey, tuple[tuple[str, LayerTime], ...]], ...] = ()
     """Times by device and kind of layer; sorted."""
-    links: tuple[tuple[tuple[str, str], LinkSpeed], ...] = ()
+    links: tuple[tuple[tuple[str, str], LinkProbe], ...] = ()
     """Speeds by (node, peer); sorted."""
 
     @classmethod
     def of(
         cls,
-        layers: Mapping[DeviceKey, Mapping[str, LayerSeconds]] | None = None,
-        links: Mapping[tuple[str, str], LinkSpeed] | None = None,
+        layers: Mapping[DeviceKey, Mapping[str, LayerTime]] | None = None,
+        links: Mapping[tuple[str, str], LinkProbe] | None = None,
     ) -> "Profiles":
         """Make profiles from mappings in any order."""
         return cls(
@@ -62,21 +40,21 @@ class Profiles:
         )
 
     @cached_property
-    def by_device(self) -> dict[DeviceKey, dict[str, LayerSeconds]]:
+    def by_device(self) -> dict[DeviceKey, dict[str, LayerTime]]:
         """Return device to kind of layer to its seconds."""
         return {device: dict(kinds) for device, kinds in self.layers}
 
     @cached_property
-    def by_link(self) -> dict[tuple[str, str], LinkSpeed]:
+    def by_link(self) -> dict[tuple[str, str], LinkProbe]:
         """Return (node, peer) to the link's speed."""
         return dict(self.links)
 
-    def link(self, one: str, other: str) -> LinkSpeed | None:
+    def link(self, one: str, other: str) -> LinkProbe | None:
         """Return the worse of both ends' measurements between two nodes; None: not measured."""
         found = [self.by_link[pair] for pair in ((one, other), (other, one)) if pair in self.by_link]
         if not found:
             return None
-        return LinkSpeed(
+        return LinkProbe(
             round_trip_s=max(speed.round_trip_s for speed in found),
             bytes_per_s=min(speed.bytes_per_s for speed in found),
             loss=max(speed.loss for speed in found),

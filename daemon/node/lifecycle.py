@@ -89,14 +89,14 @@ class Daemon:
         """Live the whole life. Returns the signal that forced the end, or None after a clean one."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._notifier)
-            house, desk = await self._start_up(stack)
-            membership, working = await self._serve(house, desk)
+            membership, desk = await self._start_up(stack)
+            working = await self._serve(membership)
             await self._shut_down(membership, working, desk)
             if self._refused is not None:
                 raise self._refused
         return self._signals[1] if self._force.is_set() else None
 
-    async def _start_up(self, stack: AsyncExitStack) -> tuple[House, NodeDesk]:
+    async def _start_up(self, stack: AsyncExitStack) -> tuple[Membership, NodeDesk]:
         """Start up. Every user's mistake is found here, before the cluster sees the daemon."""
         config = self._config
         # 1. Local parts: certificates, devices, folders, signals.
@@ -160,23 +160,6 @@ class Daemon:
             worker_ports=config.worker_ports,
         )
         outgoing = OutgoingTransfers(config.transfer_mbit_s)
-        desk = NodeDesk(
-            node=config.name,
-            incarnation="",
-            view=cluster.view,
-            store=store,
-            library=library,
-            client=client,
-            logs_dir=config.logs_dir,
-            checkpoint_root=config.checkpoint_root,
-            outgoing=outgoing,
-            is_etcd_reachable=lambda: cluster.is_reachable,
-            etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
-        )
-        await _start_service(server, desk)
-        stack.callback(desk.ending.set)
-        if config.metrics_listen:
-            self._serve_metrics(stack, desk, activities)
         house = House(
             config=config,
             record=record,
@@ -191,16 +174,33 @@ class Daemon:
             activities=activities,
             runtime_dir=self._runtime_dir,
         )
-        return house, desk
-
-    async def _serve(self, house: House, desk: NodeDesk) -> tuple[Membership, "asyncio.Task[None]"]:
-        """Be a member until a signal. Returns the membership to end; raises the error that ended it before."""
         membership = Membership(house)
-        desk.incarnation, desk.recent_operations = membership.incarnation, membership.recent_operations
-        desk.dial_peers = membership.dial_peers
+        desk = NodeDesk(
+            node=config.name,
+            incarnation=membership.incarnation,
+            view=cluster.view,
+            store=store,
+            library=library,
+            client=client,
+            logs_dir=config.logs_dir,
+            checkpoint_root=config.checkpoint_root,
+            outgoing=outgoing,
+            is_etcd_reachable=lambda: cluster.is_reachable,
+            recent_operations=membership.recent_operations,
+            dial_peers=membership.dial_peers,
+            etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
+        )
+        await _start_service(server, desk)
+        stack.callback(desk.ending.set)
+        if config.metrics_listen:
+            self._serve_metrics(stack, desk, activities)
+        return membership, desk
+
+    async def _serve(self, membership: Membership) -> "asyncio.Task[None]":
+        """Be a member until a signal. Return the work that is to be ended; raise what ended it before."""
         await membership.join()
         working = asyncio.create_task(membership.run(), name="membership")
-        self._notifier.ready(f"node {self._config.name}, {len(house.record.devices)} worker(s)")
+        self._notifier.ready(f"node {self._config.name}, {membership.num_devices} worker(s)")
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(stopping)
@@ -208,7 +208,7 @@ class Daemon:
         if working.done():
             await _in_time(membership.leave(), "lease")
             working.result()
-        return membership, working
+        return working
 
     async def _shut_down(self, membership: Membership, working: "asyncio.Task[None]", desk: NodeDesk) -> None:
         """Leave in order, each step with its deadline; a second signal skips the waiting."""

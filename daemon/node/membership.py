@@ -134,6 +134,11 @@ class Membership:
         """Return a random id of this process."""
         return self._registration.record.incarnation
 
+    @property
+    def num_devices(self) -> int:
+        """Each has one worker."""
+        return len(self._registration.record.devices)
+
     async def join(self) -> None:
         """Register under a new lease.
 

@@ -7,9 +7,9 @@ repeated with back-off, so that a healed pair is used again. Discoveries of link
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -21,6 +21,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import NodeRecord
+from headway.daemon.runtime.shared_work import SharedWork
 from headway.daemon.telemetry.probing import peers_of
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -200,7 +201,7 @@ class Reaching:
         incarnation: str,
         etcd: EtcdClient,
         cluster: ClusterWatch,
-        dial: Callable[[Target], Awaitable[str]],
+        dial: Callable[[Target], Coroutine[Any, Any, str]],
         lease_id: Callable[[], int],
     ) -> None:
         """dial: returns why a target does not answer; empty: it does."""
@@ -212,8 +213,7 @@ class Reaching:
         self._lease_id = lease_id
         self._book = ReachBook()
         self._dialling: dict[Key, asyncio.Task[None]] = {}
-        self._under_way: dict[Target, asyncio.Task[str]] = {}
-        """Dials with waiting callers; further callers join them."""
+        self._dials: SharedWork[Target, str] = SharedWork(kept_s=0.0)
         self._news_since: float | None = None
         self._changed = asyncio.Event()
 
@@ -230,9 +230,6 @@ class Reaching:
                     await asyncio.sleep(REST_S)
         finally:
             self._dialling.clear()
-            for dialling in self._under_way.values():
-                dialling.cancel()
-            self._under_way.clear()
 
     async def prove(self, target: Target) -> str:
         """Dial a port now, unless it has just answered.
@@ -283,25 +280,7 @@ class Reaching:
 
     async def _answer_of(self, target: Target) -> str:
         """Dial once for all callers that wait for an answer."""
-        while True:
-            dialling = self._under_way.get(target) or self._begin_to_dial(target)
-            try:
-                return await asyncio.shield(dialling)
-            except asyncio.CancelledError:
-                waiting = asyncio.current_task()
-                if not dialling.cancelled() or (waiting is not None and waiting.cancelling()):
-                    raise  # otherwise the dial ended with `run`, and the waiting caller dials again
-
-    def _begin_to_dial(self, target: Target) -> asyncio.Task[str]:
-        dialling = asyncio.ensure_future(self._dial(target))
-        self._under_way[target] = dialling
-        dialling.add_done_callback(lambda done: done.cancelled() or done.exception())
-        dialling.add_done_callback(lambda done: self._forget_dial(target, done))
-        return dialling
-
-    def _forget_dial(self, target: Target, dialling: asyncio.Task[str]) -> None:
-        if self._under_way.get(target) is dialling:
-            del self._under_way[target]
+        return await self._dials.result(target, lambda: self._dial(target))
 
     def _found(self, target: Target, reason: str) -> None:
         self._book.found(target, reason, now=time.monotonic(), at=time.time())

@@ -60,7 +60,7 @@ async def no_ways(_: Sequence[str]) -> list[control_pb2.DialledPort]:
 
 @dataclass(slots=True, kw_only=True)
 class NodeDesk:
-    """The service's sources of answers. `incarnation` and `recent_operations` change in the life of a daemon."""
+    """The parts of a daemon that its service answers from."""
 
     node: str
     incarnation: str

@@ -14,6 +14,7 @@ from headway.daemon.records.records import Save
 from headway.daemon.situation.boundaries import parts_of
 from headway.daemon.storage.pace import LEAST_BYTES_PER_S, transfer_s
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.settling import SETTLE_S
 
 LEASE_TTL_S: Final = 5.0
 """Maximum time for which a living daemon may be gone from etcd after an outage: by then it has registered again."""
@@ -25,6 +26,8 @@ FOLDER_PATIENCE_S: Final = 600.0
 """Time for which a stop waits for a checkpoint folder that takes no file: an outage of storage is no failure of the
 job.
 """
+CHANGE_RETRY_S: Final = 10.0
+"""Pause between a change that was given up and the next one."""
 STOP_BATCHES: Final = 4
 """Number of batches' time that a stop may take: the rest of one, the next, and two more for a slow machine."""
 
@@ -106,6 +109,16 @@ class Deadlines:
         return has_trouble or all(
             any(file.is_durable for file in self.job.holders(*place, part).values()) for part in parts_of(self.job)
         )
+
+    @property
+    def change(self) -> float:
+        """Return when the next change is allowed: some time after the last, and later if that was given up.
+
+        The generation of a change that was given up is spent, but not in force.
+        """
+        plan = self.job.plan
+        was_given_up = plan is not None and self.job.phase.generation > plan.generation
+        return self.job.entered_at + (CHANGE_RETRY_S if was_given_up else SETTLE_S)
 
     @property
     def end(self) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.costs.profiles import LayerSeconds, LinkSpeed, Profiles
+from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.predicted_time import predict
 from headway.daemon.planning.rebalance import (
@@ -32,15 +32,13 @@ The newest of these count.
 def measured(job: JobView, view: ClusterView) -> Profiles:
     """Return the measurements of workers and daemons, for present nodes."""
     layers = {
-        device: {
-            kind: LayerSeconds(forward_s=times.forward_s, backward_s=times.backward_s, update_s=times.update_s)
-            for kind, times in profile.layers.items()
-        }
+        # How far samples differ changes no plan, so a plan is not asked for again when that alone changes.
+        device: {kind: replace(times, spread=0.0) for kind, times in profile.layers.items()}
         for device, profile in job.profiles.items()
         if device[0] in view.nodes and profile.num_samples >= LEAST_SAMPLES
     }
     links = {
-        (name, peer): LinkSpeed(round_trip_s=probe.round_trip_s, bytes_per_s=probe.bytes_per_s, loss=probe.loss)
+        (name, peer): probe
         for name, record in view.probes.items()
         if name in view.nodes and view.nodes[name].incarnation == record.incarnation
         for peer, probe in record.peers.items()

@@ -14,7 +14,7 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.cleanup.left_downloads import KEPT_S, sweeping
-from headway.daemon.data import download, shared_work, verified_shards
+from headway.daemon.data import download, verified_shards
 from headway.daemon.data.incoming_shard import IncomingShard
 from headway.daemon.data.library import DataLibrary, Reading
 from headway.daemon.errors import RecoveryError, StorageAwayError
@@ -336,8 +336,9 @@ async def test_who_gives_the_rest_is_not_blamed_for_the_beginning(holders: Holde
 
 async def test_a_download_that_nobody_waits_for_ends(holders: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one job that wanted the data is gone. Who asks next begins where it was."""
-    monkeypatch.setattr(shared_work, "KEPT_S", 0.0)
     library = holders.library()
+    for shared in (library._opening, library._fetching):
+        monkeypatch.setattr(shared, "_kept_s", 0.0)
     holders.gate.clear()
     asking = asyncio.create_task(library.open(holders.data))
     while not holders.client.addresses:

@@ -8,8 +8,9 @@ import pytest
 
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.node.membership import Membership
+from headway.daemon.planning.cluster_plan import PlanRefused
 from headway.daemon.planning.plan_question import ask
-from headway.daemon.planning.planner import PlanRefused, make_plan
+from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.records import Device, NodeRecord, seen_key
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.situation.situation import JobSituation
@@ -80,7 +81,7 @@ def test_new_plans_leave_it_out_and_name_the_reason() -> None:
     assert [slot.node for slot in ask(small_spec("j"), [out, replace(NODE, name="b")]).slots] == ["b"]
     view = ClusterView(nodes={"a": replace(out, incarnation=SPLIT.stages[0].node_incarnation)})
     situation = JobSituation(job=JobView(name="j", next=SPLIT), view=view, now=0.0, written_at=0.0)
-    assert situation.unusable(SPLIT) is not None
+    assert situation.next.unusable is not None
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])

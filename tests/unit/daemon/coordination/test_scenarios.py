@@ -21,8 +21,8 @@ from headway.daemon.records.records import (
     PlanRecord,
     seen_key,
 )
-from headway.daemon.situation.deadlines import START_DEADLINE_S
-from headway.daemon.situation.situation import CHANGE_RETRY_S, JobSituation
+from headway.daemon.situation.deadlines import CHANGE_RETRY_S, START_DEADLINE_S
+from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.settling import SETTLE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 

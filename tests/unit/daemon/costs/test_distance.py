@@ -7,11 +7,12 @@ import pytest
 from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.distance import lateness_s
 from headway.daemon.costs.layer_costs import hidden_bytes, layer_costs
-from headway.daemon.costs.profiles import LayerSeconds, LinkSpeed, Profiles
+from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.planning.predicted_time import predict
 from headway.daemon.planning.rebalance import MoveCost, Outlook, is_depth_alone, judge
 from headway.daemon.preview.plan_simulation import forecast
+from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import NodeRecord
 from tests.unit.daemon.planning.clusters import job, node, planned
 
@@ -26,8 +27,8 @@ def even(num_nodes: int) -> tuple[tuple[NodeRecord, ...], float]:
 
 
 def measured(nodes: tuple[NodeRecord, ...]) -> Profiles:
-    block = LayerSeconds(forward_s=BLOCK_S / 3, backward_s=BLOCK_S * 2 / 3, update_s=1e-9)
-    free = LayerSeconds(forward_s=1e-9, backward_s=2e-9, update_s=1e-9)
+    block = LayerTime(forward_s=BLOCK_S / 3, backward_s=BLOCK_S * 2 / 3, update_s=1e-9)
+    free = LayerTime(forward_s=1e-9, backward_s=2e-9, update_s=1e-9)
     return Profiles.of({(each.name, 0): {"block": block, "embed": free, "head": free} for each in nodes})
 
 
@@ -140,7 +141,7 @@ def test_the_plan_says_which_m_would_do() -> None:
 
 def over_a_line(nodes: tuple[NodeRecord, ...], pace_s: float, *, round_trip: float, loss: float) -> Profiles:
     """As measured, between the sites; the round trip in microbatches' time."""
-    speed = LinkSpeed(round_trip_s=round_trip * pace_s, bytes_per_s=1e15, loss=loss)
+    speed = LinkProbe(round_trip_s=round_trip * pace_s, bytes_per_s=1e15, loss=loss)
     return Profiles(layers=measured(nodes).layers, links=(((nodes[0].name, nodes[1].name), speed),))
 
 
@@ -211,7 +212,7 @@ def test_a_link_that_grows_longer_is_worth_a_deeper_plan() -> None:
     names = (nodes[0].name, nodes[1].name)
 
     def probed(round_trip: float) -> Profiles:
-        speed = LinkSpeed(round_trip_s=round_trip * pace_s, bytes_per_s=1e12)
+        speed = LinkProbe(round_trip_s=round_trip * pace_s, bytes_per_s=1e12)
         return Profiles(layers=measured(nodes).layers, links=((names, speed),))
 
     before = planned(spec, nodes, profiles=probed(0.5))

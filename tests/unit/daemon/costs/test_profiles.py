@@ -5,8 +5,9 @@ import pytest
 from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
-from headway.daemon.costs.profiles import DeviceClock, LayerSeconds, LinkSpeed, Profiles
+from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.planning.predicted_time import predict
+from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import Device, StagePlan
 from tests.unit.daemon.planning.clusters import job, node, planned
 
@@ -17,10 +18,10 @@ ESTIMATE = {kind: microbatch_seconds(cost, DEVICE, SPEC.train) for kind, cost in
 UPDATE = {kind: update_seconds(cost, DEVICE, SPEC.train) for kind, cost in COSTS.items()}
 
 
-def measured(kind: str, factor: float) -> LayerSeconds:
+def measured(kind: str, factor: float) -> LayerTime:
     """So many times the estimate, the update as well."""
     seconds = ESTIMATE[kind] * factor
-    return LayerSeconds(forward_s=seconds / 3, backward_s=seconds * 2 / 3, update_s=UPDATE[kind] * factor)
+    return LayerTime(forward_s=seconds / 3, backward_s=seconds * 2 / 3, update_s=UPDATE[kind] * factor)
 
 
 def clock(profiles: Profiles, *names: str, speed: float = 1.0) -> DeviceClock:
@@ -92,7 +93,7 @@ def test_a_plan_goes_by_what_was_measured() -> None:
 
 def test_measured_links_override_what_is_assumed() -> None:
     """a–c is slow though they share a site: the pipeline is not cut there."""
-    slow = LinkSpeed(round_trip_s=0.2, bytes_per_s=1e5)
+    slow = LinkProbe(round_trip_s=0.2, bytes_per_s=1e5)
     profiles = Profiles.of(links={("a", "c"): slow})
     plan = planned(SPEC, [node("a"), node("b"), node("c")], profiles=profiles)
     neighbours = {frozenset((link.upper, link.lower)) for link in plan.connections}

@@ -9,13 +9,16 @@ import pytest
 from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.costs.profiles import LayerSeconds, Profiles
+from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.planning.cluster_plan import PlanRefused
+from headway.daemon.planning.order_search import WORTH_A_STAGE
 from headway.daemon.planning.pipeline_cut import PipelineCut
 from headway.daemon.planning.plan_assembly import place
-from headway.daemon.planning.planner import WORTH_A_STAGE, PlanRefused, make_plan
+from headway.daemon.planning.planner import make_plan
 from headway.daemon.planning.predicted_time import PredictedTime
+from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import NodeRecord
 from tests.unit.daemon.planning.brute_force import Instance, best_seconds, orders
 from tests.unit.daemon.planning.clusters import job, node
@@ -61,7 +64,7 @@ def instance(seed: int, *, most_nodes: int = 5) -> tuple[Instance, Profiles]:
     profiles = Profiles.of(
         {
             (each.name, 0): {
-                kind: LayerSeconds(forward_s=seconds[0] / 4, backward_s=seconds[0] * 3 / 4, update_s=seconds[1])
+                kind: LayerTime(forward_s=seconds[0] / 4, backward_s=seconds[0] * 3 / 4, update_s=seconds[1])
                 for (name, kind), seconds in measured.items()
                 if name == each.name
             }

@@ -282,22 +282,25 @@ async def test_a_dial_that_fails_with_nobody_waiting_is_not_complained_about() -
     assert not complaints
 
 
-async def test_who_still_wants_to_know_dials_again() -> None:
-    """`run` ends, with its dials, while a plan waits for one of them."""
-    dialled: asyncio.Queue[Target] = asyncio.Queue()
-    answers: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
+async def test_a_dial_that_a_plan_waits_for_outlives_run() -> None:
+    """`run` ends while a plan waits for a dial: the plan gets its answer, and nothing is dialled twice."""
+    dialled: list[Target] = []
+    begun = asyncio.Event()
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def dial(target: Target) -> str:
-        dialled.put_nowait(target)
-        return await answers[0 if not answers[0].done() else 1]
+        dialled.append(target)
+        begun.set()
+        return await answer
 
     watch = SimpleNamespace(view=ClusterView(), version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
     around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
     reaching = Reaching(node="a", incarnation="a-1", dial=dial, **around)
     running = asyncio.create_task(reaching.run())
-    proving = asyncio.create_task(reaching.prove(WORKER))
-    await asyncio.wait_for(dialled.get(), 10.0)
+    proving = [asyncio.create_task(reaching.prove(WORKER)) for _ in range(2)]
+    await asyncio.wait_for(begun.wait(), 10.0)
     running.cancel()
-    await asyncio.wait_for(dialled.get(), 10.0)
-    answers[1].set_result("")
-    assert await asyncio.wait_for(proving, 10.0) == ""
+    await asyncio.wait([running])
+    answer.set_result("")
+    assert await asyncio.wait_for(asyncio.gather(*proving), 10.0) == ["", ""]
+    assert dialled == [WORKER]

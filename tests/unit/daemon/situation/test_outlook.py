@@ -12,7 +12,8 @@ from headway.daemon.coordination.conditions import (
     outlook_text,
 )
 from headway.daemon.coordination.coordinator import decide, waits
-from headway.daemon.planning.planner import ClusterPlan, make_plan
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.planner import make_plan
 from headway.daemon.planning.promises import LEAST_PACES
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
@@ -118,7 +119,7 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
     scene.profile("b", slower=3.0)
     situation = scene.situation()
     assert better_plan_found(situation)
-    plan = situation.best_plan
+    plan = situation.plans.best
     assert isinstance(plan, ClusterPlan)
     layers = {stage.node: len(stage.layers) for stage in plan.stages}
     assert layers["a"] >= 2 * layers["b"]
@@ -135,7 +136,7 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=1.0)
     scene.probe("b", "a", round_trip_s=1e-3)
-    shallow = scene.situation().best_plan
+    shallow = scene.situation().plans.best
     assert isinstance(shallow, ClusterPlan)
     scene.enforce(1, shallow, now=0.0)
     scene.probe("b", "a", round_trip_s=20e-3)
@@ -143,7 +144,7 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     scene.probe("b", "a", round_trip_s=6 * 5 * (BLOCK.forward_s + BLOCK.backward_s))
     situation = scene.situation()
     assert better_plan_found(situation)
-    deep = situation.best_plan
+    deep = situation.plans.best
     assert isinstance(deep, ClusterPlan)
     assert [stage.layers for stage in deep.stages] == [stage.layers for stage in shallow.stages]
     assert deep.stages[0].depth >= shallow.stages[0].depth + 3
@@ -159,7 +160,7 @@ def test_a_line_that_begins_to_lose_packets_makes_the_plan_deeper() -> None:
     scene.profile("b", slower=1.0)
     round_trip_s = 3 * 5 * (BLOCK.forward_s + BLOCK.backward_s)
     scene.probe("b", "a", round_trip_s=round_trip_s)
-    without = scene.situation().best_plan
+    without = scene.situation().plans.best
     assert isinstance(without, ClusterPlan)
     scene.enforce(1, without, now=0.0)
     scene.probe("b", "a", round_trip_s=round_trip_s, loss=1e-4)
@@ -167,9 +168,9 @@ def test_a_line_that_begins_to_lose_packets_makes_the_plan_deeper() -> None:
     scene.probe("b", "a", round_trip_s=round_trip_s, loss=0.05)
     situation = scene.situation()
     assert better_plan_found(situation)
-    assert isinstance(situation.best_plan, ClusterPlan)
-    assert [stage.layers for stage in situation.best_plan.stages] == [stage.layers for stage in without.stages]
-    assert situation.best_plan.stages[0].depth >= without.stages[0].depth + 2
+    assert isinstance(situation.plans.best, ClusterPlan)
+    assert [stage.layers for stage in situation.plans.best.stages] == [stage.layers for stage in without.stages]
+    assert situation.plans.best.stages[0].depth >= without.stages[0].depth + 2
 
 
 def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
@@ -182,7 +183,7 @@ def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
     assert not better_plan_found(scene.situation())
     scene.join("c", now=1.0)
     assert better_plan_found(scene.situation())
-    plan = scene.situation().best_plan
+    plan = scene.situation().plans.best
     assert isinstance(plan, ClusterPlan)
     scene.enforce(2, plan, now=2.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
@@ -211,8 +212,8 @@ def test_a_plan_is_held_to_what_it_promised() -> None:
     offered = offer_change(situation, Phase.CHANGING)
     assert isinstance(offered, Transaction)
     successor = decode(offered.puts[Keys.of("demo", "next")], PlanRecord)
-    assert situation.outlook is not None
-    assert successor.promised == situation.outlook.factor > 1.2
+    assert situation.plans.outlook is not None
+    assert successor.promised == situation.plans.outlook.factor > 1.2
     scene.put(Keys.of("demo", "plan"), successor, now=1.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2), now=1.0)
     trains(2, 10)
@@ -303,18 +304,18 @@ def test_a_flapping_node_is_waited_for_longer_and_longer() -> None:
         if life < 3:
             scene.delete(Keys.node("c"), now=20.0 * life + 10.0)
     situation = scene.situation(now=65.0)
-    assert situation.on_probation == {"c": 70.0}
-    assert {stage.node for stage in situation.best_plan.stages} == {"a", "b"}  # type: ignore[union-attr]
+    assert situation.plans.on_probation == {"c": 70.0}
+    assert {stage.node for stage in situation.plans.best.stages} == {"a", "b"}  # type: ignore[union-attr]
     assert 70.0 in waits(situation)
     later = scene.situation(now=71.0)
     assert better_plan_found(later)
-    assert "c" in {stage.node for stage in later.best_plan.stages}  # type: ignore[union-attr]
+    assert "c" in {stage.node for stage in later.plans.best.stages}  # type: ignore[union-attr]
 
 
 def test_changes_of_plan_are_remembered_and_the_job_rests() -> None:
     """Right after a change, a plan that is clearly faster waits; time alone ends the rest."""
     scene = Scene()
-    plan = scene.situation().best_plan
+    plan = scene.situation().plans.best
     assert isinstance(plan, ClusterPlan)
     for generation in range(2, 8):
         scene.enforce(generation, plan, now=30.0 + generation)
@@ -325,7 +326,7 @@ def test_changes_of_plan_are_remembered_and_the_job_rests() -> None:
     situation = scene.situation(now=40.0)
     assert not better_plan_found(situation)
     assert "rest" in outlook_text(situation)
-    at = situation.reconsidered_at
+    at = situation.plans.reconsidered_at
     assert at > 40.0
     assert at in waits(situation)
     assert better_plan_found(scene.situation(now=at + 0.1))

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from headway.daemon.coordination.commands import Decision, Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.costs.profiles import LinkSpeed, Profiles
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_question import PlanQuestion, ask
-from headway.daemon.planning.planner import ClusterPlan, answer
+from headway.daemon.planning.planner import answer
 from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import Desired, Device, NodeRecord, Phase, PlanRecord
 from headway.daemon.situation.plan_cache import MAX_OVERTAKEN, PlanCache, PlanRequest, Purpose
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -55,7 +57,7 @@ def test_other_measurements_ask_for_a_newer_plan_and_use_the_old_one() -> None:
     """A link was measured, a device's benchmark came in: the devices are the same."""
     cache, wanted = PlanCache(), request(node("a"), node("b"))
     cache.answered(wanted, answer(wanted.question))
-    links = Profiles.of(links={("a", "b"): LinkSpeed(round_trip_s=0.1, bytes_per_s=1e6)})
+    links = Profiles.of(links={("a", "b"): LinkProbe(round_trip_s=0.1, bytes_per_s=1e6)})
     for later in (request(node("a"), node("b"), profiles=links), request(node("a", speed=3.0), node("b"))):
         found = cache.find(later)
         assert found is not None

@@ -27,7 +27,9 @@ class _Work(Generic[T]):
 class SharedWork(Generic[K, T]):
     """At most one task for each key."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept_s: float = KEPT_S) -> None:
+        """kept_s: how long work goes on for which nobody waits."""
+        self._kept_s = kept_s
         self._under_way: dict[K, _Work[T]] = {}
 
     def __len__(self) -> int:
@@ -49,4 +51,4 @@ class SharedWork(Generic[K, T]):
         finally:
             work.num_waiting -= 1
             if not work.num_waiting and not work.task.done():
-                work.ending = asyncio.get_running_loop().call_later(KEPT_S, work.end)
+                work.ending = asyncio.get_running_loop().call_later(self._kept_s, work.end)
