@@ -35,7 +35,7 @@ from headway.daemon.agent.steps import FetchState
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.records import CheckpointFile, NodeRecord, SpecRecord
+from headway.daemon.records.records import NodeRecord, SpecRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
@@ -102,7 +102,7 @@ def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int
         path = store.path_of(key)
         written = write_state(path, {"current/weight": torch.randn(LAYER_BYTES // 4)}, header)
         store.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
-        expected = CheckpointFile(size_bytes=written.size_bytes, checksum=written.checksum)
+        expected = written.digest
         steps.append(FetchState(0, FETCH_OF, key, holders, "", expected))
     return steps
 

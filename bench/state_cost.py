@@ -20,7 +20,6 @@ from rigs.measure import Figure, progress, report
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.node.lifecycle import KEPT_BYTES
-from headway.daemon.records.records import CheckpointFile
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import fetch_from_nodes
@@ -82,7 +81,7 @@ async def measure(*, num_samples: int, num_files: int) -> dict[str, Figure]:
                 between = cpu_s()
                 for key in keys:
                     held = owner.contents[key]
-                    expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
+                    expected = held.digest
                     await fetch_from_nodes(buddy, client, key, endpoints=[endpoint], expected=expected)
                 ended = cpu_s()
                 if sample:  # the first one touches the memory

@@ -6,7 +6,7 @@ from typing import Final
 from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.records import CheckpointFile, Phase, PlanRecord, StagePlan
+from headway.daemon.records.records import Phase, PlanRecord, StagePlan
 from headway.daemon.situation.boundaries import age, holders, own_places, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
@@ -103,7 +103,7 @@ def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: S
     found = job.holders(*place, part)
     first = owner.node if owner.node in others else min(others)
     same = sorted(name for name in others if found[name].checksum == found[first].checksum and name != first)
-    expected = CheckpointFile(size_bytes=found[first].size_bytes, checksum=found[first].checksum)
+    expected = found[first].digest
     return CopyFile(part, (first, *same), expected)
 
 

@@ -14,7 +14,7 @@ from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
 from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError
-from headway.daemon.records.records import CheckpointFile, Save
+from headway.daemon.records.records import Save
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.rpc.transfer import fetch_checkpointed, fetch_from_nodes
@@ -26,6 +26,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto import control_pb2
 from headway.stages.errors import PeerError
+from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()
 
@@ -166,7 +167,7 @@ class StateKeeper:
         at_once = asyncio.Semaphore(NUM_AT_ONCE)
         errors: list[Exception] = []
 
-        async def one(key: StateKey, holders: tuple[str, ...], expected: CheckpointFile) -> None:
+        async def one(key: StateKey, holders: tuple[str, ...], expected: FileDigest) -> None:
             async with at_once:
                 try:
                     await self._fetch_from(holders, key, expected, generation=step.generation, unhurried=True)
@@ -184,7 +185,7 @@ class StateKeeper:
         self,
         holders: tuple[str, ...],
         key: StateKey,
-        expected: CheckpointFile,
+        expected: FileDigest,
         *,
         generation: int,
         unhurried: bool = False,

@@ -5,7 +5,7 @@ from typing import Final
 from headway.daemon.agent.assignment import Assignment
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import FetchState, GiveUp
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
@@ -44,7 +44,7 @@ def source_of(
     if living:
         file = living[min(living)]
         same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
-        expected = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
+        expected = file.digest
         return FetchState(worker.device_index, assignment.run_key, key, same, "", expected)
     if told or not has_heard_all(view, node.now):
         return None  # holders are away: either they come back, or their records go

@@ -18,7 +18,7 @@ from headway.daemon.agent.steps import (
     Step,
     UnregisterState,
 )
-from headway.daemon.records.records import CheckpointFile, PlanRecord, Save, StateFile, StateRecord
+from headway.daemon.records.records import PlanRecord, Save, StateFile, StateRecord
 from headway.daemon.situation.boundaries import (
     copier,
     due_checkpoint,
@@ -178,6 +178,6 @@ def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iter
             yield CopyToCheckpoint(key)
         else:
             source = told[min(living[part])]
-            expected = CheckpointFile(size_bytes=source.size_bytes, checksum=source.checksum)
+            expected = source.digest
             file = CopyFile(part, tuple(sorted(living[part])), expected)
             yield FetchCopies(job.name, plan.generation, *place, number, (file,))

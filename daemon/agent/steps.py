@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headway.daemon.reach.reach_target import Target
-from headway.daemon.records.records import CheckpointFile, StateRecord, WorkerRecord
+from headway.daemon.records.records import StateRecord, WorkerRecord
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.workers.orders import (
     OrderChooseStop,
@@ -15,6 +15,7 @@ from headway.daemon.workers.orders import (
     OrderWrite,
 )
 from headway.daemon.workers.status import JobGeneration
+from headway.stages.state.file_digest import FileDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class FetchState:
     """Nodes that have the file."""
     checkpoint_url: str
     """Folder of the boundary in durable storage, or empty."""
-    expected: CheckpointFile
+    expected: FileDigest
     """Size and hash of the file."""
 
 
@@ -75,7 +76,7 @@ class CopyFile:
     layer: str
     holders: tuple[str, ...]
     """Nodes that have the file, the one to ask first in front."""
-    expected: CheckpointFile
+    expected: FileDigest
 
 
 @dataclass(frozen=True, slots=True)

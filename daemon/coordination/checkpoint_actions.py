@@ -6,7 +6,7 @@ from typing import Final
 from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.transactions import move
 from headway.daemon.records.format import encode, to_builtins
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord, Phase, PlanRecord, StateFile
+from headway.daemon.records.records import CheckpointRecord, Phase, PlanRecord, StateFile
 from headway.daemon.situation.boundaries import due_checkpoint, lead_of, parts_of
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.storage.checkpoint_names import boundary_url
@@ -74,7 +74,7 @@ def _checkpoint(situation: JobSituation, plan: PlanRecord, place: Place) -> Chec
     files = {}
     for part in parts_of(job):
         file = _durable(situation, plan, place, part)
-        files[part] = CheckpointFile(size_bytes=file.size_bytes, checksum=file.checksum)
+        files[part] = file.digest
     uid = job.submission.uid if job.submission is not None else ""
     url = boundary_url(fault.checkpoint_dir, job.name, timeline=place[0], boundary=place[1], uid=uid)
     before = job.checkpoint

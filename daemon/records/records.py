@@ -13,6 +13,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.records.lineage import Lineage
 from headway.stages.links.codec import Codec
+from headway.stages.state.file_digest import FileDigest
 
 PROTOCOL_VERSION = 4
 
@@ -385,11 +386,9 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateFile:
+class StateFile(FileDigest):
     """One layer's file, as a node holds it."""
 
-    size_bytes: int
-    checksum: str
     is_durable: bool = False
     """True if the file is also copied to the checkpoint folder."""
 
@@ -411,21 +410,13 @@ class StateRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFile:
-    """One file of a checkpoint."""
-
-    size_bytes: int
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """`jobs/<job>/checkpoint`: the newest checkpoint whose manifest was written."""
 
     timeline: int
     boundary: int
     url: str
-    files: dict[str, CheckpointFile] = field(default_factory=dict)
+    files: dict[str, FileDigest] = field(default_factory=dict)
     """Files by layer; `journal` is one of them."""
     ancestry: tuple[tuple[int, int], ...] = ()
     """As in PlanRecord."""

@@ -13,13 +13,13 @@ import structlog
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
-from headway.daemon.records.records import CheckpointFile
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
 from headway.stages.errors import PeerError, UnavailableError
+from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ async def fetch_from_nodes(
     key: StateKey,
     *,
     endpoints: Iterable[NodeEndpoint],
-    expected: CheckpointFile,
+    expected: FileDigest,
     generation: int = 0,
     uid: str = "",
     unhurried: bool = False,
@@ -77,7 +77,7 @@ async def fetch_checkpointed(
     key: StateKey,
     *,
     url: str,
-    expected: CheckpointFile,
+    expected: FileDigest,
     generation: int = 0,
     uid: str = "",
 ) -> None:
@@ -94,7 +94,7 @@ async def download(
     endpoint: NodeEndpoint,
     key: StateKey,
     incoming: IncomingFile,
-    expected: CheckpointFile,
+    expected: FileDigest,
     *,
     unhurried: bool = False,
     is_forwarded: bool = False,
@@ -114,7 +114,7 @@ async def download(
     incoming.put_in_place()
 
 
-async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKey, expected: CheckpointFile) -> None:
+async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKey, expected: FileDigest) -> None:
     try:
         async for _ in in_time(endpoint, client.fetch_state(endpoint, key, offset=expected.size_bytes)):
             pass

@@ -8,7 +8,6 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.records.records import CheckpointFile
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import download
 from headway.daemon.situation.boundaries import lineage_of, restorable
@@ -90,7 +89,7 @@ class JournalSource:
             for name, held in sorted(holders.items()):
                 if name not in self._view.nodes or name == self._node:
                     continue
-                expected = CheckpointFile(size_bytes=held.size_bytes, checksum=held.checksum)
+                expected = held.digest
                 endpoint = self._view.nodes[name].endpoint
                 incoming = IncomingFile(str(key), path, size_bytes=expected.size_bytes)
                 try:

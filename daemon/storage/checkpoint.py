@@ -14,10 +14,11 @@ from typing import IO, Any, Final
 
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import decode
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint_names import place_of_folder
 from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
+from headway.stages.state.file_digest import FileDigest
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
@@ -129,7 +130,7 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
 
 
 def fetch_from_checkpoint(
-    url: str, layer: str, expected: CheckpointFile, target: Path, *, beat: Callable[[], None] = lambda: None
+    url: str, layer: str, expected: FileDigest, target: Path, *, beat: Callable[[], None] = lambda: None
 ) -> None:
     """Fetch one layer's file, verified, to a local path.
 

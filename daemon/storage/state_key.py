@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.stages.state.file_digest import FileDigest
+
 JOURNAL = "journal"
 """Name of the journal, which counts as a layer wherever files are named: the losses so far, kept by the last stage."""
 
@@ -20,14 +22,11 @@ class StateKey:
         return f"{self.layer} at boundary {self.boundary} of {self.job}, timeline {self.timeline}"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile(FileDigest):
     """A complete, verified file of the store."""
 
     path: Path
-    size_bytes: int
-    checksum: str
-    """Checksum of its content, see stages/state/state_file.py."""
     generation: int = 0
     """Generation of the plan under which it was written or fetched."""
     uid: str = ""

@@ -122,7 +122,9 @@ class StateStore:
         if has_quota:
             self.require_room(size_bytes, str(key), held=key)
         self._incoming.pop(key, None)
-        self._files[key] = StoredFile(path, size_bytes, checksum, generation, uid)
+        self._files[key] = StoredFile(
+            path=path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid
+        )
         self.on_change()
         return self._files[key]
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from headway.stages.errors import DamagedFileError
+from headway.stages.state.file_digest import FileDigest
 
 FORMAT = "headway-state-1"
 CHUNK_BYTES = 4 << 20
@@ -68,13 +69,10 @@ class StateHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenFile:
+class WrittenFile(FileDigest):
     """A complete file in its place."""
 
     path: Path
-    size_bytes: int
-    checksum: str
-    """Checksum of the content, as `content_checksum` returns it."""
 
 
 def to_host(tensor: Tensor) -> Tensor:

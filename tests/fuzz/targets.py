@@ -21,7 +21,6 @@ from headway.daemon.preview.nodes_file import parse_nodes
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
-    CheckpointFile,
     CheckpointRecord,
     EventRecord,
     NodeRecord,
@@ -46,6 +45,7 @@ from headway.stages.links.grpc.frame_bundle import bundle, unbundle
 from headway.stages.links.grpc.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_file import read_journal
 from headway.stages.state.state_file import ContentCheck, StateHeader, content_checksum, read_state, write_state
@@ -177,7 +177,7 @@ def manifest(data: bytes) -> None:
 
 
 def _manifests() -> list[bytes]:
-    files = {"embed": CheckpointFile(size_bytes=10, checksum="ab" * 16)}
+    files = {"embed": FileDigest(size_bytes=10, checksum="ab" * 16)}
     return [encode(CheckpointRecord(timeline=1, boundary=20, url="/tmp/x", files=files, ancestry=((1, 10),)))]
 
 

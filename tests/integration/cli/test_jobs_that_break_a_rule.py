@@ -14,8 +14,9 @@ from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord, DesiredRecord, PhaseRecord, SpecRecord
+from headway.daemon.records.records import CheckpointRecord, DesiredRecord, PhaseRecord, SpecRecord
 from headway.stages.spec import ModelSpec
+from headway.stages.state.file_digest import FileDigest
 
 POISON = JobSpec(job=JobSection(name="poison"), model=ModelSpec(num_hidden_layers=50_000_000))
 HEADLESS = JobSpec(job=JobSection(name="headless"), model=ModelSpec(num_attention_heads=0))
@@ -25,9 +26,7 @@ def manifest(folder: Path, spec: JobSpec) -> Path:
     """A checkpoint's folder that says it is of this job."""
     place = folder / "00000001-0000000004"
     place.mkdir(parents=True)
-    record = CheckpointRecord(
-        timeline=1, boundary=4, url="u", files={"embed": CheckpointFile(size_bytes=1, checksum="ab")}
-    )
+    record = CheckpointRecord(timeline=1, boundary=4, url="u", files={"embed": FileDigest(size_bytes=1, checksum="ab")})
     told = {"job": spec.job.name, "generation": 1, "spec": to_builtins(spec), **to_builtins(record)}
     (place / "manifest.json").write_bytes(encode(told))
     return place

@@ -11,7 +11,7 @@ import torch
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.records import CheckpointFile, NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.records.records import NodeRecord, SpecRecord, StateFile, StateRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
@@ -19,18 +19,19 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
 
 KEY = StateKey("j", 1, 5, "head")
 
 
-def state_file() -> tuple[bytes, CheckpointFile]:
+def state_file() -> tuple[bytes, FileDigest]:
     """A state file of some 2.5 MB: three chunks."""
     header = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         written = write_state(path, {"weight": torch.arange(640_000, dtype=torch.float32)}, header)
-        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, checksum=written.checksum)
+        return path.read_bytes(), written.digest
 
 
 DATA, FILE = state_file()

@@ -11,7 +11,7 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc import transfer
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
@@ -21,6 +21,7 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.view.cluster_view import JobView
 from headway.stages.errors import UnavailableError
+from headway.stages.state.file_digest import FileDigest
 from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, KEY, Network
 
 
@@ -129,7 +130,7 @@ async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Net
 
 async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path: Path) -> None:
     """The store has room for one such file: a larger one is refused before a byte moves, from wherever."""
-    large = CheckpointFile(size_bytes=2 * len(DATA), checksum=FILE.checksum)
+    large = FileDigest(size_bytes=2 * len(DATA), checksum=FILE.checksum)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=large)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):

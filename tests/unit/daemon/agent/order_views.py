@@ -84,7 +84,10 @@ def record(state: WorkerState, *, name: str = "a", boundary: int | None = None, 
 
 def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:
     """Files of these layers in the store."""
-    return {StateKey("j", 1, boundary, layer): StoredFile(Path(f"/s/{layer}"), 10, f"sha-{layer}") for layer in layers}
+    return {
+        StateKey("j", 1, boundary, layer): StoredFile(path=Path(f"/s/{layer}"), size_bytes=10, checksum=f"sha-{layer}")
+        for layer in layers
+    }
 
 
 def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), generation: int = 0) -> StateRecord:

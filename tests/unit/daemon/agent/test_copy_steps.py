@@ -8,7 +8,6 @@ from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import (
-    CheckpointFile,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -23,6 +22,7 @@ from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec
+from headway.stages.state.file_digest import FileDigest
 
 FRONT, BACK = ("embed", "block.0"), ("head", JOURNAL)
 G3 = JobGeneration("j", 3)
@@ -58,14 +58,17 @@ def view(state: dict[tuple[int, int], dict[str, StateRecord]]) -> ClusterView:
 
 def node(*held: tuple[int, str], **fields: object) -> NodeState:
     """Node a, whose worker runs, with these (boundary, part)."""
-    files = {StateKey("j", 3, boundary, part): StoredFile(Path("/s"), 10, f"sha-{part}") for boundary, part in held}
+    files = {
+        StateKey("j", 3, boundary, part): StoredFile(path=Path("/s"), size_bytes=10, checksum=f"sha-{part}")
+        for boundary, part in held
+    }
     running = WorkerStatus(device_index=0, incarnation="w", job="j", prepared=G3, started=G3)
     return NodeState(name="a", incarnation="a-1", workers=(running,), held=files, **fields)  # type: ignore[arg-type]
 
 
 def copies(boundary: int, *parts: str, timeline: int = 3) -> FetchCopies:
     """Copies of b's parts."""
-    files = tuple(CopyFile(part, ("b",), CheckpointFile(size_bytes=10, checksum=f"sha-{part}")) for part in parts)
+    files = tuple(CopyFile(part, ("b",), FileDigest(size_bytes=10, checksum=f"sha-{part}")) for part in parts)
     return FetchCopies("j", 3, timeline, boundary, 1, files)
 
 

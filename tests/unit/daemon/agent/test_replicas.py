@@ -96,7 +96,8 @@ def node(name: str, *held: tuple[int, str], devices: int = 1, **status: Any) -> 
         incarnation=f"{name}-1",
         workers=tuple(WorkerStatus(device_index=index, **known) for index in range(devices)),
         held={
-            StateKey("j", 1, boundary, layer): StoredFile(Path("/s"), 10, f"sha-{layer}") for boundary, layer in held
+            StateKey("j", 1, boundary, layer): StoredFile(path=Path("/s"), size_bytes=10, checksum=f"sha-{layer}")
+            for boundary, layer in held
         },
         data_paths={"sha": "/data"},
     )

@@ -87,7 +87,9 @@ def both(*parts: str) -> dict[str, StateRecord]:
 def node(*places: tuple[int, int], parts: tuple[str, ...] = PARTS, uid: str = "u", **fields: object) -> NodeState:
     """Node a with files of these boundaries."""
     held = {
-        StateKey("j", *place, part): StoredFile(Path(f"/s/{place[1]}/{part}"), 10, f"sha-{part}", 3, uid)
+        StateKey("j", *place, part): StoredFile(
+            path=Path(f"/s/{place[1]}/{part}"), size_bytes=10, checksum=f"sha-{part}", generation=3, uid=uid
+        )
         for place in places
         for part in parts
     }

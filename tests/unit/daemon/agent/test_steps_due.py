@@ -16,7 +16,7 @@ from headway.daemon.agent.steps import (
     RegisterWorker,
 )
 from headway.daemon.agent.steps_due import is_awaited, is_named, is_over, next_steps
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord, Save, StopRecord, WorkerState
+from headway.daemon.records.records import CheckpointRecord, Save, StopRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.workers.orders import (
     Neighbour,
@@ -31,6 +31,7 @@ from headway.daemon.workers.orders import (
     SourceKind,
 )
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.stages.state.file_digest import FileDigest
 from tests.unit.daemon.agent.order_views import (
     BACK,
     FRONT,
@@ -194,7 +195,7 @@ def test_layers_that_came_are_fetched_from_their_holders_first() -> None:
     view = view_of(job(plan=after, workers=workers, state=state))
     status = worker().did_prepare(G2)
     assert of_kind(next_steps(view, node(status, name="b")), FetchState) == [
-        FetchState(0, G2, StateKey("j", 1, 5, part), ("a",), "", CheckpointFile(size_bytes=10, checksum=f"sha-{part}"))
+        FetchState(0, G2, StateKey("j", 1, 5, part), ("a",), "", FileDigest(size_bytes=10, checksum=f"sha-{part}"))
         for part in parts
     ]
     (start,) = of_kind(next_steps(view, node(status, name="b", held=held(*parts))), OrderStart)
@@ -269,7 +270,7 @@ def test_a_removed_job_leaves_nothing() -> None:
 def test_a_job_starts_from_its_checkpoint() -> None:
     """Source checkpoint: files are fetched from its folder with the hashes of its record; a gap is a failure."""
     resumed = plan(1, ("a", LAYERS), source="checkpoint", boundary=5)
-    files = {part: CheckpointFile(size_bytes=10, checksum=f"sha-{part}") for part in (*LAYERS, JOURNAL)}
+    files = {part: FileDigest(size_bytes=10, checksum=f"sha-{part}") for part in (*LAYERS, JOURNAL)}
     checkpoint = CheckpointRecord(timeline=1, boundary=5, url="c/j/5", files=files)
     workers = {(1, 0): record(WorkerState.READY)}
     status = worker().did_prepare(G1)

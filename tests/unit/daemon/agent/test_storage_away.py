@@ -15,12 +15,13 @@ from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.data.library import Reading
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.records.records import CheckpointFile, NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.status import Failure, JobGeneration, WorkerStatus
+from headway.stages.state.file_digest import FileDigest
 from tests.unit.daemon.agent.agent_scene import PLAN, EtcdOfOneView
 
 AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
@@ -154,7 +155,7 @@ async def test_attempts_during_an_outage_are_not_charged_afterwards(
 
 
 FETCH = FetchState(
-    0, JobGeneration("j", 1), StateKey("j", 1, 5, "head"), (), "/mnt/c", CheckpointFile(size_bytes=1, checksum="c")
+    0, JobGeneration("j", 1), StateKey("j", 1, 5, "head"), (), "/mnt/c", FileDigest(size_bytes=1, checksum="c")
 )
 
 

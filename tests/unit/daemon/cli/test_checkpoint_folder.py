@@ -12,7 +12,8 @@ from headway.daemon.client.checkpoint_folder import begin_with, check_fits, list
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode, to_builtins
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+from headway.daemon.records.records import CheckpointRecord
+from headway.stages.state.file_digest import FileDigest
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 
@@ -22,7 +23,7 @@ def write(folder: Path, boundary: int, *, timeline: int = 1, job: str = "demo", 
     place = folder / f"{timeline:08d}-{boundary:010d}"
     place.mkdir(parents=True)
     (place / "embed.safetensors").write_bytes(b"x" * 10)
-    files = {"embed": CheckpointFile(size_bytes=10, checksum="y")}
+    files = {"embed": FileDigest(size_bytes=10, checksum="y")}
     record = CheckpointRecord(timeline=timeline, boundary=boundary, url="checkpoints/old", files=files, **more)
     told = {"format": 1, "job": job, "generation": 7, "spec": to_builtins(SPEC), **to_builtins(record)}
     (place / "manifest.json").write_bytes(encode(told))

@@ -9,7 +9,7 @@ import torch
 
 from headway.daemon.errors import ConfigError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import encode
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord
+from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
     delete_checkpoint,
@@ -19,16 +19,17 @@ from headway.daemon.storage.checkpoint import (
     resolve_checkpoint_dir,
     write_manifest,
 )
+from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
 
 
-def state_file() -> tuple[bytes, CheckpointFile]:
+def state_file() -> tuple[bytes, FileDigest]:
     """A small state file."""
     header = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         written = write_state(path, {"weight": torch.arange(500, dtype=torch.float32)}, header)
-        return path.read_bytes(), CheckpointFile(size_bytes=written.size_bytes, checksum=written.checksum)
+        return path.read_bytes(), written.digest
 
 
 DATA, FILE = state_file()

@@ -7,7 +7,6 @@ import pytest
 
 from headway.daemon.client.checkpoint_folder import read_checkpoint
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
-from headway.daemon.records.records import CheckpointFile
 from headway.daemon.storage.checkpoint import (
     copy_to_checkpoint,
     delete_checkpoint,
@@ -18,6 +17,7 @@ from headway.daemon.storage.checkpoint import (
     write_manifest,
 )
 from headway.daemon.storage.file_system import file_system_of, open_url
+from headway.stages.state.file_digest import FileDigest
 from tests.fakes.moody_file_system import Mood, moody
 
 URL = "moody://bucket/j/u/00000001-0000000005"
@@ -61,7 +61,7 @@ def test_every_error_is_ours_with_the_url_and_one_line(
     """Whatever a driver raises, in each thing that is done with checkpoints: our error, the URL, one plain line."""
     source = tmp_path / "layer"
     source.write_bytes(b"x" * 10)
-    file = CheckpointFile(size_bytes=10, checksum="")
+    file = FileDigest(size_bytes=10, checksum="")
     reads: list[Callable[[], object]] = [
         lambda: read_manifest(URL),
         lambda: fetch_from_checkpoint(URL, "head", file, tmp_path / "back"),
@@ -156,7 +156,7 @@ def test_a_file_larger_than_its_manifest_says_is_cut(mood: Mood, tmp_path: Path)
         nonlocal most
         most = max(most, sum(path.stat().st_size for path in target.parent.iterdir()))
 
-    expected = CheckpointFile(size_bytes=1000, checksum="")
+    expected = FileDigest(size_bytes=1000, checksum="")
     with pytest.raises(RecoveryError, match=r"head\.safetensors: is damaged: it has more than its 1000 bytes"):
         fetch_from_checkpoint(URL, "head", expected, target, beat=beat)
     assert most <= 1000

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.records.records import CheckpointFile, CheckpointRecord, SpecRecord
+from headway.daemon.records.records import CheckpointRecord, SpecRecord
 from headway.daemon.view.admission import admitted, why_no_checkpoint, why_refused
 from headway.stages.spec import ModelSpec
+from headway.stages.state.file_digest import FileDigest
 
 GOOD = SpecRecord(spec=JobSpec(job=JobSection(name="demo")), uid="0123456789abcdef")
 
@@ -48,7 +49,7 @@ def test_what_breaks_a_rule_comes_back_harmless(record: SpecRecord, why: str) ->
     assert why_refused(told, "demo") == ""
 
 
-FILES = {"embed": CheckpointFile(size_bytes=1, checksum="ab"), "journal": CheckpointFile(size_bytes=1, checksum="ab")}
+FILES = {"embed": FileDigest(size_bytes=1, checksum="ab"), "journal": FileDigest(size_bytes=1, checksum="ab")}
 CHECKPOINT = CheckpointRecord(timeline=1, boundary=40, url="u", files=FILES, ancestry=((1, 2),))
 
 
@@ -64,7 +65,7 @@ def test_a_checkpoint_of_the_jobs_layers_serves() -> None:
         (CHECKPOINT, "demo", 2**63, "its generation is out of range"),
         (replace(CHECKPOINT, boundary=-1), "demo", 3, "its boundary is out of range"),
         (replace(CHECKPOINT, files={"../../etc/passwd": FILES["embed"]}), "demo", 3, "it names '../../etc/passwd'"),
-        (replace(CHECKPOINT, files={"embed": CheckpointFile(size_bytes=-1, checksum="a")}), "demo", 3, "the entry of"),
+        (replace(CHECKPOINT, files={"embed": FileDigest(size_bytes=-1, checksum="a")}), "demo", 3, "the entry of"),
         (replace(CHECKPOINT, ancestry=((-1, 2),)), "demo", 3, "its ancestry is out of range"),
     ],
 )
