@@ -82,7 +82,7 @@ def test_a_running_cluster_and_its_bad_clients(standing: Any) -> None:
     refused(program.run("jobs", "rm", "tiny"), code=2, line="headway cancel tiny")
     refused(program.run("export", "tiny", "--out", "out"), code=2, line="nothing to export yet")
     refused(program.run("status", "other"), code=2, line="there are tiny")
-    refused(program.run("drain", "node-9"), code=2, line="there are: node-1")
+    refused(program.run("drain", "node-9"), code=2, line="these nodes are up: node-1")
     refused(program.ended(without), code=3, line="no client certificate")
     refused(program.ended(stranger), code=3, line=etcd)
     assert program.run("cancel", "tiny")[0] == 0
