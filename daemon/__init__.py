@@ -1,1 +1,1 @@
-"""What a node runs: coordinator, planner, agent, supervisor, state store, and the command line."""
+"""The daemon of a node: coordinator, planner, agent, supervisor, state store, and the command line."""

@@ -67,7 +67,7 @@ class FaultPoints:
         return self._path is not None
 
     def names(self, place: str) -> bool:
-        """Whether the file has a fault for this place now."""
+        """Return whether the file has a fault for this place now."""
         if self._path is not None:
             self._refresh()
         return any(fault.at == place for fault in self._armed)

@@ -1,1 +1,1 @@
-"""What a node does about the plans: which steps are due, and doing them."""
+"""A node's work on plans: finds the due steps, and does them."""

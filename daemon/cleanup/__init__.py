@@ -1,1 +1,1 @@
-"""What a node deletes once a day because nobody uses it any more."""
+"""Deletes unused files of a node once a day."""

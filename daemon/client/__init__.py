@@ -1,1 +1,1 @@
-"""What people ask of a cluster."""
+"""Requests of commands to a cluster: each finds it, asks it, and returns the answer."""

@@ -1,1 +1,1 @@
-"""What happens to jobs: the coordinator's one table, its conditions and its actions, who gets which devices."""
+"""Decides about jobs: the coordinator's one table, its conditions and its actions, and the division of devices."""

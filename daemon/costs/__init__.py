@@ -1,1 +1,1 @@
-"""What computing and sending cost on this cluster: layers, stages, connections, distance."""
+"""Estimates the cost of computing and sending on this cluster: layers, stages, connections, distance."""

@@ -1,4 +1,4 @@
-"""Where the etcd binary of this machine is, and of which release it is."""
+"""Finds the etcd binary of this machine, and its release."""
 
 import os
 import shutil

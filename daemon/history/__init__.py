@@ -1,1 +1,1 @@
-"""What happened, as lines of a history: the events and their writer."""
+"""The history of a run: its events and their writer."""

@@ -1,1 +1,1 @@
-"""Who holds which layers: the search for a plan, and when a better one is worth a move."""
+"""Plans which device holds which layers: the search for a plan, and when a better one is worth a move."""

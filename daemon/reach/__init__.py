@@ -1,1 +1,1 @@
-"""Which ports of other nodes this node can reach."""
+"""Finds out which ports of other nodes this node can reach."""

@@ -1,1 +1,1 @@
-"""What lies in etcd: records, the names of their keys, their bytes."""
+"""The records in etcd, the names of their keys, and their bytes."""

@@ -1,1 +1,1 @@
-"""How answers look: a job, its goodput, its safety, the nodes, the live view."""
+"""Shapes answers for people: a job, its goodput, its safety, the nodes, the live view."""

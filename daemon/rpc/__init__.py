@@ -1,1 +1,1 @@
-"""How daemons talk to each other: certificates, clients, byte streams, file transfers, a rate limit."""
+"""Calls between daemons: certificates, clients, byte streams, file transfers, a rate limit."""

@@ -1,1 +1,1 @@
-"""How a daemon's activities run, restart after errors and write their log."""
+"""Runs a daemon's activities, restarts them after errors, and writes their log."""

@@ -1,1 +1,1 @@
-"""What a daemon answers: RPCs of other daemons and of the command line, and Prometheus."""
+"""Answers RPCs of other daemons and of the command line, and Prometheus."""

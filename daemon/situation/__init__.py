@@ -1,1 +1,1 @@
-"""What the coordinator knows about one job: boundaries, losses, deadlines, the plans that it could have."""
+"""The coordinator's knowledge about one job: boundaries, losses, deadlines, possible plans."""

@@ -1,1 +1,1 @@
-"""What a node measures and reports: goodput, layer times, progress, the ways to other nodes."""
+"""Measures and reports for a node: goodput, layer times, progress, the ways to other nodes."""

@@ -1,4 +1,4 @@
-"""What a daemon can ask of a worker: one dataclass per order. Pure; order_messages.py has the messages."""
+"""The orders of a daemon to a worker: one dataclass per order. Pure; order_messages.py has the messages."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,1 +1,1 @@
-"""What neighbouring stages say to each other, and how: one Protocol, one package per transport."""
+"""Frames between neighbouring stages, and their transports: one Protocol, one package per transport."""

@@ -1,1 +1,1 @@
-"""What a stage does next, and how long a pipeline takes that way. Pure."""
+"""Decides what a stage does next, and simulates how long a pipeline takes. Pure."""

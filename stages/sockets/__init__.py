@@ -1,1 +1,1 @@
-"""What a process offers to its peers: its port, its TLS identity, its limits."""
+"""A process's sockets for its peers: its port, its TLS identity, its limits."""

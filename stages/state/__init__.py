@@ -1,1 +1,1 @@
-"""What a layer is at a boundary: weights, optimizer state, journal, and their files."""
+"""The state of a layer at a boundary: weights, optimizer state, journal, and their files."""

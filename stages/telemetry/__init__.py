@@ -1,1 +1,1 @@
-"""What a worker records of itself: operations, seconds, times of layers."""
+"""A worker's records of its own work: operations, seconds, times of layers."""

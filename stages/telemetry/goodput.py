@@ -33,12 +33,12 @@ class Goodput:
         self._since = perf_counter() if now is None else now
         self._seconds: dict[str, float] = {}
         self._since_work: dict[str, float] = {}
-        """What was accounted since the last operation: a rollback makes recovery of it."""
+        """Time accounted since the last operation: a rollback turns it into recovery."""
         self._furthest = 0
         self.num_replayed = 0
         """Batches computed again."""
         self.replan_s = 0.0
-        """What the last planned change took: from its boundary to the next operation; 0: there was none."""
+        """Seconds of the last planned change, from its boundary to the next operation; 0: there was none."""
         self._replans_since: float | None = None
 
     def begin_generation(self, *, furthest: int) -> None:

@@ -60,7 +60,7 @@ class HistoryFile:
     ) -> None:
         """Raises OSError when the folder or the file cannot be made."""
         self.trouble = ""
-        """Why the history has ended."""
+        """Reason why the history has ended."""
         self._folder = folder
         self._name = name
         self._max_file_bytes = max_file_bytes
@@ -78,7 +78,7 @@ class HistoryFile:
         self._open_next()
 
     def begin(self, *, job: str, timeline: int, generation: int, stage: int, worker: int) -> None:
-        """What the lines from now on are about."""
+        """Begin lines about another start."""
         about = {"job": job, "timeline": timeline, "generation": generation, "stage": stage, "worker": worker}
         self._common = _inside(self._process | about)
 
