@@ -80,15 +80,17 @@ class Outcome:
 
         Moves without such an event count as if they all had one event's place.
         """
-        for most in range(1, len(self.moves) + 1):
+        answers = [move for move in self.moves if any(0 <= move - at <= ANSWERS_S for at in self.events)]
+        num_others = len(self.moves) - len(answers)
+        for most in range(1, len(answers) + 1):
             room = dict.fromkeys(self.events, most)
-            for move in self.moves:
+            for move in answers:
                 event = next((at for at in self.events if 0 <= move - at <= ANSWERS_S and room[at]), None)
                 if event is None:
                     break
                 room[event] -= 1
             else:
-                return most
+                return max(most, num_others)
         return len(self.moves)
 
 
@@ -206,7 +208,7 @@ class ScriptedHour:
 
     def _measure(self) -> None:
         """Devices of the plan are measured, a while after they changed; small movements are not told."""
-        for name in {stage.node for stage in self.stages} & self.machines.keys():
+        for name in sorted({stage.node for stage in self.stages} & self.machines.keys()):
             machine = self.machines[name]
             seen = machine.true * (1 + self.chance.uniform(-NOISE, NOISE))
             is_new = self.now >= machine.changed_at + MEASURED_AFTER_S

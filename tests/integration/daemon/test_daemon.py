@@ -82,7 +82,7 @@ async def test_sigterm_of_one_of_two_is_a_planned_change(playground: Any) -> Non
     assert job.phase.phase is Phase.FINISHED, job.phase.error
     assert job.phase.generation == running.plan.generation + 1
     client = NodeClient(playground.etcd.identity)
-    address = (await playground.view()).nodes["a"].address
+    address = (await playground.view()).nodes["a"].endpoint
     entries = [entry async for entry in client.journal(address, "tiny")]
     await client.close()
     assert [entry.batch for entry in entries] == list(range(400))
@@ -102,7 +102,7 @@ async def test_a_killed_worker_sends_its_job_back_and_on(playground: Any) -> Non
     assert job.phase.generation > running.plan.generation
     assert any("SIGKILL" in event.text or "worker" in event.text for event in job.events.values())
     client = NodeClient(playground.etcd.identity)
-    address = (await playground.view()).nodes["a"].address
+    address = (await playground.view()).nodes["a"].endpoint
     entries = [entry async for entry in client.journal(address, "tiny")]
     await client.close()
     assert [entry.batch for entry in entries] == list(range(150))
