@@ -148,14 +148,20 @@ async def test_a_leader_without_access_to_checkpoints_leaves_the_manifest_to_ano
     def refuse(url: str, manifest: bytes, beat: Beat) -> None:
         raise NoAccessError(url, "this node has no credentials for it")
 
-    for name in ("poor", "rich"):
+    async def register(name: str) -> None:
         record = NodeRecord(
             name=name, incarnation="1", address="", host="", site="", devices=(), memory_bytes=0, arithmetic_class=""
         )
         await client.put(Keys.node(name), encode(record))
+
+    await register("poor")
     async with candidate(etcd, "poor", decide=decide, write_manifest=refuse) as poor:
         await poor.until_leading()
         async with candidate(etcd, "rich", decide=decide, write_manifest=lambda url, *_: written.append(url)) as rich:
+            async with asyncio.timeout(DEADLINE_S):
+                while rich.cluster.view.leader is None:
+                    await rich.cluster.changed(rich.cluster.version)
+            await register("rich")  # not before it stands: a leader gives way for a few seconds only
             await until_leader_is(client, "rich")
             async with asyncio.timeout(DEADLINE_S):
                 while not rich.cluster.view.revision_of(key):
