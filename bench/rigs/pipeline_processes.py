@@ -45,8 +45,8 @@ from headway.stages.stage.content import MicrobatchSource, StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.graph import StageGraph
-from headway.stages.stage.links import StageLinks
 from headway.stages.stage.loop import StageLoop
+from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_state import LayerState
 from rigs.emulated_stage import FixedOrder, SleepTimes, sleeping_graph

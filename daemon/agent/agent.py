@@ -15,8 +15,8 @@ import structlog
 
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.layer_sources import HEARD_AFTER_S
-from headway.daemon.agent.link_proofs import LinkProofs
 from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.proven_links import ProvenLinks
 from headway.daemon.agent.step_claims import (
     claims,
     etcd_key,
@@ -118,7 +118,7 @@ class Agent:
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
-        self._links = LinkProofs(around.view, around.reach)
+        self._links = ProvenLinks(around.view, around.reach)
         self._written: dict[str, int] = {}
         """Key to the revision of our own last write, which the view may not show yet."""
         self._epoch = around.view.epoch

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
+from headway.daemon.client.doctor_ways import examine_ways
 from headway.daemon.client.findings import Finding
-from headway.daemon.client.ways import examine_ways
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark

@@ -88,8 +88,8 @@ def offer_change(situation: JobSituation, to: Phase) -> Command:
 def recover(situation: JobSituation, to: Phase) -> Command:
     """delete `stop`; `next` on what lives if there can be one, else delete it; what failed is counted"""
     cause, plan = why_recovering(situation), situation.plans.recovery
-    error = situation.losses.first_error or situation.job.phase.error
-    leased = held_against_nodes(situation, situation.losses.found)
+    error = situation.lost.first_error or situation.job.phase.error
+    leased = held_against_nodes(situation, situation.lost.found)
     if isinstance(plan, ClusterPlan) and recovery_is_possible(situation):
         reason = f"{cause}; {where_it_goes(situation, plan)}"
         return offer(
@@ -101,7 +101,7 @@ def recover(situation: JobSituation, to: Phase) -> Command:
             origin=situation.origin,
             error=error,
             deletes=("stop",),
-            failures=situation.losses.failures,
+            failures=situation.lost.failures,
             leased=leased,
         )
     wait = waits_for(situation)
@@ -113,7 +113,7 @@ def recover(situation: JobSituation, to: Phase) -> Command:
         error=error,
         deletes=("next", "stop"),
         generation=max(situation.job.phase.generation, situation.known_generation),
-        failures=situation.losses.failures,
+        failures=situation.lost.failures,
         leased=leased,
     )
 
@@ -149,10 +149,10 @@ def drop_next(situation: JobSituation, to: Phase) -> Command:
     if situation.job.phase.phase is not Phase.PREPARING:
         return move(situation, to, why_dropped(situation), deletes=("next",))
     leased = held_against_nodes(
-        situation, tuple(loss for loss in situation.losses.found if loss.worker is not None or loss.is_late)
+        situation, tuple(loss for loss in situation.lost.found if loss.worker is not None or loss.is_late)
     )
     generation = max(situation.job.phase.generation, situation.known_generation)
-    failures = situation.losses.failures
+    failures = situation.lost.failures
     return move(
         situation,
         to,
@@ -194,6 +194,6 @@ def fail(situation: JobSituation, to: Phase) -> Command:
         error=error,
         deletes=("plan", "next", "stop"),
         event=f"Failed: {reason}",
-        failures=situation.losses.failures,
-        leased=held_against_nodes(situation, situation.losses.found),
+        failures=situation.lost.failures,
+        leased=held_against_nodes(situation, situation.lost.found),
     )

@@ -231,7 +231,7 @@ class _Settling:
             usable=usable,
             holds=own,
             is_waiting=_is_waiting(situation),
-            is_recovering=not _is_waiting(situation) and (_is_recovering(situation) or bool(situation.losses.found)),
+            is_recovering=not _is_waiting(situation) and (_is_recovering(situation) or bool(situation.lost.found)),
             had=len(job.plan.stages) if job.plan is not None else 0,
             least_devices=least,
             most_devices=most,

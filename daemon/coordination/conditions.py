@@ -116,7 +116,7 @@ def next_nodes_cannot_connect(situation: JobSituation) -> bool:
 
 def worker_failed(situation: JobSituation) -> bool:
     """The cause of the failure is known, or `CAUSE_GRACE_S` has passed."""
-    return situation.current.failed_worker is not None and bool(situation.losses.found)
+    return situation.current.failed_worker is not None and bool(situation.lost.found)
 
 
 def node_lost(situation: JobSituation) -> bool:
@@ -125,7 +125,7 @@ def node_lost(situation: JobSituation) -> bool:
 
 def failure_budget_spent(situation: JobSituation) -> bool:
     """Going back once more would not help: see failure_budget.py."""
-    return bool(situation.losses.broken_rule)
+    return bool(situation.lost.broken_rule)
 
 
 def node_saw_later_plan(situation: JobSituation) -> bool:
@@ -135,7 +135,7 @@ def node_saw_later_plan(situation: JobSituation) -> bool:
 
 def workers_late(situation: JobSituation) -> bool:
     """The workers are late to start, or late to reach the end after others have."""
-    return bool(situation.losses.late)
+    return bool(situation.lost.late)
 
 
 def state_files_lost(situation: JobSituation) -> bool:
@@ -211,14 +211,12 @@ def _may_change(situation: JobSituation) -> bool:
 
 def workers_late_to_stop(situation: JobSituation) -> bool:
     """The workers are late to stop, or late to write the layers that move."""
-    return bool(situation.losses.late)
+    return bool(situation.lost.late)
 
 
 def checkpoint_late(situation: JobSituation) -> bool:
     """All workers have stopped, and durable storage does not take every file in time."""
-    return (
-        _saves(situation, Save.CHECKPOINT) and situation.now >= situation.deadlines.stop and not situation.losses.late
-    )
+    return _saves(situation, Save.CHECKPOINT) and situation.now >= situation.deadlines.stop and not situation.lost.late
 
 
 def move_no_longer_possible(situation: JobSituation) -> bool:

@@ -382,16 +382,16 @@ def waits(situation: JobSituation) -> tuple[float, ...]:
         case Phase.RUNNING:
             begun = (
                 situation.deadlines.heard,
-                situation.losses.cause_known_at,
+                situation.lost.cause_known_at,
                 situation.deadlines.start,
                 situation.deadlines.end,
             )
             shared = (situation.standing.left_alone_until, situation.view.unrest.settled_at, situation.deadlines.change)
             return (*losses, *begun, *shared, _reconsidered_at(situation))
         case Phase.CHANGING:
-            return (*losses, situation.losses.cause_known_at, situation.deadlines.prepare)
+            return (*losses, situation.lost.cause_known_at, situation.deadlines.prepare)
         case Phase.STOPPING:
-            return (*losses, situation.losses.cause_known_at, situation.deadlines.stop)
+            return (*losses, situation.lost.cause_known_at, situation.deadlines.stop)
         case Phase.RECOVERING if situation.job.next is not None:
             return (*losses, situation.deadlines.heard, situation.deadlines.prepare)
         case Phase.RECOVERING:

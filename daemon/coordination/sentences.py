@@ -10,7 +10,7 @@ from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
 from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
 from headway.daemon.situation.late_workers import STARTED
-from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.plan_health import PlanHealth
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.listing import listed
@@ -69,7 +69,7 @@ def why_dropped(situation: JobSituation) -> str:
         return "The new plan is dropped: nodes know a later plan"
     if not situation.next.can_load(heard_at=situation.deadlines.heard):
         return "The new plan is dropped: the nodes that held its state are gone"
-    if away := next((loss for loss in situation.losses.found if loss.storage_trouble), None):
+    if away := next((loss for loss in situation.lost.found if loss.storage_trouble), None):
         return f"The new plan is dropped: {_what_was_lost(situation, away)}"
     if late := situation.next.unready(WorkerState.READY):
         return f"The new plan is dropped: {listed(late)} {_not_ready(situation)}"
@@ -100,8 +100,8 @@ def why_stopped(situation: JobSituation, boundary: int | None) -> str:
 def why_recovering(situation: JobSituation) -> str:
     """Return what was lost, as one sentence without its full stop."""
     job = situation.job
-    if situation.losses.found:
-        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.losses.causes)))
+    if situation.lost.found:
+        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.lost.causes)))
     if situation.known_generation > job.phase.generation:
         return f"nodes know plan {situation.known_generation}, which etcd has forgotten"
     health = situation.next if job.phase.phase is Phase.RECOVERING else situation.current
@@ -143,10 +143,10 @@ def why_failed(situation: JobSituation) -> tuple[str, str]:
         return f"the submitted job breaks a rule: {job.refusal}", ""
     if phase is Phase.QUEUED and isinstance(situation.plans.best, PlanRefused):
         return situation.plans.best.reason, ""
-    error = situation.losses.first_error
+    error = situation.lost.first_error
     plan, stop = job.plan, job.stop
-    if situation.losses.found:
-        rule = f"; {situation.losses.broken_rule}" if situation.losses.broken_rule else ""
+    if situation.lost.found:
+        rule = f"; {situation.lost.broken_rule}" if situation.lost.broken_rule else ""
         return f"{why_recovering(situation)}{rule}", error
     if phase is Phase.STOPPING and plan is not None and stop is not None:
         troubles = sorted(
@@ -188,7 +188,7 @@ def _leaving(draining: tuple[str, ...]) -> str:
     return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {listed(draining)} leave"
 
 
-def _what_was_lost(situation: JobSituation, loss: Loss) -> str:
+def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
     workers, position = loss.plan.stages, loss.position
     who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
     if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):

@@ -8,7 +8,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
-from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.origin import Origin
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import JobView
@@ -161,13 +161,13 @@ def offer(
     )
 
 
-def held_against_nodes(situation: JobSituation, losses: tuple[Loss, ...]) -> dict[str, tuple[bytes, int]]:
+def held_against_nodes(situation: JobSituation, losses: tuple[LostWorker, ...]) -> dict[str, tuple[bytes, int]]:
     """Return one failure for every node that was lost, or whose worker died or did not answer; not for a broken link.
 
     A node that two jobs have lost failed once.
     """
     leased = {}
-    for name, charge in situation.losses.charges(losses).items():
+    for name, charge in situation.lost.charges(losses).items():
         number = max(situation.view.failures.get(name, {}), default=-1) + 1
         leased[Keys.failure(name, number)] = encode(charge), QUARANTINE_S
     return leased

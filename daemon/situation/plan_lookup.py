@@ -44,7 +44,7 @@ class PlanLookup:
         """
         nodes, situation = self.nodes.values(), self._situation
         is_again = situation.job.phase.phase is Phase.RECOVERING
-        suspects = [loss.stage for loss in situation.losses.found if loss.is_late or (is_again and loss.death.fault)]
+        suspects = [loss.stage for loss in situation.lost.found if loss.is_late or (is_again and loss.death.fault)]
         without = frozenset((stage.node, stage.device_index) for stage in suspects)
         plan = self._plan_on(Purpose.RECOVERY, nodes, without=without)
         if isinstance(plan, PlanRefused) and without:
@@ -152,7 +152,7 @@ class PlanLookup:
         """Return the nodes that failed too often recently, the present failure included."""
         situation, view = self._situation, self._situation.view
         charged = {name: [*found.values()] for name, found in view.failures.items()}
-        for name, charge in situation.losses.charges(situation.losses.found).items():
+        for name, charge in situation.lost.charges(situation.lost.found).items():
             charged.setdefault(name, []).append(charge)
         left = left_out(charged, limit=situation.quarantine_after, for_job=situation.job.name)
         if len(view.nodes.keys() - left) >= max(situation.spec.placement.min_nodes, 1):

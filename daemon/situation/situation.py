@@ -1,6 +1,6 @@
 """One job as the coordinator sees it at one moment: the facts that conditions and actions share. Pure.
 
-plan_lookup.py has its plans, losses.py its losses, deadlines.py its waits, plan_health.py a plan's workers and nodes.
+plan_lookup.py has its plans, deadlines.py its waits, plan_health.py the state of a plan, lost_workers.py its losses.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import is_moving
 from headway.daemon.records.records import DeviceKey, Phase, PlanRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines
-from headway.daemon.situation.losses import Losses
+from headway.daemon.situation.lost_workers import LostWorkers
 from headway.daemon.situation.origin import Origin, find_origin
 from headway.daemon.situation.plan_cache import Plans, PlansAtOnce
 from headway.daemon.situation.plan_health import PlanHealth
@@ -69,9 +69,9 @@ class JobSituation:
         return Deadlines(self.job, self.view, self.spec)
 
     @cached_property
-    def losses(self) -> Losses:
+    def lost(self) -> LostWorkers:
         """Return the workers that its plan has lost."""
-        return Losses(self)
+        return LostWorkers(self)
 
     @cached_property
     def plans(self) -> PlanLookup:
@@ -91,7 +91,7 @@ class JobSituation:
         begun = [job.phase.furthest]
         begun += [job.plan.furthest] if job.plan is not None else []
         begun += [job.progress.batch + 1] if job.progress is not None else []
-        return max([*begun, *(loss.worker.batch + 1 for loss in self.losses.found if loss.worker is not None)])
+        return max([*begun, *(loss.worker.batch + 1 for loss in self.lost.found if loss.worker is not None)])
 
     @cached_property
     def generation(self) -> int:

@@ -16,7 +16,7 @@ from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.stage.context import StageContext
-from headway.stages.stage.links import StageLinks
+from headway.stages.stage.stage_links import StageLinks
 
 FIRST_ANSWER = timedelta(seconds=20)
 """Maximum silence of a dialled neighbour before the link first opens. A neighbour that loads its layers answers that it

@@ -19,10 +19,10 @@ from headway.stages.stage.context import StageContext
 from headway.stages.stage.frame_reception import FrameReception
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.journal_writer import BatchLosses, JournalWriter
-from headway.stages.stage.links import StageLinks, by_microbatch
 from headway.stages.stage.norm_relay import NormRelay
 from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.replicas import Siblings
+from headway.stages.stage.stage_links import StageLinks, by_microbatch
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.telemetry.layer_times import LayerTimes
 

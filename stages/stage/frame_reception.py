@@ -14,9 +14,9 @@ from headway.stages.schedule.schedule import Awaited, ScheduleState
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.journal_writer import JournalWriter
-from headway.stages.stage.links import StageLinks
 from headway.stages.stage.norm_relay import NormRelay
 from headway.stages.stage.replicas import Siblings
+from headway.stages.stage.stage_links import StageLinks
 
 _REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.STOP})
 

@@ -14,8 +14,8 @@ from headway.stages.schedule.schedule import ScheduleState
 from headway.stages.spec import layer_names
 from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_square
 from headway.stages.stage.context import StageContext
-from headway.stages.stage.links import StageLinks
 from headway.stages.stage.replicas import Siblings
+from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.layer_state import LayerState, split_by_layer
 from headway.stages.sums import fold
 

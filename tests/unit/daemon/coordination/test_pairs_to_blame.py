@@ -6,7 +6,7 @@ from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
 from headway.daemon.records.format import decode
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
-from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.lost_worker import LostWorker
 
 PLAN = PlanRecord(
     generation=3,
@@ -22,8 +22,8 @@ BLOCKED = BlockedWays((BlockedWay("b", "a", Port.WORKER, "a:7100", "the connecti
 OPEN = BlockedWays()
 
 
-def loss(**fields: object) -> Loss:
-    return Loss(position=0, plan=PLAN, worker=replace(FAILED, **fields))  # type: ignore[arg-type]
+def loss(**fields: object) -> LostWorker:
+    return LostWorker(position=0, plan=PLAN, worker=replace(FAILED, **fields))  # type: ignore[arg-type]
 
 
 def test_a_link_that_never_opened_blames_its_pair() -> None:
@@ -53,7 +53,7 @@ def test_a_worker_that_follows_its_machines_address_blames_nobody() -> None:
 
 def test_a_worker_with_an_error_of_its_own_blames_no_pair() -> None:
     assert not loss(fault="ValueError: x").is_between(BLOCKED)
-    assert not Loss(position=0, plan=PLAN).is_between(BLOCKED)
+    assert not LostWorker(position=0, plan=PLAN).is_between(BLOCKED)
 
 
 def test_what_an_earlier_daemon_says_of_a_failure_names_no_pair() -> None:
@@ -61,4 +61,4 @@ def test_what_an_earlier_daemon_says_of_a_failure_names_no_pair() -> None:
     raw = b'{"node":"a","incarnation":"w","address":"","pid":1,"state":"failed","error":"lost"}'
     record = decode(raw, WorkerRecord)
     assert (record.lost_peer, record.was_unreached, record.proven) == (-1, False, None)
-    assert not Loss(position=0, plan=PLAN, worker=record).is_between(BLOCKED)
+    assert not LostWorker(position=0, plan=PLAN, worker=record).is_between(BLOCKED)

@@ -14,7 +14,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S, START_DEADLINE_S
-from headway.daemon.situation.losses import CAUSE_GRACE_S
+from headway.daemon.situation.lost_workers import CAUSE_GRACE_S
 from headway.daemon.situation.situation import LONGEST_PATIENCE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker, steady_view

@@ -25,11 +25,11 @@ from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.content import MicrobatchSource, StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
-from headway.stages.stage.links import StageLinks
 from headway.stages.stage.loop import StageLoop
 from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
+from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.state.layer_state import LayerState

@@ -17,8 +17,8 @@ from headway.stages.schedule.schedule import Backward, Forward, Update
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
-from headway.stages.stage.links import StageLinks
 from headway.stages.stage.loop import StageLoop
+from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal, JournalRow
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.stage.pipeline import (

@@ -12,7 +12,7 @@ from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.errors import UnavailableError
 
 
-class LinkProofs:
+class ProvenLinks:
     """The proofs for the plans that etcd names."""
 
     def __init__(self, view: ClusterView, reach: Reach) -> None:

@@ -8,7 +8,7 @@ from headway.daemon.situation.failure_budget import Death, was_killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class LostWorker:
     """A worker that a plan has lost: it failed or did not answer in time, or its node is gone."""
 
     position: int

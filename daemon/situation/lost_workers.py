@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from headway.daemon.records.records import FailureCount, NodeFailureRecord, Phase, WorkerState
 from headway.daemon.situation.failure_budget import Death, broken_rule, counted
 from headway.daemon.situation.late_workers import late_workers
-from headway.daemon.situation.loss import Loss
+from headway.daemon.situation.lost_worker import LostWorker
 
 if TYPE_CHECKING:
     from headway.daemon.situation.situation import JobSituation
@@ -16,7 +16,7 @@ CAUSE_GRACE_S: Final = 1.5
 """Time for a neighbour's own error to become known after a worker has reported a lost link to it."""
 
 
-class Losses:
+class LostWorkers:
     """The losses of the plan that the present phase is about: `next` while it is prepared, else `plan`."""
 
     def __init__(self, situation: "JobSituation") -> None:
@@ -28,7 +28,7 @@ class Losses:
         return late_workers(self._situation)
 
     @cached_property
-    def found(self) -> tuple[Loss, ...]:
+    def found(self) -> tuple[LostWorker, ...]:
         """Return all losses; none while the cause of a lost link may still become known."""
         situation, job = self._situation, self._situation.job
         is_next = job.phase.phase in (Phase.PREPARING, Phase.RECOVERING)
@@ -40,13 +40,13 @@ class Losses:
         for position, stage in enumerate(plan.stages):
             worker = workers.get(position)
             if worker is not None and worker.state is WorkerState.FAILED:
-                found.append(Loss(position=position, plan=plan, worker=worker))
+                found.append(LostWorker(position=position, plan=plan, worker=worker))
             elif health.is_lost(stage):
-                found.append(Loss(position=position, plan=plan))
+                found.append(LostWorker(position=position, plan=plan))
             elif position in late:
                 node = situation.view.nodes.get(stage.node)
                 trouble = node.storage_trouble(job.name) if node is not None else ""
-                found.append(Loss(position=position, plan=plan, is_late=True, storage_trouble=trouble))
+                found.append(LostWorker(position=position, plan=plan, is_late=True, storage_trouble=trouble))
         is_explained = any(loss.explains_others or loss.is_between(situation.view.blocked) for loss in found)
         return tuple(found) if is_next or is_explained or situation.now >= self.cause_known_at else ()
 
@@ -61,7 +61,7 @@ class Losses:
         return failed_at + CAUSE_GRACE_S if failed_at is not None else 0.0
 
     @property
-    def causes(self) -> tuple[Loss, ...]:
+    def causes(self) -> tuple[LostWorker, ...]:
         """Return the losses that explain the others, or else the first loss."""
         return tuple(loss for loss in self.found if loss.explains_others) or self.found[:1]
 
@@ -97,7 +97,7 @@ class Losses:
         """Return the rule of the failure budget that the present losses break; empty: none."""
         return broken_rule(self.failures, self.deaths) if self.deaths else ""
 
-    def charges(self, losses: Iterable[Loss]) -> dict[str, NodeFailureRecord]:
+    def charges(self, losses: Iterable[LostWorker]) -> dict[str, NodeFailureRecord]:
         """Return the charges for some losses: one failure a node, and the loss of one daemon only once."""
         situation, found = self._situation, dict[str, NodeFailureRecord]()
         for loss in losses:
