@@ -1,4 +1,4 @@
-"""Reports the state of one plan's workers and nodes: ready, failed, lost or draining. Pure."""
+"""Decides which workers and nodes of one plan are ready, failed, lost or draining. Pure."""
 
 from dataclasses import dataclass
 

@@ -113,7 +113,7 @@ def delete_checkpoint(url: str) -> None:
 def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
     """Return (timeline, boundary, whether its manifest exists) for every boundary's folder in a folder.
 
-    Returns None if the folder does not exist. Raises RecoveryError, naming the URL.
+    Returns an empty list if the folder does not exist. Raises RecoveryError, naming the URL.
     """
     file_system, path = open_url(url)
     found = []

@@ -1,8 +1,7 @@
 """Limits how many frames of one link are in memory here: in the inbox, or with the code that took them.
 
 A neighbour that keeps to the schedule never has more than the contract's number under way. But the protocol allows
-more:
-an acknowledgement confirms that a frame has arrived, not that it was used.
+more: an acknowledgement confirms that a frame has arrived, not that it was used.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""The frames between neighbouring stages, and between replicas of a stage; the one Protocol of every transport."""
+"""The frames between workers, and the Protocol that every kind of link (transport) implements."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -1,4 +1,4 @@
-"""What a stage's neighbours and siblings send: each frame is checked, then put where it is waited for.
+"""Takes each frame that arrives at a stage: checks it, decodes it, and puts it where an operation waits for it.
 
 A frame of another generation is dropped. One that breaks the contract or the schedule is an error that names its
 sender.

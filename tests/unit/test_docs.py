@@ -16,6 +16,7 @@ MAX_README_LINES = 200
 MIN_SENTENCE_WORDS = 6
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _PYTHON_FILE = re.compile(r"[\w/]+\.py\b")
+_PLACE = re.compile(r"`([\w/]+\.py)::(\w+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
@@ -58,6 +59,15 @@ def test_every_python_file_that_a_page_names_exists(page: Path) -> None:
     files = [f"/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     named = set(_PYTHON_FILE.findall(page.read_text()))
     assert not [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)]
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - {LOG}), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_place_in_a_file_that_a_page_names_exists(page: Path) -> None:
+    """`folder/file.py::name` names a function, class or table that the file defines."""
+    for file, name in _PLACE.findall(page.read_text()):
+        paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if str(path).endswith(f"/{file}")]
+        defined = re.compile(rf"^\s*(async def|def|class) {name}\b|^{name}\b.*=|self\.{name} = ", re.MULTILINE)
+        assert any(defined.search(path.read_text()) for path in paths), f"{file}::{name}"
 
 
 def test_the_readme_stays_short() -> None:
