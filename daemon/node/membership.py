@@ -1,4 +1,4 @@
-"""A node in the cluster: its registration, its workers, its agent, its candidacy, its company."""
+"""A node in the cluster: its registration, its workers, its agent, its candidacy for leader, its peers."""
 
 import asyncio
 import time

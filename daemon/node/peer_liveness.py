@@ -30,7 +30,7 @@ CONNECT_TIMEOUT_S: Final = 1.0
 REFUSALS: Final = 2
 REFUSAL_PAUSE_S: Final = 0.05
 REVOKE_TIMEOUT_S: Final = 5.0
-ACTIVITY: Final = "companions"
+ACTIVITY: Final = "peer liveness"
 
 
 @dataclass(frozen=True, slots=True)
