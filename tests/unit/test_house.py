@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Set
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -130,6 +131,34 @@ def test_no_folders_import_each_other_in_a_circle() -> None:
         for group in map(tuple, knots(graph))
     }
     assert between == {}
+
+
+def drawn_imports() -> dict[str, set[str]]:
+    """The arrows between folders in the picture of docs/architecture.md."""
+    picture = (ROOT / "docs/architecture.md").read_text().partition("flowchart TB\n")[2].partition("```")[0]
+    labels = dict(re.findall(r"(\w+)\[([\w/]+)\]", picture))
+    found: dict[str, set[str]] = {}
+    for line in re.sub(r"\[[\w/]+\]", "", picture).splitlines():
+        groups = [[labels.get(name.strip(), name.strip()) for name in group.split("&")] for group in line.split("-->")]
+        for importing, imported in pairwise(groups):
+            for name in importing:
+                found.setdefault(_folder(name), set()).update(map(_folder, imported))
+    return {folder: found.get(folder, set()) for folder in folder_imports()}
+
+
+def _folder(name: str) -> str:
+    return next(path for path in (name, f"daemon/{name}", f"stages/{name}") if (ROOT / path).is_dir())
+
+
+def test_the_picture_of_the_folders_is_true() -> None:
+    """Each import between folders is an arrow or a way of arrows in docs/architecture.md, and each arrow an import."""
+    drawn = drawn_imports()
+    real = {folder: imported - {"daemon", "stages"} for folder, imported in folder_imports().items()}
+    folders = {folder for folder in real if folder.startswith(("daemon/", "stages/"))}
+    missing = {folder: left for folder in folders if (left := real[folder] - reach(drawn, folder))}
+    assert not missing, f"imported, but not drawn: {missing}"
+    untrue = {folder: left for folder in drawn if (left := drawn[folder] - reach(real, folder))}
+    assert not untrue, f"drawn, but not imported: {untrue}"
 
 
 def test_a_circle_of_folders_is_found() -> None:
