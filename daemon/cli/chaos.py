@@ -135,8 +135,8 @@ def _tell(what: str, blow: "Blow") -> None:
     if what == "struck":
         say(f"{at}: {blow.target}")
         return
-    how = "the generation continued" if blow.new_generation is None else f"generation {blow.new_generation}"
-    say(f"{at}: progress again after {blow.recovery_s:.2f} s, {how}, {blow.recomputed} batches recomputed")
+    how = "in the same generation" if blow.new_generation is None else f"in generation {blow.new_generation}"
+    say(f"{at}: training continued after {blow.recovery_s:.2f} s {how}; batches recomputed: {blow.recomputed}")
 
 
 def _silent(_what: str, _blow: "Blow") -> None:

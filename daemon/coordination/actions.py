@@ -1,7 +1,7 @@
-"""The actions of the coordinator's table: each makes the transaction that takes a job to its next phase. Pure.
+"""The actions of the coordinator's table: each returns the transaction that takes a job to its next phase. Pure.
 
-Every transaction compares all that was read of the job, and writes the phase, a sentence among the events, and the
-plan's records together. The first line of an action's docstring is its text in docs/coordinator.md.
+Every transaction compares every record that was read of the job, and writes the phase, an event and the plan's
+records together. The first line of an action's docstring is its text in docs/coordinator.md.
 """
 
 from dataclasses import replace
@@ -27,30 +27,30 @@ from headway.daemon.situation.situation import JobSituation
 
 
 def retire(situation: JobSituation, to: Phase) -> Command:
-    """delete what is there of `plan`, `next`, `stop`"""
+    """delete `plan`, `next` and `stop` if present"""
     return move(situation, to, "cancelled" if to is Phase.CANCELLED else "paused", deletes=("plan", "next", "stop"))
 
 
 def requeue(situation: JobSituation, to: Phase) -> Command:
-    """nothing more"""
+    """the phase only; the failure count returns to 0"""
     origin = situation.origin
     start = f"batch {origin.boundary}" if origin.source != "initial" else "the beginning"
     return move(situation, to, f"resume requested: continues from {start}", failures=FailureCount())
 
 
 def explain_wait(situation: JobSituation, to: Phase) -> Command:
-    """the reason alone, no event"""
+    """the reason only, without an event"""
     return move(situation, to, waits_for(situation), is_event=False, error=situation.job.phase.error)
 
 
 def explain_outlook(situation: JobSituation, to: Phase) -> Command:
-    """why no better plan is taken, no event"""
+    """why no better plan is taken, without an event"""
     before = situation.job.phase
     return move(situation, to, before.reason, is_event=False, error=before.error, outlook=outlook_text(situation))
 
 
 def explain_planning(situation: JobSituation, to: Phase) -> Command:
-    """since when a plan is computed, no event"""
+    """when planning began, without an event"""
     before, since = situation.job.phase, planning_since(situation)
     return move(
         situation,
@@ -86,7 +86,7 @@ def offer_change(situation: JobSituation, to: Phase) -> Command:
 
 
 def recover(situation: JobSituation, to: Phase) -> Command:
-    """delete `stop`; `next` on what lives if there can be one, else delete it; what failed is counted"""
+    """delete `stop`; `next` on the surviving nodes if a plan exists, else delete `next`; count the failure"""
     cause, plan = why_recovering(situation), situation.plans.recovery
     error = situation.lost.first_error or situation.job.phase.error
     leased = held_against_nodes(situation, situation.lost.found)
@@ -133,14 +133,14 @@ def enforce_first(situation: JobSituation, to: Phase) -> Command:
 
 
 def enforce_change(situation: JobSituation, to: Phase) -> Command:
-    """`plan` ← `next` at b; delete `next`, `stop`"""
+    """`plan` ← `next`, from the stop boundary on; delete `next` and `stop`"""
     successor, stop = situation.job.next, situation.job.stop
     assert successor is not None
     assert stop is not None
     assert stop.boundary is not None
     plan = replace(successor, boundary=stop.boundary, furthest=max(successor.furthest, situation.furthest))
     num_moved = len(situation.moving) - 1
-    text = f"{successor.reason}; in force from batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
+    text = f"{successor.reason}; takes effect at batch {stop.boundary}, {num_moved} layer{'s' * (num_moved != 1)} moved"
     return move(situation, to, text, puts={"plan": encode(plan)}, deletes=("next", "stop"))
 
 
@@ -173,7 +173,7 @@ def stop_for_moves(situation: JobSituation, to: Phase) -> Command:
 
 
 def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
-    """`stop` {checkpoint}, delete `next`"""
+    """`stop` {checkpoint}; delete `next`"""
     plan, before = situation.job.plan, situation.job.stop
     assert plan is not None
     boundary = before.boundary if before is not None else None
@@ -185,7 +185,7 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
 
 
 def fail(situation: JobSituation, to: Phase) -> Command:
-    """delete what is there of `plan`, `next`, `stop`; nodes keep the state"""
+    """delete `plan`, `next` and `stop` if present; nodes keep their state files"""
     reason, error = why_failed(situation)
     return move(
         situation,

@@ -17,8 +17,9 @@ def broken(job: str, error: Exception) -> BrokenJob:
 def give_up(situation: JobSituation, found: BrokenJob, error: Exception) -> Transaction | None:
     """Return the command that fails the job; nodes keep its state.
 
-    None sets the job aside. Its end may be reached already, its records may allow no such command, or memory may be
-    missing, which says nothing about the job.
+    None sets the job aside: it has already ended, its records allow no such command, or the daemon ran out of memory,
+    which is not the job's fault.
+
     """
     if isinstance(error, MemoryError) or situation.job.phase.phase in TERMINAL_PHASES:
         return None
@@ -32,5 +33,5 @@ def give_up(situation: JobSituation, found: BrokenJob, error: Exception) -> Tran
             deletes=("plan", "next", "stop"),
             event=f"Failed: {reason}",
         )
-    except Exception:  # the cause that broke the decision breaks the job's end too
+    except Exception:  # the error that broke the decision also breaks the command that would fail the job
         return None

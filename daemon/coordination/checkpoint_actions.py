@@ -16,7 +16,7 @@ MANIFEST_FORMAT: Final = 1
 
 
 def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
-    """manifest, then `checkpoint`; delete `plan`, `stop`"""
+    """manifest, then `checkpoint`; delete `plan` and `stop`"""
     plan, stop = situation.job.plan, situation.job.stop
     assert plan is not None
     assert stop is not None
@@ -25,7 +25,7 @@ def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
     texts = {
         Phase.FINISHED: f"Finished: {stop.boundary} batches, the last checkpoint is written",
         Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
-        Phase.QUEUED: f"Saved before batch {stop.boundary}: continues when nodes allow",
+        Phase.QUEUED: f"Saved before batch {stop.boundary}: continues when enough nodes are available",
     }
     then = move(
         situation,
@@ -55,7 +55,7 @@ def write_periodic_checkpoint(situation: JobSituation, to: Phase) -> Command:
 
 
 def delete_checkpoints(situation: JobSituation, to: Phase) -> Command:
-    """folders of old checkpoints, then `checkpoint` without them"""
+    """delete folders of old checkpoints, then remove them from `checkpoint`"""
     checkpoint = situation.job.checkpoint
     assert checkpoint is not None
     then = move(
@@ -100,7 +100,7 @@ def _checkpoint(situation: JobSituation, plan: PlanRecord, place: Place) -> Chec
 def _manifest(
     situation: JobSituation, plan: PlanRecord, checkpoint: CheckpointRecord, then: Transaction
 ) -> WriteManifest:
-    """Return the checkpoint's own description; it leaves out the other checkpoints."""
+    """Return the checkpoint's own description, without the other checkpoints."""
     manifest = {
         "format": MANIFEST_FORMAT,
         "job": situation.job.name,
@@ -112,7 +112,7 @@ def _manifest(
 
 
 def _durable(situation: JobSituation, plan: PlanRecord, place: Place, part: str) -> StateFile:
-    """Return the durable file of a part: from the node that leads its stage, if it has one."""
+    """Return the durable file of a part, preferring the file of the node that leads its stage."""
     owner = lead_of(plan, part).node
     durable = {node: file for node, file in situation.job.holders(*place, part).items() if file.is_durable}
     return durable.get(owner) or durable[min(durable)]

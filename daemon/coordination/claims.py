@@ -24,7 +24,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import per_share, weight
 
 STARTS_WORTH: Final = 5.0
-"""A job that took long to start keeps its devices for this multiple of its start, if that exceeds a time slice."""
+"""A job keeps its devices for this multiple of its start time, if that is longer than a time slice."""
 NOTHING: Final = frozenset[DeviceKey]()
 
 
@@ -36,10 +36,10 @@ class Claims:
     by_job: dict[str, frozenset[DeviceKey]] = field(default_factory=dict)
     """Job to its claimed devices."""
     errors: dict[str, Exception] = field(default_factory=dict)
-    """Errors raised about a job: the job claims nothing, and fails by the error when it is decided about."""
+    """Errors raised about a job. Such a job claims nothing, and fails when it is decided about."""
 
     def standing(self, situation: JobSituation, *, ahead: Sequence[str] = ()) -> Standing:
-        """Return what a job is told. ahead: waiting jobs that are served before it, the first one first."""
+        """Return how a job stands in the queue. ahead: the waiting jobs that are served before it, in order."""
         name, own = situation.job.name, self.claimants.get(situation.job.name)
         usable = own.usable if own is not None else NOTHING
         rivals = (other for other in ahead if other in self.claimants and self.claimants[other].usable & usable)
@@ -64,7 +64,7 @@ class Claims:
         )
 
     def in_the_way(self, job: str) -> tuple[str, ...]:
-        """Return the jobs that have devices which a waiting job claims or, if it has no claim, could use."""
+        """Return the jobs whose devices a waiting job claims or, without a claim, could use."""
         own = self.claimants.get(job)
         if own is None:
             return ()
@@ -74,7 +74,7 @@ class Claims:
 
 
 def is_contended(situations: Sequence[JobSituation]) -> bool:
-    """Return whether devices must be divided: a job waits, or jobs of several users or priorities run."""
+    """Return whether devices must be shared: a job waits, or jobs of several users or priorities run."""
     active = [situation for situation in situations if _is_active(situation)]
     if len(active) < 2:
         return False
@@ -91,12 +91,12 @@ def settle_claims(situations: Mapping[str, JobSituation], view: ClusterView, *, 
 
 
 def left_alone_until(situation: JobSituation) -> float:
-    """Return until when a training job is not stopped for another one."""
+    """Return until when a training job is protected from being stopped for another one."""
     return situation.job.started_at + max(situation.view.shares.slice_s, STARTS_WORTH * situation.job.starting_s)
 
 
 class _Settling:
-    """One settlement in two rounds: a job that turns out to need more than its job file's minimum asks for that."""
+    """One settlement in two rounds: in the second, a job that cannot run on its minimum asks for more."""
 
     def __init__(self, situations: Mapping[str, JobSituation], view: ClusterView, now: float) -> None:
         self._view, self._now = view, now
@@ -126,7 +126,7 @@ class _Settling:
         return claims
 
     def _of_each(self, claimants: Mapping[str, Claimant], settle: Callable[[str, Claimant], bool]) -> bool:
-        """Return the answer for each job. A job that raises claims nothing, and the others are settled."""
+        """Return the answer for each job. A job that raises an error claims nothing; the others are still settled."""
         is_settled = True
         for name, claimant in claimants.items():
             try:
@@ -136,7 +136,7 @@ class _Settling:
         return is_settled
 
     def _claim(self, claims: Claims, dealt: Dealt, is_again: bool, name: str, claimant: Claimant) -> bool:
-        """Claim the devices that a job would use of those it is owed. False: it needs more."""
+        """Claim the devices that a job would use from its share. False: the share is too small for a plan."""
         due, situation = dealt.due[name], self._situations[name]
         if name in self._unable or not due - claimant.pinned:
             return True
@@ -158,7 +158,7 @@ class _Settling:
         return not claimant.is_waiting or self._needs_no_more(situation, due)
 
     def _needs_no_more(self, situation: JobSituation, due: frozenset[DeviceKey]) -> bool:
-        """Return False if the job could use more devices than it is owed, and asks for them."""
+        """Return False if the job could use more devices than its share, and asks for them."""
         name = situation.job.name
         try:
             whole = situation.plans.on_everything
@@ -171,7 +171,7 @@ class _Settling:
         return False
 
     def _give(self, claims: Claims, is_again: bool, name: str, claimant: Claimant) -> bool:
-        """Take a job's devices. False: the job cannot run with fewer, so it gives all or none."""
+        """Take devices away from a job. False: the job cannot run with fewer, so it gives up all or none."""
         situation, lost = self._situations[name], claimant.holds & claims.against(name)
         if not lost or lost >= claimant.holds or name in self._at_least:
             return True
@@ -188,7 +188,7 @@ class _Settling:
         return True
 
     def _plan(self, situation: JobSituation, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
-        """Return a plan. Raises PlanMissingError."""
+        """Return a plan that already exists. Raises PlanMissingError."""
         plans = situation.plans
         return plans.look_up(purpose, plans.nodes.values(), previous=situation.job.plan, busy=busy)
 
@@ -210,7 +210,7 @@ class _Settling:
         return found
 
     def _claimant(self, situation: JobSituation) -> Claimant | None:
-        """Return the job as a claimant; None: it is about to leave its devices."""
+        """Return the job as a claimant; None: it is about to release its devices."""
         job, spec, plans = situation.job, situation.spec, situation.plans
         placement, train = spec.placement, spec.train
         if (held := _held(situation)) is None:
@@ -241,7 +241,7 @@ class _Settling:
         return claimant.with_pinned(self._pinned(situation, claimant))
 
     def _pinned(self, situation: JobSituation, claimant: Claimant) -> frozenset[DeviceKey]:
-        """Return the devices that no job may take from it now."""
+        """Return the devices that no other job may take now."""
         if claimant.is_recovering or _phase(situation) is not Phase.RUNNING:
             return claimant.holds
         slice_s = self._view.shares.slice_s
@@ -270,7 +270,7 @@ def _is_recovering(situation: JobSituation) -> bool:
 
 
 def _held(situation: JobSituation) -> frozenset[DeviceKey] | None:
-    """Return the job's devices when the change under way is done; None: it has none and does not wait."""
+    """Return the devices of the job after the change in progress; None: it has none and does not wait."""
     job = situation.job
     match _phase(situation):
         case Phase.QUEUED:

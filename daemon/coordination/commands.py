@@ -7,23 +7,26 @@ from headway.daemon.situation.plan_cache import PlanRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Apply all puts and deletes at once, if every compared key still has the revision that was read; else nothing.
+    """Apply all puts and deletes at once if every compared key still has the revision that was read; otherwise nothing.
 
-    The shell adds the comparison with the leader's own key. A transaction that fails is dropped: the changed keys are
-    on their way to the view, and the coordinator decides again.
+    The shell adds the comparison with the leader's own key. A failed transaction is dropped: the changed keys are about
+    to reach the view, and the coordinator decides again.
+
     """
 
     job: str
     reason: str
-    """Reason for the log."""
+    """The reason, for the log."""
     compare: dict[str, int] = field(default_factory=dict)
-    """Key to the revision of its last change; 0: the key must be absent."""
+    """Compared keys, each with the revision of its last change; 0: the key must be absent."""
     puts: dict[str, bytes] = field(default_factory=dict)
     deletes: tuple[str, ...] = ()
     leased: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    """Key to its value and lifetime in seconds; the shell grants one lease for all keys of one lifetime.
+    """Keys under a lease, each with its value and lifetime in seconds. The shell grants one lease per lifetime.
 
-    These keys are notes: if they do not fit one transaction, the rest follows it (transaction_parts.py).
+    These keys are notes: if they do not fit into one transaction, later transactions write the rest
+    (transaction_parts.py).
+
     """
 
 
@@ -57,7 +60,7 @@ Command = Transaction | WriteManifest | DeleteCheckpoints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenJob:
-    """A job about which no decision was possible."""
+    """A job about which the coordinator could not decide."""
 
     job: str
     reason: str
@@ -71,10 +74,10 @@ class Decision:
 
     commands: tuple[Command, ...] = ()
     wake_at: float | None = None
-    """The next deadline or settle time, by the clock of `now`; None: there is none."""
+    """The next deadline or settle time, by the clock of `now`; None: nothing is pending."""
     missing: tuple[PlanRequest, ...] = ()
-    """Plans that decisions need and do not have, the most urgent first."""
+    """Plans that decisions need and that do not exist yet, the most urgent first."""
     stale: tuple[PlanRequest, ...] = ()
     """Plans that were used although measurements have changed since."""
     broken: tuple[BrokenJob, ...] = ()
-    """Jobs about which no decision was possible, because of an unexpected error."""
+    """Jobs about which no decision was possible because of an unexpected error."""

@@ -37,8 +37,8 @@ def resume_requested(situation: JobSituation) -> bool:
 
 
 def records_missing(situation: JobSituation) -> bool:
-    """Half a transaction is missing (the write then fails, as it compares missing keys), or somebody deleted keys by
-    hand.
+    """Half of a transaction is missing, or someone deleted keys manually. Transactions compare missing keys, so they
+    fail.
     """
     phase, job = situation.job.phase.phase, situation.job
     needs_plan = phase in (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
@@ -53,7 +53,9 @@ def records_missing(situation: JobSituation) -> bool:
 
 
 def job_file_invalid(situation: JobSituation) -> bool:
-    """`submit` refuses such a job; another program wrote it into etcd. The view has only the broken rule's sentence."""
+    """`submit` refuses such a job, so another program wrote it into etcd. The view keeps only the text of the broken
+    rule.
+    """
     return bool(situation.job.refusal)
 
 
@@ -65,7 +67,7 @@ def nodes_settled_and_plan_found(situation: JobSituation) -> bool:
 
 
 def no_cluster_could_run_it(situation: JobSituation) -> bool:
-    """No node that could join would make the job possible."""
+    """Even nodes that may still join could not make the job possible."""
     return isinstance(situation.plans.best, PlanRefused) and situation.plans.best.is_final
 
 
@@ -74,7 +76,7 @@ def next_worker_failed(situation: JobSituation) -> bool:
 
 
 def next_worker_reported_error(situation: JobSituation) -> bool:
-    """The error did not come from outside, so it would come again."""
+    """The error did not come from outside, so another attempt would repeat it."""
     failed = situation.next.failed_worker
     return failed is not None and not was_killed(failed[1])
 
@@ -88,7 +90,7 @@ def next_node_unusable(situation: JobSituation) -> bool:
 
 
 def next_device_without_worker(situation: JobSituation) -> bool:
-    """No worker can start there. If a worker died while it prepared, its own record decides, which comes later."""
+    """No worker can start on the device. A worker that died while it prepared is handled by a later row."""
     return situation.next.without_worker is not None
 
 
@@ -107,7 +109,7 @@ def stalled_between_nodes_that_cannot_connect(situation: JobSituation) -> bool:
 
 
 def next_nodes_cannot_connect(situation: JobSituation) -> bool:
-    """The pair are neighbours or replicas. The plan is dropped; this counts against neither node."""
+    """The two nodes are neighbours or replicas. The plan is dropped; this counts against neither node."""
     return bool(blocked_links(situation.next))
 
 
@@ -129,12 +131,12 @@ def failure_budget_spent(situation: JobSituation) -> bool:
 
 
 def node_saw_later_plan(situation: JobSituation) -> bool:
-    """etcd was restored from an older copy of itself: nodes do not obey earlier plans."""
+    """etcd was restored from an older backup. Nodes do not obey plans that are older than one they saw."""
     return situation.known_generation > situation.job.phase.generation
 
 
 def workers_late(situation: JobSituation) -> bool:
-    """The workers are late to start, or late to reach the end after others have."""
+    """The workers are late to start, or late to reach the end after others reached it."""
     return bool(situation.lost.late)
 
 
@@ -152,7 +154,9 @@ def no_node_left_after_drain(situation: JobSituation) -> bool:
 
 
 def node_draining(situation: JobSituation) -> bool:
-    """A worker that is still loading its layers is not prepared for another plan: it runs first."""
+    """A node of the plan drains. A worker that still loads its layers must run before another plan is
+    prepared for it.
+    """
     return (
         bool(situation.current.draining)
         and situation.now >= situation.deadlines.change
@@ -189,12 +193,12 @@ def better_plan_found(situation: JobSituation) -> bool:
 
 
 def outlook_changed(situation: JobSituation) -> bool:
-    """The text about a faster plan that is not worth a change has other words, or clearly different numbers."""
+    """The text about a faster plan that is not worth a change now differs in words or clearly in numbers."""
     return _may_change(situation) and is_news(situation.job.phase.outlook, outlook_text(situation))
 
 
 def outlook_text(situation: JobSituation) -> str:
-    """Return why a clearly faster plan is not taken; empty: no such plan exists, or it is taken."""
+    """Return why a clearly faster plan is not taken; empty: no faster plan exists, or it is taken."""
     verdict = situation.plans.verdict
     return verdict.reason if verdict is not None and verdict.is_close else ""
 
@@ -215,7 +219,7 @@ def workers_late_to_stop(situation: JobSituation) -> bool:
 
 
 def checkpoint_late(situation: JobSituation) -> bool:
-    """All workers have stopped, and durable storage does not take every file in time."""
+    """All workers have stopped, and durable storage does not receive every file in time."""
     return _saves(situation, Save.CHECKPOINT) and situation.now >= situation.deadlines.stop and not situation.lost.late
 
 
@@ -299,7 +303,9 @@ def next_node_draining_and_others_left(situation: JobSituation) -> bool:
 
 
 def next_node_stays_out(situation: JobSituation) -> bool:
-    """The node does not act on a plan that it has not written down. If all are ready, the plan comes into force."""
+    """The node does not act on a plan that it could not persist. If all workers are ready, the plan takes effect
+    anyway.
+    """
     if situation.next.staying_out is None:
         return False
     return not all_next_workers_ready(situation) or isinstance(situation.plans.recovery, ClusterPlan)
@@ -326,12 +332,12 @@ def recovery_wait_reason_changed(situation: JobSituation) -> bool:
 
 
 def planning_wait_changed(situation: JobSituation) -> bool:
-    """The rows above need a plan whose computation takes long enough to be noticed; or they no longer do."""
+    """A row above needs a plan that takes noticeably long to compute, or no longer needs one."""
     return (planning_since(situation) > 0) != (situation.job.phase.planning_since > 0)
 
 
 def planning_since(situation: JobSituation) -> float:
-    """Return since when the job waits for a plan, in seconds since the epoch; 0: it does not wait, or not for long."""
+    """Return since when the job waits for a plan, in seconds since the epoch; 0: it does not wait, or only briefly."""
     since = situation.plans.inquiry.waits_since
     is_long = since is not None and situation.now >= since + TELL_AFTER_S
     return situation.written_at - (situation.now - since) if since is not None and is_long else 0.0

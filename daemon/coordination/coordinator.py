@@ -1,7 +1,7 @@
-"""Decides when a job moves from phase to phase: one table, and the function that reads it. Pure.
+"""Decides when a job moves from phase to phase: one table, and the function that evaluates it. Pure.
 
-`decide` looks at the present state and at no event, so any daemon can take over at any moment: it reads etcd and
-continues. Commands that are lost, late or overtaken are simply decided again.
+`decide` depends on the present state only, not on past events. So any daemon can take over at any moment: it reads
+etcd and continues. A command that is lost, late or overtaken is simply decided again.
 """
 
 from collections.abc import Callable
@@ -108,7 +108,9 @@ PAUSED, FINISHED, FAILED, CANCELLED = Phase.PAUSED, Phase.FINISHED, Phase.FAILED
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """In `phase`, if `condition` is the first that holds: write the keys of `action`, and go to `next_phase`."""
+    """One row: in `phase`, if `condition` is the first that holds, write the keys of `action` and go to
+    `next_phase`.
+    """
 
     phase: Phase
     condition: Callable[[JobSituation], bool]
@@ -228,10 +230,10 @@ TABLE: Final = (
     #
     Row(FINISHED, old_checkpoints_to_delete, delete_checkpoints, FINISHED),
 )
-"""The whole table. Conditions are tried from the top; no row leads out of finished and cancelled."""
+"""The whole table. Conditions are tried from top to bottom; no row leads out of finished and cancelled."""
 
 OFFERS: Final = (offer_first_plan, offer_change, recover)
-"""Actions that give devices away."""
+"""Actions that assign devices to a job."""
 ROWS: Final = {phase: tuple(row for row in TABLE if row.phase is phase) for phase in Phase}
 
 
@@ -251,9 +253,9 @@ def decide(
     plans: the source of plans; None: they are computed at once.
     """
     if view.steady_since is None:
-        return Decision()  # etcd is away: the view may be long out of date, and no write is possible
+        return Decision()  # etcd is unreachable: the view may be long out of date, and no write is possible
     if view.epoch and view.started_at is not None and now < view.started_at + LEASE_TTL_S:
-        # etcd went back in time: first every node reports the generations that it has seen
+        # etcd was restored from a backup: first every node reports the generations that it has seen
         return Decision(wake_at=view.started_at + LEASE_TTL_S)
     commands: list[Command] = []
     deadlines: list[float] = []
@@ -272,7 +274,7 @@ def decide(
             plan_source=plans or PlansAtOnce(),
         )
         for job in in_turn(view, now=now)
-        if not view.why_set_aside(job.name)  # its devices stay its own
+        if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
     claims = settle_claims(situations, view, now=now)
     ahead: list[str] = []
@@ -287,7 +289,7 @@ def decide(
             if (raised := claims.errors.get(job.name)) is not None:
                 raise raised
             judged = _judge(situation)
-        except Exception as error:  # an error about one job: the others are decided about without it
+        except Exception as error:  # an unexpected error concerns one job; the other jobs are still decided about
             found = broken(job.name, error)
             judged = _Judged(command=give_up(situation, found, error))
             broken_jobs.append(found)
@@ -319,7 +321,7 @@ class _Judged:
 
     command: Command | None
     takes: frozenset[DeviceKey] = frozenset()
-    """Devices that the command gives to the job."""
+    """Devices that the command assigns to the job."""
     deadlines: tuple[float, ...] = ()
     missing: tuple[PlanRequest, ...] = ()
     stale: tuple[PlanRequest, ...] = ()
@@ -350,7 +352,9 @@ def _judge(situation: JobSituation) -> _Judged:
 
 
 def first_row(situation: JobSituation) -> Row | None:
-    """Return the first row of the table that holds, if any. A condition that needs a missing plan does not hold yet."""
+    """Return the first row of the table whose condition holds. A condition that needs a missing plan does not
+    hold yet.
+    """
 
     def holds(row: Row) -> bool:
         try:
@@ -362,7 +366,7 @@ def first_row(situation: JobSituation) -> Row | None:
 
 
 def _command(situation: JobSituation, row: Row) -> Command | None:
-    """Return the row's command; None: it needs a plan which is missing."""
+    """Return the row's command; None: its plan is still missing."""
     try:
         return row.action(situation, row.next_phase)
     except PlanMissingError:
@@ -401,7 +405,7 @@ def waits(situation: JobSituation) -> tuple[float, ...]:
 
 
 def _reconsidered_at(situation: JobSituation) -> float:
-    """Return the moment of `JobSituation.reconsidered_at`; without the plan that it needs, never."""
+    """Return the time of `JobSituation.reconsidered_at`; never, if the plan that it needs is missing."""
     try:
         return situation.plans.reconsidered_at
     except PlanMissingError:

@@ -24,7 +24,7 @@ from headway.daemon.view.quarantine import QUARANTINE_AFTER
 PATIENCE_SNAPSHOTS: Final = 2
 """Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""
 LONGEST_PATIENCE_S: Final = 6 * LEASE_TTL_S
-"""For that wait as a whole: a node that comes and goes for ever must not hold a job up."""
+"""Limit of that whole wait: a node that keeps joining and leaving must not delay a job without end."""
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, wr
 from headway.stages.state.layer_state import LayerState
 
 HeldSession = WorkerSession[LayerState, Journal, TokenShards]
-"""A session that holds real tensors."""
+"""A session that holds tensors."""
 
 
 def has_journal(start: Start) -> bool:
@@ -26,9 +26,10 @@ def has_journal(start: Start) -> bool:
 
 
 def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
-    """Return the parts that the start takes from this process. Reads and drops nothing yet.
+    """Return the parts that the start takes from this process. It reads and drops nothing yet.
 
-    Raises OrderRefusedError when a layer has no source, an impossible one, or is not held as the start requires.
+    Raises OrderRefusedError when a layer has no source, an impossible source, or is not held as the start requires.
+
     """
     sources = {source.layer: source.WhichOneof("source") for source in start.sources}
     needed = [*start.stage.layers]

@@ -1,4 +1,6 @@
-"""Everything that reaches a worker's main thread, in one queue: `StageWorker` takes each item, run or no run."""
+"""The one queue of everything that reaches a worker's main thread. `StageWorker` takes each item, in or
+between runs.
+"""
 
 from queue import SimpleQueue
 
@@ -7,6 +9,6 @@ from headway.stages.links.link import Frame, LinkLost
 from headway.stages.state.snapshot_writer import SnapshotEnded
 
 WorkerItem = Order | Frame | LinkLost | SnapshotEnded | BaseException
-"""From the daemon, from the links, from the snapshot writer; an exception is another thread's failure."""
+"""An item from the daemon, from the links or from the snapshot writer; an exception is another thread's failure."""
 
 WorkerInbox = SimpleQueue[WorkerItem]

@@ -26,7 +26,7 @@ link that was open.
 
 
 class Neighbours:
-    """Opens and closes the links, and clears their remains from the inbox."""
+    """Opens and closes the links of a generation, and removes their last frames from the inbox."""
 
     def __init__(self, endpoint: LinkEndpoint, collective: CollectiveEndpoint, inbox: WorkerInbox) -> None:
         self._endpoint = endpoint
@@ -37,9 +37,10 @@ class Neighbours:
         """Peer name of each link to the peer's position in the plan."""
 
     def open(self, start: Start, spec: JobSpec, context: StageContext) -> StageLinks:
-        """Open the links of this generation, after the earlier generation's are closed and forgotten.
+        """Open the links of this generation. The previous generation's links are closed first.
 
         There is one link to each neighbour for all groups. Raises OrderRefusedError when a group has no neighbour.
+
         """
         self.close()
         num_groups = spec.train.reduction_groups
@@ -89,7 +90,8 @@ class Neighbours:
             terms = self._terms(start, spec, peer, contracts[peer.worker], context, FIRST_ANSWER)
             links[peer.worker] = self._endpoint_of(peer).dial(terms)
         self._positions = {link.peer: worker for worker, link in links.items()}
-        self._links += links.values()  # last, because `broken` may be called meanwhile, and has to find their positions
+        # last: other threads call `broken`, which looks up the positions of the links it finds
+        self._links += links.values()
         for worker, codec in codecs.items():
             if codec:
                 links[worker] = CodedLink(links[worker], codec, spec.train)
@@ -100,12 +102,12 @@ class Neighbours:
         )
 
     def position_of(self, peer: str) -> int:
-        """Return the position in the plan of the neighbour with this name; -1: no link has it."""
+        """Return a neighbour's position in the plan by its name; -1: no link has this name."""
         return self._positions.get(peer, -1)
 
     @property
     def broken(self) -> list[int]:
-        """Return the positions of the neighbours whose link is broken now. From any thread."""
+        """Return the positions of the neighbours whose link is broken now. Any thread may call it."""
         broken = (
             self.position_of(link.peer)
             for link in tuple(self._links)
@@ -114,7 +116,7 @@ class Neighbours:
         return [position for position in broken if position >= 0]
 
     def close(self) -> None:
-        """Close the links. A closed link delivers nothing, and its earlier frames in the inbox are of no use."""
+        """Close the links. A closed link delivers nothing; frames already in the inbox are dropped."""
         for link in self._links:
             link.close()
         self._links.clear()
@@ -155,7 +157,7 @@ class Neighbours:
 
 
 def _until_dialled(start: Start, spec: JobSpec) -> timedelta:
-    """Return the time for a neighbour to dial: it loads its layers first."""
+    """Return how long a neighbour may take to dial, because it loads its layers first."""
     return timedelta(seconds=start.neighbours_load_s + spec.fault.link_timeout_s) + FIRST_ANSWER
 
 

@@ -1,7 +1,7 @@
 """Redirects a worker's standard output and error: to its job's log while it serves one, else to their first target.
 
-File descriptors 1 and 2 themselves are moved, so that output of C++ or a crash handler arrives too. The file is
-appended to, because the workers of a node may share it, and put aside as `<name>.1` when it has grown too long.
+It moves file descriptors 1 and 2 themselves, so that output of C++ or of a crash handler arrives too. It appends,
+because the workers of a node may share the file, and renames a full file to `<name>.1`.
 """
 
 import os
@@ -28,7 +28,7 @@ class WorkerOutput:
         self.rotate()
 
     def restore(self) -> None:
-        """Print to the process's first targets."""
+        """Print to the process's first targets again."""
         self._path = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -36,7 +36,7 @@ class WorkerOutput:
             os.dup2(original, fd)
 
     def rotate(self) -> None:
-        """Begin a new file if this one is full, or if another worker has put it aside."""
+        """Start a new file if this one is full, or if another worker has renamed it."""
         path = self._path
         if path is None:
             return

@@ -1,4 +1,4 @@
-"""A stage whose layers take as long as a test says: a fault point at each layer's forward and backward."""
+"""A stage whose layers take a minimum time that a test sets, by a fault point at each layer's forward and backward."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,14 +12,15 @@ from headway.stages.stage.graph import StageGraph
 
 
 class PacedGraph(StageGraph):
-    """It computes the bits of a StageGraph.
+    """Computes the same bits as a StageGraph.
 
-    An operation begins to count when it is called, and each layer adds its seconds. So other processes of this machine
-    delay an operation only if they take more from it than it rests.
+    The minimum time starts when the operation is called, and each layer adds its seconds. So other processes of this
+    machine delay an operation only if they cost it more time than it would rest.
+
     """
 
     def __init__(self, *arguments: Any, on_layer: Callable[[str, str], None], **more: Any) -> None:
-        """on_layer is told of `forward` or `backward` and the layer's name. The rest is StageGraph's."""
+        """on_layer: receives `forward` or `backward` and the layer's name. The other arguments are StageGraph's."""
         super().__init__(*arguments, **more)
         self._due = 0.0
         register_action(PACE, self._rest)
@@ -28,12 +29,12 @@ class PacedGraph(StageGraph):
                 module.register_forward_hook(partial(_computed, on_layer, str(layer.name)))
 
     def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
-        """As the stage's own, later."""
+        """Compute the stage's forward, not faster than its layers' minimum times."""
         self._due = perf_counter()
         return super().forward(key, inputs, targets, version=version)
 
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-        """As the stage's own, later."""
+        """Compute the stage's backward, not faster than its layers' minimum times."""
         self._due = perf_counter()
         return super().backward(key, gradient)
 
@@ -46,7 +47,7 @@ class PacedGraph(StageGraph):
 def _computed(
     on_layer: Callable[[str, str], None], layer: str, _module: nn.Module, _inputs: object, output: Tensor
 ) -> Tensor:
-    """A forward hook. The view keeps this hook behind those on the layer's output: the layer above ends before it."""
+    """A forward hook. The view runs it after the hooks on the layer's output, because the layer above ends first."""
     on_layer("forward", layer)
     if output.requires_grad:
         output.register_hook(lambda _gradient: on_layer("backward", layer))  # type: ignore[no-untyped-call]

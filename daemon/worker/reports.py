@@ -33,7 +33,7 @@ def snapshot_written(item: SnapshotEnded) -> Report:
 
 
 def snapshot_missed(item: SnapshotEnded, *, reason: str, factor: int) -> Report:
-    """Report a snapshot that was not written, or one so late that only every factor-th follows."""
+    """Report a snapshot that was not written, or one so late that only every factor-th is written from now on."""
     missed = SnapshotMissed(
         job=item.job,
         generation=item.generation,

@@ -1,4 +1,4 @@
-"""Who hears of a run's moments in a worker: goodput, the last operations, the history, tests, the daemon."""
+"""Forwards a run's moments to its observers: goodput, the last operations, the history, tests, the daemon."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from headway.stages.telemetry.recent_ops import RecentOps
 
 
 class RunObserver:
-    """A `StageObserver` of one generation. Others may read `running` and `recent` from any thread."""
+    """A `StageObserver` of one generation. Other threads may read `running` and `recent`."""
 
     def __init__(
         self,
@@ -21,10 +21,10 @@ class RunObserver:
         on_operation: Callable[[Op], None] | None,
         on_batch: Callable[[JournalRow], None],
     ) -> None:
-        """on_operation: is told of each operation that has ended. None: no test looks on."""
+        """on_operation: is called after each operation, for tests; None: no test observes."""
         self.recent = recent
         self.running: type[Op] | None = None
-        """The kind of the operation that runs now."""
+        """Kind of the operation that runs now."""
         self._goodput = goodput
         self._history = history
         self._on_operation = on_operation
@@ -32,7 +32,7 @@ class RunObserver:
 
     @property
     def expected_s(self) -> float:
-        """Seconds of an operation like the one that runs now; between two of them, of any."""
+        """Return the expected seconds of the running operation; between operations, of an operation of any kind."""
         return self.recent.typical_s(self.running)
 
     def waits(self, what: str, now: float) -> None:

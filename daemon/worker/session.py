@@ -1,7 +1,7 @@
-"""The state of a worker, and the orders that it may obey: no IO, no clock, no tensor is touched here.
+"""The state of a worker, and which orders it may execute. It does no IO, reads no clock and touches no tensor.
 
-A worker serves one job at a time. Its layers outlive a generation: they are live at the boundary where the last run
-stopped, until a Start names the layers that stay, or Release ends the job.
+A worker serves one job at a time. Its layers outlive a generation: they stay live at the boundary where the last run
+stopped, until a Start names the layers to keep, or Release ends the job.
 """
 
 from collections.abc import Iterable
@@ -31,18 +31,18 @@ class OrderRefusedError(Exception):
 
 @dataclass(slots=True)
 class WorkerSession(Generic[LayerT, JournalT, TokensT]):
-    """One job's part on this worker. An empty `job` means that it serves none."""
+    """One job's part on this worker. An empty `job` means that the worker serves none."""
 
     job: str = ""
     spec: JobSpec | None = None
     tokens: TokensT | None = None
-    """Open data, on a worker that was prepared as the first stage."""
+    """The open data, on a worker that was prepared as the first stage."""
     prepared: int = NO_GENERATION
     """Newest generation that was prepared."""
     generation: int = NO_GENERATION
-    """Generation in force here: that of the last Start."""
+    """Generation of the last Start."""
     timeline: int = NO_GENERATION
-    """Timeline of the last Start, and of the live layers."""
+    """Timeline of the last Start and of the live layers."""
     stage: int = 0
     """Stage of the last Start."""
     is_running: bool = False
@@ -50,25 +50,23 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
     """Boundary of the live layers; None while they are between boundaries."""
     layers: dict[str, LayerT] = field(default_factory=dict)
     journal: JournalT | None = None
-    """Journal, on the last stage."""
+    """The journal, on the last stage."""
 
     def admit_prepare(self, job: str, generation: int) -> None:
-        """Admit a Prepare. Raises OrderRefusedError for another job than the served one, or a generation that
-        is over.
-        """
+        """Admit a Prepare. Raises OrderRefusedError if the worker serves another job, or the generation has ended."""
         if self.job and job != self.job:
             raise OrderRefusedError(f"job {job}: this worker serves job {self.job} until it is released")
         if self.job and generation <= self.generation:
             raise self._stale(generation)
 
     def did_prepare(self, job: str, generation: int, *, spec: JobSpec, tokens: TokensT | None) -> None:
-        """Note a finished Prepare. Open data stays open."""
+        """Record a finished Prepare. Open data stays open."""
         self.job, self.spec = job, spec
         self.prepared = max(self.prepared, generation)
         self.tokens = tokens if tokens is not None else self.tokens
 
     def admit_start(self, job: str, generation: int) -> JobSpec:
-        """Admit a Start; return the job's spec. Raises OrderRefusedError for a generation that is over or was never
+        """Admit a Start; return the job's spec. Raises OrderRefusedError if the generation has ended or was never
         prepared.
         """
         self._admit_job(job)
@@ -89,20 +87,20 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
                 raise OrderRefusedError(f"layer {layer} is held on timeline {self.timeline}, not on {timeline}")
 
     def keep(self, layers: Iterable[str]) -> None:
-        """Drop all layers, and the journal, except these: a start is about to load the others."""
+        """Drop all layers and the journal, except these, before a start loads the others."""
         kept = frozenset(layers)
         self.layers = {name: layer for name, layer in self.layers.items() if name in kept}
         self.journal = self.journal if JOURNAL in kept else None
 
     def live_layer(self, layer: str, boundary: int) -> LayerT:
-        """Return a layer that is held at this boundary. Raises OrderRefusedError when it is not."""
+        """Return a layer held at this boundary. Raises OrderRefusedError if it is not held."""
         if layer not in self.layers:
             raise OrderRefusedError(f"layer {layer} is not held here")
         self.admit_boundary(boundary)
         return self.layers[layer]
 
     def live_journal(self, boundary: int) -> JournalT:
-        """Return the journal that is held at this boundary. Raises OrderRefusedError when it is not."""
+        """Return the journal held at this boundary. Raises OrderRefusedError if it is not held."""
         if self.journal is None:
             raise OrderRefusedError("the journal is not held here")
         self.admit_boundary(boundary)
@@ -124,21 +122,21 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         layers: dict[str, LayerT],
         journal: JournalT | None,
     ) -> None:
-        """Note a generation in force: its layers are held, all others are dropped."""
+        """Record that a generation has started: its layers are held, all others were dropped."""
         self.generation, self.boundary = generation, boundary
         self.timeline, self.stage = timeline, stage
         self.layers, self.journal = layers, journal
 
     def did_run(self) -> None:
-        """Note that the executor is about to change the layers."""
+        """Record that the executor is about to change the layers."""
         self.is_running, self.boundary = True, None
 
     def did_stop(self, boundary: int | None) -> None:
-        """Note that the executor has returned: at a boundary, or cut off between two."""
+        """Record that the executor has returned: at a boundary, or interrupted between two."""
         self.is_running, self.boundary = False, boundary
 
     def admit(self, job: str, generation: int) -> None:
-        """Admit an order about the generation in force. Raises OrderRefusedError for every other one."""
+        """Admit an order about the generation of the last Start. Raises OrderRefusedError for any other generation."""
         self._admit_job(job)
         if generation < self.generation:
             raise self._stale(generation)
@@ -165,4 +163,6 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
             raise OrderRefusedError(f"job {job} was not prepared here")
 
     def _stale(self, generation: int) -> OrderRefusedError:
-        return OrderRefusedError(f"generation {generation} of job {self.job} is over; {self.generation} is in force")
+        return OrderRefusedError(
+            f"generation {generation} of job {self.job} has ended; the worker runs {self.generation}"
+        )

@@ -1,4 +1,4 @@
-"""A worker's snapshots: opened with each run, spaced by order, and what the daemon is told of each that is over."""
+"""A worker's snapshots: opens them with each run, spaces them as ordered, and reports each result to the daemon."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class SnapshotReports:
-    """One per worker process. Belongs to its main thread."""
+    """The snapshots of one worker process. Only its main thread may use it."""
 
     def __init__(self, inbox: WorkerInbox, records: StageRecords, report: Callable[[Report], None]) -> None:
         self._writer = SnapshotWriter(inbox, on_file=records.file_written, on_done=records.snapshot_done)
@@ -31,7 +31,7 @@ class SnapshotReports:
         self._told_factor = 1
 
     def open(self, start: Start, spec: JobSpec, context: StageContext, live: Sequence[LayerName]) -> Snapshots | None:
-        """The snapshots of the run that begins. live: layers that no file of this boundary may have."""
+        """Open the snapshots of the run that begins. live: layers for which this boundary needs no file."""
         if not start.snapshot_dir:
             return None
         interval = SnapshotInterval(spec.fault.snapshot_every, spec.fault.checkpoint_every)
@@ -46,16 +46,16 @@ class SnapshotReports:
         return self._snapshots
 
     def let_go(self) -> bool:
-        """Cancel what is being written. False: the writer still reads the tensors."""
+        """Cancel the snapshot in progress. False: the writer still reads the tensors."""
         return self._writer.cancel(timeout_s=LETTING_GO_S)
 
     def close(self) -> bool:
-        """The run's layers are about to go. Returns as `let_go`."""
+        """Close the snapshots, because the run's layers are about to be freed. Returns as `let_go`."""
         self._snapshots, self._told_factor = None, 1
         return self.let_go()
 
     def space(self, factor: int) -> bool:
-        """Write only every factor-th from now on; False where no run writes any. Raises OrderRefusedError."""
+        """Write only every factor-th snapshot from now on. False: no run writes snapshots. Raises OrderRefusedError."""
         if self._snapshots is None:
             return False
         try:
@@ -66,7 +66,7 @@ class SnapshotReports:
         return True
 
     def ended(self, item: SnapshotEnded) -> None:
-        """A snapshot of the job that is served is in place, was not written, or was too late again."""
+        """Report that a snapshot of the served job was written, was missed, or was late again."""
         factor = self._snapshots.interval.factor if self._snapshots is not None else 1
         reason, event = item.trouble, "snapshot_missed"
         if not item.trouble:

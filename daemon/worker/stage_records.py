@@ -1,4 +1,4 @@
-"""A worker's traces for observers: last operations, its history's lines, places where tests let it fail."""
+"""A worker's traces for observers: the last operations, the lines of its history, and its fault points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,10 +32,12 @@ class _Recent:
 
 
 class StageRecords:
-    """The records of one process. Facts about the Start in force are added to everything."""
+    """The records of one process. Each record carries the facts of the current Start."""
 
     def __init__(self, history_dir: Path | None, *, node: str, incarnation: str, are_launches: bool = False) -> None:
-        """history_dir: None: no history is written. are_launches: a device works after the operations' times."""
+        """history_dir: None: no history is written. are_launches: operation times are those of launches, the device
+        runs later.
+        """
         self.history: HistoryFile | None = None
         self._recent = _Recent()
         self._are_launches = are_launches
@@ -48,7 +50,7 @@ class StageRecords:
         self._boundary = 0
 
     def begin(self, start: Start) -> None:
-        """Begin the records of a start. Raises OSError when the history cannot be written."""
+        """Begin the records of a Start. Raises OSError when the history cannot be written."""
         if start.job_name != self._job:
             self.release()
         if self.history is None and self._history_dir is not None:
@@ -77,7 +79,7 @@ class StageRecords:
         )
 
     def release(self) -> None:
-        """Note that the job is over here."""
+        """Record that the job has ended on this worker."""
         if self.history is not None:
             self.history.close()
         self.history, self._job = None, ""
@@ -85,18 +87,18 @@ class StageRecords:
 
     @property
     def typical_s(self) -> float:
-        """Median seconds of the last operations since the Start in force. May be called from any thread."""
+        """Median seconds of the last operations since the current Start. Any thread may call it."""
         return self._recent.ops.typical_s()
 
     def observer(self, goodput: Goodput, on_batch: Callable[[JournalRow], None]) -> RunObserver:
-        """Of the run of the Start in force."""
+        """Return the observer of the current Start's run."""
         on_operation = self._operated if is_armed() else None
         return RunObserver(
             goodput, self._recent.ops, history=self.history, on_operation=on_operation, on_batch=on_batch
         )
 
     def recent(self, request: int) -> RecentOperations:
-        """Return the answer to a TellOperations. May be called from any thread."""
+        """Return the answer to a TellOperations. Any thread may call it."""
         recent = self._recent
         done = recent.ops.newest
         return RecentOperations(
@@ -119,7 +121,7 @@ class StageRecords:
             self.history.event(name, **fields)
 
     def loading(self, source: LayerSource) -> None:
-        """Note that a layer is about to be loaded from its source."""
+        """Record that a layer is about to be loaded from its source."""
         kind = source.WhichOneof("source") or ""
         fault_point("load", layer=source.layer, source=kind, path=source.path, boundary=self._boundary, **self._facts)
         self.event(
@@ -131,19 +133,19 @@ class StageRecords:
         )
 
     def layer_paced(self, op: str, layer: str) -> None:
-        """The forward of a layer has run, or its backward is about to."""
+        """Reach the fault point after a layer's forward or before its backward."""
         fault_point(LAYER_PLACE, op=op, layer=layer, kind=layer.partition(".")[0], **self._facts)
 
     def file_written(self, snapshot: Snapshot, layer: LayerName) -> None:
-        """Note one file in place; in the snapshot writer's thread."""
+        """Record one file in place; in the snapshot writer's thread."""
         fault_point("snapshot.file_written", boundary=snapshot.boundary, layer=layer, **self._facts)
 
     def snapshot_done(self, snapshot: Snapshot) -> None:
-        """Note all files in place, before they are reported; in the snapshot writer's thread."""
+        """Record that all files are in place, before this is reported; in the snapshot writer's thread."""
         fault_point("snapshot.done", boundary=snapshot.boundary, **self._facts)
 
     def snapshot_written(self, item: SnapshotEnded) -> None:
-        """Note that all files of a boundary are in place."""
+        """Record that all files of a boundary are in place."""
         log.info("snapshot_written", job=item.job, boundary=item.boundary, layers=list(item.files))
         self.event(
             "snapshot_written",
@@ -153,7 +155,7 @@ class StageRecords:
         )
 
     def _operated(self, op: Op) -> None:
-        """An operation is done; its frames are on their way."""
+        """Record an operation that is done; its frames are on their way."""
         microbatch = None if isinstance(op, Update) else op.microbatch
         kind = type(op).__name__.lower()
         fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)

@@ -1,6 +1,6 @@
-"""Obeys the daemon's orders in the worker's main thread: prepares, runs and writes one stage at a time.
+"""Executes the daemon's orders in the worker's main thread: prepares, runs and writes one stage at a time.
 
-What is held and what may be ordered is worker/session.py's knowledge; this module does the work that follows.
+worker/session.py knows which layers are held and which orders are allowed; this module does the work.
 """
 
 import gc
@@ -60,15 +60,15 @@ from headway.stages.telemetry.goodput import IDLE, REPLAN, Goodput
 log = structlog.get_logger()
 
 IDLE_S = 0.5
-"""Before an idle worker measures its device: orders come first."""
+"""Idle time after which a worker measures its device; orders come first."""
 
 _BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, CompilationError, OSError)
-"""What makes an order impossible and leaves the worker usable."""
+"""Errors that make an order impossible and leave the worker usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What computes at the moment, and what others may ask about it."""
+    """The run in progress, with the parts that orders and heartbeats ask."""
 
     executor: Executor
     loop: StageLoop[WorkerItem]
@@ -76,7 +76,9 @@ class _Run:
 
 
 class StageWorker:
-    """`serve` runs in the main thread until Quit; `heartbeat` may be called from any."""
+    """Executes one order after the other. `serve` runs in the main thread until Quit; any thread may call
+    `heartbeat`.
+    """
 
     def __init__(
         self,
@@ -98,15 +100,17 @@ class StageWorker:
         self._control: WorkerControl | None = None
         self._run: _Run | None = None
         self._batch = -1
-        """Where the last run ended."""
+        """Batch at which the last run ended."""
         self._goodput = Goodput()
         self._snapshots = SnapshotReports(inbox, records, self._report)
         self._deferred: Order | None = None
-        """It has ended the run, and is obeyed next."""
+        """Order that interrupted the run; it is executed next."""
         self._is_quitting = False
 
     def serve(self, control: WorkerControl) -> None:
-        """Obey orders until Quit. Reports, and raises, whatever is neither a bad order's nor a neighbour's fault."""
+        """Execute orders until Quit. Any error that is neither a bad order's nor a neighbour's is reported
+        and raised.
+        """
         self._control = control
         try:
             while not self._is_quitting:
@@ -119,7 +123,7 @@ class StageWorker:
         self._snapshots.let_go()
 
     def _next(self) -> WorkerItem:
-        """What comes next. A worker that has nothing to do for a moment measures its device, if it was told to."""
+        """Wait for the next item. A worker that stays idle measures its device first, if the daemon asked for it."""
         if self._device.is_to_be_measured and not self._session.job:
             try:
                 return self._inbox.get(timeout=IDLE_S)
@@ -128,7 +132,7 @@ class StageWorker:
         return self._inbox.get()
 
     def heartbeat(self) -> Heartbeat:
-        """What this worker is doing now."""
+        """Return what this worker is doing now."""
         self._output.rotate()
         session, run, goodput = self._session, self._run, self._goodput
         beat = Heartbeat(job=session.job, generation=session.generation, device_speed=self._device.speed)
@@ -151,7 +155,7 @@ class StageWorker:
         return beat
 
     def _take(self, item: WorkerItem) -> None:
-        """Everything from the inbox comes here: between two operations of a run, or while none runs."""
+        """Handle one item of the inbox: between two operations of a run, or while no run is active."""
         run = self._run
         match item:
             case Frame() | LinkLost() if run is not None:
@@ -205,7 +209,7 @@ class StageWorker:
             self._report(Report(refused=refused))
 
     def _end_run_first(self, order: Order) -> None:
-        """An order that nothing may run beside ends the run, and comes again."""
+        """Abort the run, if one is active, and execute the order after it: both cannot happen at once."""
         if self._run is not None:
             self._deferred = order
             raise AbortedError(f"order {order.WhichOneof('order')}")
@@ -264,7 +268,7 @@ class StageWorker:
 
     def _write(self, order: control_pb2.Write) -> None:
         if not self._snapshots.let_go():
-            # Of the same boundary, perhaps: when it ends it would take away what is written now.
+            # It may write the same boundary, and its end would delete the files that are written now.
             raise OrderRefusedError("the writer has not let go of an earlier snapshot")
         wrote = write_layers(order, self._session)
         log.info("layers_written", job=order.job_name, boundary=order.boundary, layers=list(order.layers))
@@ -335,7 +339,7 @@ class StageWorker:
         self._compute(run)
 
     def _compute(self, run: _Run) -> None:
-        """To the next boundary, unless an order or a neighbour's end comes first."""
+        """Run to the next boundary, unless an order or the loss of a neighbour interrupts."""
         session = self._session
         session.did_run()
         self._run = run
@@ -371,7 +375,7 @@ class StageWorker:
         self._report_at_boundary(boundary)
 
     def _drop_all_but(self, live: Sequence[LayerName]) -> None:
-        """Free what the last run held before anything else is loaded: a device may have no room for both."""
+        """Free the last run's tensors before anything else is loaded: a device may lack room for both."""
         if not self._snapshots.close():
             log.warning("snapshot_writer_stuck", job=self._session.job)
         self._neighbours.close()

@@ -1,4 +1,4 @@
-"""What a Start order says: the context of the stage, and who around it holds which groups. Nothing is opened here."""
+"""Reads a Start order: the context of the stage, and which neighbour holds which groups. It opens nothing."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,9 @@ from headway.stages.stage.context import PATIENCE_S, StageContext
 
 
 def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageContext:
-    """The context of the run that begins. Raises OrderRefusedError when the replicas' groups do not fit together."""
+    """Return the context of the run that begins. Raises OrderRefusedError if the replicas' groups do not fit
+    together.
+    """
     replicas = replica_groups(start, spec.train.reduction_groups)
     return StageContext(
         model=spec.model,
@@ -38,14 +40,15 @@ def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageCon
 
 
 def groups_of(groups: Sequence[int], num_groups: int) -> tuple[int, ...]:
-    """Return the groups that a worker holds; none named: all."""
+    """Return the groups that a worker holds; all, if the order names none."""
     return tuple(groups) or tuple(range(num_groups))
 
 
 def replica_groups(start: Start, num_groups: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of each replica of the start's stage, sorted by the first; empty when there is only this one.
+    """Return the groups of each replica of the start's stage, sorted by the first; empty if the stage has one worker.
 
-    Raises OrderRefusedError unless every group is held exactly once.
+    Raises OrderRefusedError unless exactly one replica holds each group.
+
     """
     own = groups_of(start.stage.groups, num_groups)
     held = sorted([own, *(groups_of(sibling.groups, num_groups) for sibling in start.siblings)])
@@ -61,9 +64,11 @@ def leads(start: Start) -> bool:
 
 
 def by_group(peers: Iterable[Peer], own_groups: Sequence[int], num_groups: int, *, where: str) -> dict[int, Peer]:
-    """Return the neighbour that holds each of the own groups. where: `upstream` or `downstream`, for messages.
+    """Return, for each of the worker's groups, the neighbour that holds it. where: `upstream` or `downstream`, for
+    errors.
 
-    Raises OrderRefusedError when a group is held by none or by two.
+    Raises OrderRefusedError when no neighbour or two neighbours hold a group.
+
     """
     found: dict[int, Peer] = {}
     for peer in peers:
@@ -76,5 +81,5 @@ def by_group(peers: Iterable[Peer], own_groups: Sequence[int], num_groups: int, 
 
 
 def name_of(peer: Peer) -> str:
-    """Return the name for people: its stage, and its position in the plan if its stage has several workers."""
+    """Return a readable name: the stage, and the position in the plan if the stage has several workers."""
     return f"stage {peer.stage} worker {peer.worker}" if peer.groups else f"stage {peer.stage}"

@@ -1,4 +1,4 @@
-"""Loads what torch defers to its first use (its compiler's modules, the optimizers', kernels), once.
+"""Loads once what torch would load at first use: its compiler's modules, the optimizers' modules, kernels.
 
 An attached process is then ready in milliseconds, which is the purpose of a spare.
 """

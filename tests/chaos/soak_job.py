@@ -284,8 +284,8 @@ async def _leave_and_join(cluster: LocalCluster, node: str) -> None:
 
 
 def _how(blow: Blow) -> str:
-    how = "the same generation" if blow.new_generation is None else f"generation {blow.new_generation}"
-    return f"progress again after {blow.recovery_s:.2f} s, {how}, {blow.recomputed} recomputed"
+    how = "in the same generation" if blow.new_generation is None else f"in generation {blow.new_generation}"
+    return f"training continued after {blow.recovery_s:.2f} s {how}; batches recomputed: {blow.recomputed}"
 
 
 def _unmet(watcher: Watcher) -> list[str]:

@@ -127,7 +127,7 @@ def test_impossible_orders_are_refused_in_one_line(workers: list[Worker], make_c
     worker.expect("at_boundary")
     assert "generation 1 of job refused is over" in refusal(worker, prepare=case.prepare(1, 0, ONE_STAGE))
     stale = control_pb2.StopAt(job_name=case.name, generation=1, boundary=10)
-    assert "generation 1 of job refused is over; 2 is in force" in refusal(worker, stop_at=stale)
+    assert "generation 1 of job refused has ended; the worker runs 2" in refusal(worker, stop_at=stale)
     early = control_pb2.Write(
         job_name=case.name, generation=2, timeline=1, boundary=9, layers=["head"], directory=str(case.directory)
     )
