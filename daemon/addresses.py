@@ -1,4 +1,6 @@
-"""host:port and ranges of ports as text. An IPv6 host has brackets before a colon, and only there."""
+"""Reads and writes host:port, and ranges of ports. An IPv6 host needs brackets before a colon, no other host
+has them.
+"""
 
 from dataclasses import dataclass
 
@@ -13,18 +15,19 @@ class NodeEndpoint:
     """The address of a node's daemon, and the name with which it must answer."""
 
     name: str
-    """The node's name, in its certificate; empty: unknown, so the certificate must bear the dialled host."""
+    """The node's name in its certificate; empty: unknown, so the certificate must name the dialled host."""
     address: str
-    """host:port"""
+    """The address as host:port."""
 
     def __str__(self) -> str:
         return f"node {self.name} at {self.address}" if self.name else f"node at {self.address}"
 
 
 def split_address(text: str, key: str) -> tuple[str, int]:
-    """Return host, without its brackets, and port. Raises ConfigError, naming the setting's key, for any other text.
+    """Return the host without brackets, and the port. Raises ConfigError, naming the setting, for any other text.
 
-    A host with colons must have brackets, and no other host may.
+    A host with colons must have brackets, and no other host may have them.
+
     """
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -54,5 +57,5 @@ def read_ports(text: str, key: str) -> range:
 
 
 def bracketed(host: str) -> str:
-    """Return the host as it is written before a colon."""
+    """Return the host as it is written in front of a colon."""
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""Errors by who is to blame. Adapters translate grpc, etcd and file errors at the edge with `raise … from`."""
+"""Errors by cause. Adapters translate grpc, etcd and file errors at the edge with `raise … from`."""
 
 from dataclasses import dataclass
 
@@ -20,17 +20,18 @@ class ConfigError(Exception):
 
 
 class InvariantLostError(ConfigError):
-    """A daemon cannot keep one of its invariants, and ends. Nothing else ends a daemon that has joined:
+    """A daemon cannot keep one of its invariants, and exits. Nothing else ends a daemon that has joined:
 
     - another daemon has taken the node's name (node/registration.py),
-    - another daemon has the lock of its state folder (node/memory.py),
-    - etcd refuses this daemon's user or certificate, and goes on doing so (view/cluster_watch.py).
+    - another daemon holds the lock of its state folder (node/memory.py),
+    - etcd keeps refusing this daemon's user or certificate (view/cluster_watch.py).
+
     """
 
 
 @dataclass
 class StoreError(Exception):
-    """etcd refused a request, or did not answer. `target` is its address or a key."""
+    """etcd refused a request or did not answer. `target` is its address or a key."""
 
     target: str
     reason: str
@@ -67,11 +68,11 @@ class RecoveryError(Exception):
 
 
 class NoAccessError(RecoveryError):
-    """This node lacks the credentials or the package that a file system asks for; another node may have them."""
+    """This node lacks the credentials or the package for a file system; another node may have them."""
 
 
 class StorageAwayError(RecoveryError):
-    """A file system does not answer, or lacks a file that was read there before: an outage, charged to no node."""
+    """A file system does not answer, or lacks a file that was read before: an outage that counts against no node."""
 
 
 class DamagedCopyError(RecoveryError):

@@ -22,9 +22,9 @@ from typing import Any
 
 ENVIRONMENT = "HEADWAY_FAULTS_FILE"
 LAYER_PLACE = "layer"
-"""After each layer's forward, before its backward. A stage has this place only if the file names it at the start."""
+"""Reached after each layer's forward and before its backward. A stage has it only if the file names it at the start."""
 PACE = "pace"
-"""The action there: this layer takes at least so many seconds."""
+"""The action at that place: the layer takes at least so many seconds."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ def arm() -> None:
 
 
 def is_armed(place: str = "") -> bool:
-    """Return whether any fault could strike in this process or, given a place, is armed there."""
+    """Return whether any fault could strike in this process or, given a place, is armed at that place."""
     return _points.names(place) if place else _points.is_armed
 
 

@@ -1,1 +1,1 @@
-"""A node's work on plans: finds the due steps, and does them."""
+"""A node's part in plans: finds the steps that are due, and carries them out."""

@@ -1,7 +1,7 @@
-"""Carries out the steps that steps_due.py finds due, again at every change of the cluster or of a worker.
+"""Carries out the steps that steps_due.py finds, at every change of the cluster or of a worker.
 
-Orders go out at once. A step that waits (for etcd, transfers, files) is a task of its own, one per step at a time. A
-failed step rests a little and is due again. A step that keeps failing becomes the failure of its worker's generation.
+Orders go out at once. A step that waits (for etcd, transfers, files) becomes a task; each step has at most one task.
+A failed step is due again after a pause. A step that keeps failing fails its worker's generation.
 """
 
 import asyncio
@@ -89,29 +89,31 @@ WorkersStep = (
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
 """Errors that explain themselves; for any other the traceback is logged."""
 MAX_ATTEMPTS: Final = 5
-"""Failures before the worker's generation is given up. An outage of storage does not count."""
+"""Number of failures after which the worker's generation is given up. An outage of storage does not count."""
 REST_S: Final = 0.2
 """Pause after a first failure; it doubles with each further one, up to REST_S * 2**MAX_ATTEMPTS."""
 TRANSACTION_REST_S: Final = 0.02
-"""Pause after a comparison that did not hold: the view is about to catch up."""
+"""Pause after a failed comparison: the view is about to catch up."""
 NUM_MISSED_REMEMBERED: Final = 8
 """Number of boundaries of a generation whose missing snapshots are remembered."""
 WATCH_S: Final = 5.0
-"""A write of ours that the watch has not shown by then was undone: its lease ended, or etcd was replaced."""
+"""If the watch does not show our own write within this time, the write was undone: its lease ended, or etcd was
+replaced.
+"""
 
 
 class Agent:
-    """One node's part in every plan, during one incarnation."""
+    """One node's part in every plan, for one incarnation of its daemon."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._due = asyncio.Event()
         self._tasks: dict[object, tuple[Step, asyncio.Task[None]]] = {}
-        """Steps under way, by `name_of`."""
+        """Running steps, by `name_of`."""
         self._failures = StepFailures()
         self._resting: set[object] = set()
         self._broken: dict[str, str] = {}
-        """Jobs whose records raised an error at the last look, with the error."""
+        """Jobs whose records raised an error at the last look, with that error."""
         self._storage_troubles: set[str] = set()
         """Ailments of storage that could not be read at the last attempt."""
         self._data_paths: dict[str, str] = {}
@@ -210,9 +212,9 @@ class Agent:
                 self._due.clear()
 
     def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
-        """Start everything that is due. Returns whether that changed a worker's status, so that more may be due."""
+        """Start everything that is due. Return whether a worker's status changed by it, so that more may be due."""
         view = self._around.view
-        # etcd's history went back: revisions of our earlier writes mean nothing now.
+        # etcd was restored from a backup: revisions of our earlier writes mean nothing now
         if view.epoch != self._epoch:
             self._epoch = view.epoch
             self._written.clear()
@@ -242,7 +244,7 @@ class Agent:
         return has_changed
 
     def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
-        """Give an order, or start a task. Returns whether a worker's status changed. Raises the step's errors."""
+        """Send an order, or start a task. Return whether a worker's status changed. Raises the step's errors."""
         if isinstance(step, OrderStep):
             log_path, state_of = supervisor.log_path, self._around.library.state_of
             order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
@@ -273,12 +275,12 @@ class Agent:
         return False
 
     def _ended(self, step: Step) -> None:
-        """Forget the task; runs even if the task was cancelled before it began."""
+        """Forget the task. This also runs if the task was cancelled before it began."""
         self._tasks.pop(name_of(step), None)
         self._due.set()
 
     def _give_up_broken(self, broken: Mapping[str, Exception], node: NodeState, supervisor: Supervisor) -> None:
-        """Fail the workers of jobs whose records raise an error; other jobs are untouched."""
+        """Fail the workers of jobs whose records raise an error. Other jobs are not affected."""
         told, self._broken = self._broken, {name: in_one_line(error) for name, error in broken.items()}
         for name, reason in self._broken.items():
             if told.get(name) != reason:
@@ -293,16 +295,19 @@ class Agent:
                     supervisor.fail(worker.device_index, run_key, text)
 
     def _may_begin(self, step: Step) -> bool:
-        """Return whether no running step claims an object of this one, and its last failure was long enough ago."""
+        """Return whether no running step claims an object of this step, and the pause after its last failure
+        is over.
+        """
         claimed = claims(step, self._around.node)
         is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
         return is_free and name_of(step) not in self._resting and not self._is_under_way(step)
 
     def _end_unwanted_fetches(self, steps: list[Step]) -> None:
-        """End fetches that are no longer due, whose file goes, or whose holder is gone.
+        """End fetches that are no longer due, whose file is being deleted, or whose holder is gone.
 
-        A slow copy ends too, when a worker now waits for its file. Bytes from such a holder, or of such a copy, stay:
-        the next step continues from them.
+        A slow copy also ends when a worker now waits for its file. Bytes that were already fetched stay: the next step
+        continues from them.
+
         """
         wanted: dict[StateKey, frozenset[str]] = {}
         for step in steps:
@@ -346,7 +351,7 @@ class Agent:
         )
 
     def _look_at_jobs(self) -> None:
-        """Note the plans in force of jobs that etcd has or this node remembers, and the data that they may open."""
+        """Record the plans in force of all known jobs, and the data that they may open."""
         jobs = self._around.view.jobs.values()
         kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
         self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
@@ -358,7 +363,7 @@ class Agent:
         self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
 
     def _spec(self, job: str) -> JobSpec:
-        """Return a job's spec. Raises RecoveryError when the job was removed since the step was due."""
+        """Return a job's spec. Raises RecoveryError when the job was removed after the step became due."""
         view = self._around.view.jobs.get(job)
         if view is None or view.spec is None:
             raise RecoveryError(job, "was removed")
@@ -434,7 +439,7 @@ class Agent:
                 await self._keeper.delete(step)
 
     def _conditions(self, step: Step) -> list[Compare]:
-        """Require that the inputs of a record have not changed since it was decided about."""
+        """Return conditions that no input of a record has changed since the decision."""
         if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop):
             return []
         view = self._around.view
@@ -454,7 +459,7 @@ class Agent:
     async def _register(
         self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop, conditions: list[Compare]
     ) -> None:
-        """Write a record, if the plan by which it was decided is still the job's plan."""
+        """Write a record if the job's plan is still the one for which it was decided."""
         around = self._around
         key = etcd_key(step, around.node)
         job = around.view.jobs.get(job_of_step(step))
@@ -473,7 +478,7 @@ class Agent:
         log.info("record_written", key=key)
 
     def _remember(self, key: str, revision: int) -> None:
-        """Remember a write, so that no step follows a view that does not show it yet."""
+        """Remember a write, so that no step relies on a view that does not show it yet."""
 
         def forget() -> None:
             if self._written.get(key) == revision:
@@ -492,7 +497,7 @@ class Agent:
 
 
 def _storage_ailment(step: Step) -> str:
-    """Return the name of the ailment of a start's step that waits for storage; empty: it is no such step."""
+    """Return the ailment to report for a start's step that waits for storage; empty: it is another step."""
     if isinstance(step, OpenData):
         return data_ailment(step.run_key.job)
     return checkpoint_ailment(step.run_key.job) if isinstance(step, FetchState) and step.checkpoint_url else ""

@@ -1,4 +1,4 @@
-"""Finds out whether this node can use the checkpoint folders of its jobs, before anything is due there.
+"""Finds out whether this node can use the checkpoint folders of its jobs, before a step needs them.
 
 If credentials or a package are missing, other nodes read and write the job's checkpoints instead.
 """
@@ -25,11 +25,11 @@ LOOK_S: Final = 1.0
 AGAIN_S: Final = 60.0
 """Pause before an unusable folder is tried again."""
 MOST_AT_ONCE: Final = 8
-"""Maximum number of file systems looked at at once: those that have waited longest come first."""
+"""Maximum number of file systems checked at once; those that have waited longest come first."""
 
 
 class CheckpointAccess:
-    """The access of one node to folders in stores: a folder in the tree of files is equal for all processes."""
+    """Which folders in stores this node can use. A folder in the tree of files is the same for all processes."""
 
     def __init__(self, *, node: str, view: ClusterView, checkpoint_root: Path | None) -> None:
         self._node = node
@@ -37,15 +37,15 @@ class CheckpointAccess:
         self._checkpoint_root = checkpoint_root
         self._threads = FileThreads("access to checkpoint folders", silence_s=30.0, most_hung=1)
         self._looked_at: dict[str, float] = {}
-        """Job to the time of its next look."""
+        """Time of each job's next check."""
         self._under_way: set[str] = set()
-        """File systems that are being looked at: one that hangs delays no report about another."""
+        """File systems that are being checked. One that hangs delays no report about another."""
         self.lacking: dict[str, str] = {}
-        """Job to the reason why its folder cannot be used here."""
+        """Reason why a job's folder cannot be used here, by job."""
         self.on_change: Callable[[], None] = lambda: None
 
     def lacks(self, job: str, error: NoAccessError) -> None:
-        """Note that a file could not be read or written because access is missing."""
+        """Record that a file could not be read or written because access is missing."""
         if job not in self.lacking:
             log.warning("no_access_to_checkpoints", job=job, reason=str(error))
             self.lacking[job] = str(error)
@@ -53,8 +53,8 @@ class CheckpointAccess:
             self.on_change()
 
     async def run(self) -> None:
-        """Look at the folder of each job whose plan names this node, until cancelled."""
-        self._under_way.clear()  # a look that ended before its first step has not removed itself
+        """Check the folder of each job whose plan names this node, until cancelled."""
+        self._under_way.clear()  # a check that was cancelled before its first step has not removed itself
         async with asyncio.TaskGroup() as looks:
             while True:
                 for file_system, jobs in self._due().items():

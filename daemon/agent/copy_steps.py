@@ -14,13 +14,14 @@ from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration
 
 MAX_LAG: Final = 3
-"""Number of boundaries newer than the newest restorable one, without enough copies, that spaces snapshots out."""
+"""Snapshots are spaced out when this many boundaries newer than the newest restorable one lack copies."""
 
 
 def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
-    """Return, for every stage of which this node keeps copies, the oldest boundary that is neither here nor safe.
+    """Return, for every stage of which this node keeps copies, the oldest boundary that is neither here nor restorable.
 
-    While a job recovers, the places are those of the plan that is being prepared.
+    While a job recovers, the plan that is being prepared decides which nodes keep copies.
+
     """
     for job in view.jobs.values():
         yield from copy_steps_of(view, job, node)
@@ -84,10 +85,10 @@ def _oldest_missing(
 def _parts_to_fetch(
     plan: PlanRecord, stage_index: int, place: Place, node: NodeState, *, is_named: bool, has_missed: bool
 ) -> tuple[str, ...]:
-    """Return the parts that a place for copies does not write itself: a replica writes all of its own except the
-    journal.
+    """Return the parts that this node must fetch to hold a copy. A replica writes all its own parts except the journal.
 
-    A replica that could not write its snapshot, named or not, gets it from a sibling.
+    A replica that could not write its snapshot gets it from a sibling, even if the plan does not name it.
+
     """
     workers = plan.replicas[stage_index]
     lead = workers[0]

@@ -32,9 +32,9 @@ log = structlog.get_logger()
 
 SWEEP_PERIOD_S: Final = 60.0
 STRAY_AFTER_S: Final = 600.0
-"""An unknown file may be one that a worker is writing; after this time it is not."""
+"""Age after which an unknown file counts as stray; before, a worker may still be writing it."""
 LEFT_AFTER_S: Final = 120.0
-"""The time on timelines where no worker writes: a worker died in the middle of a file."""
+"""The same age on timelines where no worker writes: a worker died while writing the file."""
 NUM_COPIES: Final = 2
 """Number of files copied to one file system at once."""
 NUM_READS: Final = 4
@@ -46,7 +46,7 @@ NUM_AT_ONCE: Final = 2
 
 
 class StateKeeper:
-    """An agent's work on files, and its knowledge of them besides the store."""
+    """The agent's work on files, and what it knows about them beyond the store."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StateKeeper:
         outgoing: OutgoingTransfers,
         wrote_late: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """wrote_late(job): is called when a copy to its checkpoint folder ends after it was given up."""
+        """wrote_late: is called with the job when a copy to its checkpoint folder ends after it was given up."""
         self._node = node
         self._view = view
         self._store = store
@@ -72,17 +72,19 @@ class StateKeeper:
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
         self._reads = FileThreads("reads", num_at_once=NUM_READS)
         self.durable: set[StateKey] = set()
-        """Held files that are in the checkpoint folder too."""
+        """Held files that are also in the checkpoint folder."""
         self.troubles: dict[StateKey, str] = {}
-        """Held files that could not be copied there, with the reason."""
+        """Held files that could not be copied to the checkpoint folder, with the reason."""
 
     # --- From workers -----------------------------------------------------------------------------------------------
 
     def wrote(self, wrote: control_pb2.Wrote) -> str:
-        """Take in files that a worker wrote. Returns why they cannot be kept, or an empty text.
+        """Take in files that a worker wrote. Return why they cannot be kept, or an empty text.
 
-        Files outside the job's own past are deleted. So is all of a snapshot for which there is no room. A stop's files
-        are kept beyond the quota: without them, the work since the last boundary is lost.
+        Files outside the job's own past are deleted, and so is a snapshot that exceeds the quota. A stop's files are
+        kept
+        even beyond the quota: without them, the work since the last boundary would be lost.
+
         """
         job = self._view.jobs.get(wrote.job)
         timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
@@ -119,7 +121,7 @@ class StateKeeper:
                 self._store.delete(key)
 
     def _discard(self, paths: Iterable[Path]) -> None:
-        """Delete files that a worker wrote and nobody takes, except those that the store has."""
+        """Delete files that a worker wrote and no job needs, except those that the store holds."""
         known = {file.path for file in self._store.contents.values()}
         with contextlib.suppress(OSError):
             self._store.remove(path for path in paths if path not in known)
@@ -163,7 +165,9 @@ class StateKeeper:
                 raise error from second
 
     async def fetch_copies(self, step: FetchCopies) -> None:
-        """Fetch files of one boundary, a few at once. If one fails, its error is raised after the others are done."""
+        """Fetch files of one boundary, a few at once. If one fails, its error is raised after the others have
+        finished.
+        """
         at_once = asyncio.Semaphore(NUM_AT_ONCE)
         errors: list[Exception] = []
 
@@ -216,7 +220,8 @@ class StateKeeper:
     async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
         """Copy one file to durable storage; an error is kept as its trouble. Raises RecoveryError, ConfigError.
 
-        Two run at once on a file system: a network is used better, and training keeps its processor.
+        Two copies run at once per file system: that uses the network better and leaves the processor to training.
+
         """
         key = step.key
         job = self._job(key.job)
@@ -250,11 +255,11 @@ class StateKeeper:
             await self._copies.run(url, copy, on_late=lambda: self._wrote_late(key.job))
 
     async def delete(self, step: DeleteState) -> None:
-        """Forget files at once, and delete them in a thread: a large one takes its time."""
+        """Forget files at once, and delete them in a thread, because deleting a large file takes time."""
         await asyncio.to_thread(self._store.remove, self._store.forget(step.keys))
 
     def abandon(self, keys: Iterable[StateKey]) -> None:
-        """Drop the fetched bytes of these files, because they are not wanted."""
+        """Drop the bytes fetched so far of files that are no longer wanted."""
         for key in keys:
             self._store.abandon(key)
 
@@ -282,7 +287,7 @@ class StateKeeper:
             log.warning("stray_files_deleted", size_bytes=num_bytes)
 
     def _is_stopping(self, name: str) -> bool:
-        """Return whether a stop waits for a job's checkpoint, or no worker of it runs any more."""
+        """Return whether a stop waits for a job's checkpoint, or no worker of the job runs any more."""
         job = self._view.jobs.get(name)
         return job is None or job.plan is None or (job.stop is not None and job.stop.save is Save.CHECKPOINT)
 
@@ -296,7 +301,7 @@ class StateKeeper:
         )
 
     def _job(self, name: str) -> JobView:
-        """Return a job. Raises RecoveryError when it was removed since the step was due."""
+        """Return a job. Raises RecoveryError when it was removed after the step became due."""
         job = self._view.jobs.get(name)
         if job is None or job.spec is None:
             raise RecoveryError(name, "was removed")
@@ -313,6 +318,6 @@ def _uid(job: JobView) -> str:
 
 
 def _spread(holders: tuple[str, ...], reader: str) -> tuple[str, ...]:
-    """Return the holders, rotated for each reader: replicas of a stage do not all ask one holder."""
+    """Return the holders in an order that differs by reader, so that replicas do not all ask the same holder."""
     first = crc32(reader.encode()) % len(holders) if holders else 0
     return holders[first:] + holders[:first]

@@ -12,13 +12,13 @@ from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.orders import Source, SourceKind
 
 HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
-"""Time in sight of etcd without a break after which every living node has registered again, with its files."""
+"""Time of uninterrupted contact with etcd after which every living node has registered again, with its files."""
 
 
 def source_of(
     view: ClusterView, assignment: Assignment, part: str, node: NodeState
 ) -> Source | FetchState | GiveUp | None:
-    """Return the source of a part, or the step that would bring it here, or None while that is not known."""
+    """Return the source of a part, or the step that fetches it, or None while neither is known."""
     plan, worker = assignment.plan, assignment.worker
     if plan.source == "initial":
         return Source(part, SourceKind.INITIAL)
@@ -47,12 +47,12 @@ def source_of(
         expected = file.digest
         return FetchState(worker.device_index, assignment.run_key, key, same, "", expected)
     if told or not has_heard_all(view, node.now):
-        return None  # holders are away: either they come back, or their records go
+        return None  # its holders are away: either they come back, or their records expire
     return GiveUp(worker.device_index, assignment.run_key, f"no node holds {key}")
 
 
 def has_heard_all(view: ClusterView, now: float) -> bool:
-    """Return whether missing records prove absence: etcd may have been away for longer than a lease."""
+    """Return whether missing records prove absence: etcd may have been unreachable for longer than a lease."""
     return view.steady_since is not None and now >= view.steady_since + HEARD_AFTER_S
 
 
@@ -62,13 +62,15 @@ def _has(checkpoint: CheckpointRecord, key: StateKey) -> bool:
 
 
 def _is_living(view: ClusterView, job: JobView, key: StateKey, name: str) -> bool:
-    """Return whether the node that reported a file is there, in the incarnation that reported it."""
+    """Return whether the node that reported a file is up, in the incarnation that reported it."""
     node = view.nodes.get(name)
     return node is not None and node.incarnation == job.state[key.timeline, key.boundary][name].incarnation
 
 
 def _is_live(assignment: Assignment, part: str) -> bool:
-    """Return whether the worker has the part in its buffers, at the plan's boundary, from the generation before."""
+    """Return whether the worker still has the part in its buffers, at the plan's boundary, from the previous
+    generation.
+    """
     worker, stopped = assignment.worker, assignment.worker.stopped
     plan = assignment.plan
     is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline

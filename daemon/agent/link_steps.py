@@ -1,4 +1,4 @@
-"""Lists the links that a worker will have, and whom its node dials to prove them before the plan is in force. Pure."""
+"""Lists the links that a worker will have, and which neighbours its node dials to prove them first. Pure."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from headway.daemon.workers.orders import Neighbour, Neighbours
 
 
 def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[ProveLink]:
-    """Yield the neighbours to dial while the worker gets ready; both ends of a link dial."""
+    """Yield the neighbours to dial while the worker gets ready. Both ends of a link dial."""
     if assignment.run_key in assignment.worker.failures:
         return
     records = assignment.job.workers_of(assignment.plan)
@@ -27,7 +27,9 @@ def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -
 
 
 def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the worker's neighbours and their processes, once all are proven: the record is not written for each."""
+    """Return the worker's neighbours and their processes once all are proven, so that the record is written
+    only once.
+    """
     found = {
         other: _other_end(view, assignment, other) for other in neighbours(assignment.plan.stages, assignment.position)
     }
@@ -39,8 +41,8 @@ def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> 
 
 
 def _other_end(view: ClusterView, assignment: Assignment, other: int) -> Target | None:
-    """Return the worker at the other end of a link: as it reported in this plan, or else as its node lets it listen
-    now.
+    """Return the worker at the other end of a link: as reported under this plan, or else as its node now lets it
+    listen.
     """
     stage, record = assignment.plan.stages[other], assignment.job.workers_of(assignment.plan).get(other)
     node = view.nodes.get(stage.node)
@@ -51,13 +53,13 @@ def _other_end(view: ClusterView, assignment: Assignment, other: int) -> Target 
     else:
         port = next((port for port in node.workers if port.device_index == stage.device_index), None)
         if port is None or _has_died(assignment, port.incarnation):
-            return None  # the successor's address is about to be reported
+            return None  # the successor's address will be reported soon
         address, worker = port.address, port.incarnation
     return worker_target(stage.node, stage.node_incarnation, stage.device_index, address, worker)
 
 
 def _has_died(assignment: Assignment, worker: str) -> bool:
-    """Return whether a plan of the job has lost the process; a process that lost a neighbour lives."""
+    """Return whether a plan of the job has lost the process. A process that only lost a neighbour is alive."""
     return any(
         record.incarnation == worker and record.state is WorkerState.FAILED and record.lost_peer < 0
         for record in assignment.job.workers.values()
@@ -88,12 +90,12 @@ def neighbours_of(view: ClusterView, assignment: Assignment) -> Neighbours | Non
 
 
 def _is_collective(view: ClusterView, assignment: Assignment, position: int) -> bool:
-    """Decide by both nodes' records, so that the other end's daemon gets this answer too."""
+    """Return whether the link is collective, by both nodes' records: the other end's daemon then finds the same."""
     assert assignment.job.spec is not None, "only jobs with a spec have posts"
     other = assignment.plan.stages[position]
     own, peer = view.nodes.get(assignment.stage.node), view.nodes.get(other.node)
     if own is None or peer is None:
-        return False  # a node is gone, and this plan ends with it
+        return False  # a node is gone, which ends this plan
     ends = LinkEnd.of(own, assignment.stage.device_index), LinkEnd.of(peer, other.device_index)
     spec = assignment.job.spec
     frame_bytes = largest_frame_bytes(spec, assignment.plan, assignment.position, position)

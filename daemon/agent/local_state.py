@@ -1,4 +1,4 @@
-"""A daemon's knowledge besides the cluster's records: its workers, its files, its earlier work. A value."""
+"""What a daemon knows beyond the cluster's records: its workers, its files, its earlier work. A value."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from headway.daemon.workers.status import JobGeneration, WorkerStatus
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """The interval of a worker's snapshots: every factor-th, since the boundary at which that was decided."""
+    """The interval of a worker's snapshots: every factor-th, counted from the boundary at which this was decided."""
 
     factor: int = 1
     boundary: int = -1
@@ -23,7 +23,7 @@ ProvenLink = tuple[JobGeneration, int, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One node, as its agent sees it."""
+    """One node as its agent sees it."""
 
     name: str
     incarnation: str
@@ -33,33 +33,35 @@ class NodeState:
     durable: Set[StateKey] = frozenset()
     """Held files that this daemon has copied to the checkpoint folder."""
     troubles: Mapping[StateKey, str] = field(default_factory=dict)
-    """Reasons why a held file could not be copied there."""
+    """Reasons why held files could not be copied to the checkpoint folder."""
     no_access: Set[str] = frozenset()
     """Jobs for whose checkpoint folder this node has no credentials or no package."""
     data_paths: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of a job's data to the folder of its verified token shards."""
+    """Folder of a job's verified token shards, by the SHA-256 of its data."""
     in_force: Mapping[str, int] = field(default_factory=dict)
-    """`seen_key` of a job to the highest generation seen in force: a lower one comes from a backup of etcd."""
+    """Highest generation seen in force, by `seen_key` of the job. A lower one comes from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
-    """Intervals ordered by OrderSpaceSnapshots."""
+    """Snapshot intervals that OrderSpaceSnapshots has set."""
     missed: Mapping[JobGeneration, tuple[int, ...]] = field(default_factory=dict)
-    """Newest boundaries whose snapshots this node's workers could not write."""
+    """Newest boundaries of which this node's workers could not write snapshots."""
     remembered: Mapping[str, int] | None = None
-    """`seen_key` of a job to the highest generation that this node has written down. Later plans are ignored: after a
-    restart, nobody would know that their number is used. None: every generation is written down.
+    """Highest generation that this node has persisted, by `seen_key` of the job. Later plans are ignored: after a
+    restart,
+    no record would show that their number is used. None: every generation is persisted.
+
     """
     proven: Set[ProvenLink] = frozenset()
-    """Links of our workers whose other ends this node has dialled."""
+    """Links of our workers whose other end answered this node."""
     now: float = 0.0
-    """Seconds of the clock that the view was fed with."""
+    """The present, in seconds of the clock that the view was fed with."""
 
     def worker_of(self, stage: StagePlan) -> WorkerStatus | None:
-        """Return this node's worker for a stage of a plan; None: another node's, or one of an earlier daemon."""
+        """Return this node's worker for a stage of a plan; None: it belongs to another node or to an earlier daemon."""
         is_ours = (stage.node, stage.node_incarnation) == (self.name, self.incarnation)
         return self.workers[stage.device_index] if is_ours and stage.device_index < len(self.workers) else None
 
     def may_obey(self, job: JobView, plan: PlanRecord) -> bool:
-        """Return whether a plan is not older than one that was in force, and this node will remember that it saw it."""
+        """Return whether no later plan was in force, and this node has persisted that it saw the plan."""
         known = self.remembered
         is_remembered = known is None or plan.generation <= known.get(seen_key(job.name, job.uid), 0)
         return is_remembered and not self.is_outdated(job, plan)
@@ -69,11 +71,11 @@ class NodeState:
         return plan is not None and plan.generation < self._in_force(job)
 
     def is_behind(self, job: JobView) -> bool:
-        """Return whether etcd's whole record of a job is older than this node's knowledge: nothing is deleted then."""
+        """Return whether etcd's record of a job is older than this node's knowledge. Then nothing is deleted."""
         return _newest_generation(job) < self._in_force(job) or self.is_outdated(job, job.plan)
 
     def held_of(self, job: str) -> dict[Place, dict[str, StoredFile]]:
-        """Return a job's files that this node holds: place to layer to file."""
+        """Return the job's files that this node holds: place to layer to file."""
         found: dict[Place, dict[str, StoredFile]] = {}
         for key, file in self.held.items():
             if key.job == job:
@@ -85,9 +87,10 @@ class NodeState:
 
 
 def generations_seen(view: ClusterView) -> dict[str, int]:
-    """Return the highest generation that a view shows of each job.
+    """Return the highest generation of each job in a view.
 
     It is kept by name, so that no number is used twice, and by submission, so that its owner is known.
+
     """
     seen = {}
     for job in view.jobs.values():

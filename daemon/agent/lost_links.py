@@ -11,14 +11,14 @@ from headway.daemon.workers.status import JobGeneration, WorkerStatus
 
 @dataclass(frozen=True, slots=True)
 class LostLink:
-    """One worker of ours, and the neighbour that it no longer reaches or never has."""
+    """One of our workers, and the neighbour that it no longer reaches or never reached."""
 
     run_key: JobGeneration
     device_index: int
     node: str
     """Node of the neighbour."""
     target: Target | None
-    """Address of the neighbour, as far as etcd has it."""
+    """Address of the neighbour, if etcd has it."""
     was_unreached: bool
     reason: str
 

@@ -1,4 +1,4 @@
-"""Decides about the files that a node holds: which it registers, which it copies, which it deletes. Pure.
+"""Decides which files a node registers, which it copies and which it deletes. Pure.
 
 A file is registered before any process may rely on it, and unregistered before it is deleted.
 situation/boundaries.py decides which boundaries stay, for coordinator and nodes alike.
@@ -34,7 +34,7 @@ from headway.daemon.view.cluster_view import ClusterView, JobView, Place
 from headway.daemon.workers.status import JobGeneration
 
 KEPT_AFTER_RESTORE_S: Final = 3600.0
-"""Time for which files of a job that etcd does not know are kept after etcd's history went back."""
+"""Time for which files of a job unknown to etcd are kept after etcd was restored from a backup."""
 
 
 def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
@@ -47,10 +47,10 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
     """Yield the due steps of one job, or of files of a job that is gone."""
     job = view.jobs.get(name)
     if view.why_set_aside(name):
-        return  # an unreadable record: none of the job's files is deleted
+        return  # an unreadable record: no file of the job is deleted
     if job is None or job.submission is None:
         if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
-            return  # etcd may be older than the job: its administrator has time to bring the job back
+            return  # etcd may be older than the job: leave its administrator time to restore the job
         for (timeline, boundary), files in node.held_of(name).items():
             yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
     elif not node.is_behind(job):
@@ -94,13 +94,13 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
 
 
 def _of_its_parent(job: JobView) -> set[Place]:
-    """Return the boundary from which a job starts when another job wrote it: loaded, but never its own past."""
+    """Return the boundary of another job from which this job starts: it is loaded, but is not the job's own past."""
     checkpoint = job.checkpoint
     return {(checkpoint.timeline, checkpoint.boundary)} if checkpoint is not None and checkpoint.origin_job else set()
 
 
 def _as_registered(job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState) -> JobView:
-    """Return the job as if every boundary held here were registered, with files on which nobody relies yet."""
+    """Return the job as if every boundary held here were registered, with files on which no process relies yet."""
     empty = StateRecord(incarnation=node.incarnation, generation=0)
     new: dict[Place, dict[str, StateRecord]] = {place: {node.name: empty} for place in held if place not in job.state}
     return replace(job, state={**job.state, **new})
@@ -136,7 +136,7 @@ def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
 
 
 def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Place | None:
-    """Return the newest journal of a job that has no past of its own any more, because users may request it."""
+    """Return the newest journal of a job that has no past of its own any more, because users may ask for it."""
     if lineage_of(job) is not None:
         return None
     return max((place for place, files in held.items() if JOURNAL in files), default=None)
@@ -158,7 +158,8 @@ def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterato
 def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
     """At a stop, return the copies that this node makes for nodes without access to the checkpoint folder.
 
-    The nodes that may do it divide the parts by their order, so that each is fetched once.
+    Nodes with access divide the parts in order, so that each part is fetched once.
+
     """
     plan, stop = job.plan, job.stop
     if plan is None or stop is None or stop.boundary is None or stop.save is not Save.CHECKPOINT:

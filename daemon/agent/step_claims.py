@@ -1,4 +1,4 @@
-"""Names steps and their objects, so that no two steps work on one object at once. Pure."""
+"""Names steps and the objects on which they work, so that no two steps work on one object at once. Pure."""
 
 from collections.abc import Mapping
 
@@ -57,14 +57,14 @@ def is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping[
 
 
 def stands_back(step: Step, steps: list[Step]) -> bool:
-    """Return whether a step copies a file that a worker waits for: the worker's fetch goes first, and is faster."""
+    """Return whether a step copies a file that a worker waits for. The worker's own fetch is faster and goes first."""
     if not isinstance(step, FetchCopies):
         return False
     return any(isinstance(other, FetchState) and other.key in step.keys for other in steps)
 
 
 def claims(step: Step, node: str) -> frozenset[object]:
-    """Return the objects of a step: no two steps of one object run at once."""
+    """Return the objects on which a step works: no two steps of one object run at once."""
     match step:
         case FetchState() | FetchCopies():
             return frozenset(fetched_by(step))
@@ -77,7 +77,7 @@ def claims(step: Step, node: str) -> frozenset[object]:
 
 
 def name_of(step: Step) -> object:
-    """Return a name that stays while a step's details change: attempts are counted by it."""
+    """Return a name that does not change with a step's details, because attempts are counted by name."""
     match step:
         case FetchState():
             return FetchState, step.run_key, step.key

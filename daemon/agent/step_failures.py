@@ -22,7 +22,7 @@ class StepFailures:
         return len(self._steps)
 
     def failed(self, name: object, reason: str, *, is_outage: bool = False) -> tuple[int, bool]:
-        """Count a failure. Return how many there are in a row, and whether this reason is news."""
+        """Count a failure. Return the number in a row, and whether the reason is new."""
         step = self._steps.setdefault(name, _Failures())
         step.num_attempts += 1
         step.num_outages += is_outage
@@ -30,12 +30,12 @@ class StepFailures:
         return step.num_attempts, is_news
 
     def charged(self, name: object) -> int:
-        """Return how many failures of a step were no outage of storage."""
+        """Return how many failures of a step were not outages of storage."""
         step = self._steps.get(name, _Failures())
         return step.num_attempts - step.num_outages
 
     def start_over(self, name: object) -> None:
-        """Let the next failure of a step count as its first. Reported reasons are not repeated."""
+        """Count the next failure of a step as its first. Reasons that were reported are not repeated."""
         step = self._steps.setdefault(name, _Failures())
         step.num_attempts = step.num_outages = 0
 

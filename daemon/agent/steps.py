@@ -28,13 +28,13 @@ class OpenData:
 
 @dataclass(frozen=True, slots=True)
 class ProveLink:
-    """Dial a worker with which one of ours will have a link, before the plan comes into force."""
+    """Dial the future neighbour of one of our workers, before the plan takes effect."""
 
     run_key: JobGeneration
     position: int
     """Position of this node's worker in the plan."""
     other: int
-    """Position of its neighbour."""
+    """Position of the neighbour in the plan."""
     target: Target
     """Address where the neighbour listens."""
 
@@ -56,7 +56,7 @@ class CopyToCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Bring a file into the store that a worker is to load, from another node or from a checkpoint."""
+    """Fetch a file that a worker will load into the store, from another node or from a checkpoint."""
 
     device_index: int
     run_key: JobGeneration
@@ -64,7 +64,7 @@ class FetchState:
     holders: tuple[str, ...]
     """Nodes that have the file."""
     checkpoint_url: str
-    """Folder of the boundary in durable storage, or empty."""
+    """Folder of the boundary in durable storage; empty: there is no checkpoint of it."""
     expected: FileDigest
     """Size and hash of the file."""
 
@@ -75,13 +75,13 @@ class CopyFile:
 
     layer: str
     holders: tuple[str, ...]
-    """Nodes that have the file, the one to ask first in front."""
+    """Nodes that have the file; the first one is asked first."""
     expected: FileDigest
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCopies:
-    """Bring copies of a stage's files of one boundary into the store, so that they survive their owner."""
+    """Fetch copies of a stage's files of one boundary, so that they survive the loss of their owner."""
 
     job: str
     generation: int
@@ -126,7 +126,7 @@ class UnregisterState:
 
 @dataclass(frozen=True, slots=True)
 class DeleteState:
-    """Delete files of a boundary that nobody needs."""
+    """Delete files of a boundary that no plan needs."""
 
     job: str
     timeline: int
@@ -141,7 +141,7 @@ class DeleteState:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Give up a worker's part of a generation, because something that should exist is missing."""
+    """Give up a worker's part of a generation, because something that it needs is missing."""
 
     device_index: int
     run_key: JobGeneration

@@ -1,6 +1,6 @@
-"""Finds the steps that are due on a node: one pure function of its whole knowledge and the plans that name it.
+"""Finds the steps that are due on a node: a pure function of the node's knowledge and the plans that name it.
 
-Level-triggered: it looks at the present state and at no event, so it can be called at any time. A step that failed or
+It is level-triggered: it depends on the present state only, so it can be called at any time. A step that failed or
 was lost is simply due again. docs/architecture.md has the protocol; the functions follow its order.
 """
 
@@ -32,10 +32,11 @@ from headway.daemon.workers.status import Failure, JobGeneration, OrderKind
 
 
 def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:
-    """Return every step that is due on this node now. A step whose order is on its way is not due again.
+    """Return every step that is due on this node now. A step whose order was already sent is not due again.
 
-    broken: receives the error of each job whose records raise one; such a job has no steps, and others have theirs.
+    broken: receives the error of each job whose records raise one. Such a job has no steps; other jobs keep theirs.
     Without it the error is raised.
+
     """
     errors: dict[str, Exception] = {}
 
@@ -114,7 +115,7 @@ def _prepare(assignment: Assignment, node: NodeState) -> Iterator[Step]:
     if not worker.is_up or is_done or run_key in worker.failures or worker.awaits(OrderKind.PREPARE, run_key):
         return
     if worker.job not in ("", run_key.job):
-        return  # the worker first has to let go of another job
+        return  # the worker must first release its previous job
     data_path: str | None = ""
     if assignment.position in assignment.plan.replicas[0]:
         data_path = node.data_paths.get(assignment.data_sha256)
@@ -156,7 +157,7 @@ def _start(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterat
 
 
 def _fetch_ahead(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[Step]:
-    """Fetch a recovery's files while its workers are prepared: their sources are already known."""
+    """Fetch a recovery's files while its workers are prepared, because their sources are already known."""
     if assignment.run_key in assignment.worker.failures:
         return
     for part in assignment.parts:
@@ -166,7 +167,7 @@ def _fetch_ahead(view: ClusterView, assignment: Assignment, node: NodeState) -> 
 
 
 def _is_first_on_its_node(assignment: Assignment) -> bool:
-    """Return whether no earlier replica of the stage is on this node: they would write the same files."""
+    """Return whether no earlier replica of the stage is on this node, because both would write the same files."""
     workers = assignment.plan.replicas[assignment.plan.stage_index(assignment.position)]
     return (
         next(other for other in workers if assignment.plan.stages[other].node == assignment.stage.node)
@@ -215,9 +216,10 @@ def _save(assignment: Assignment, node: NodeState) -> Iterator[Step]:
 
 
 def _parts_to_save(assignment: Assignment, save: Save) -> tuple[str, ...]:
-    """Return all parts for a checkpoint; otherwise the layers that move, and the journal at every stop.
+    """Return the parts to save: all parts for a checkpoint; otherwise the layers that move and, always, the journal.
 
     All replicas of a stage have equal parts, so only the lead writes.
+
     """
     plan, successor = assignment.plan, assignment.job.next
     if not plan.is_lead(assignment.position):
@@ -249,15 +251,13 @@ def _register(view: ClusterView, assignment: Assignment, node: NodeState) -> Ite
 
 
 def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeState) -> bool:
-    """Return whether our node record says if the device has a worker now: the next plan after a failure
-    depends on it.
-    """
+    """Return whether our node record shows the device's present worker state, on which the next plan depends."""
     own = view.nodes.get(node.name)
     return own is None or (assignment.worker.device_index in own.down_devices) == assignment.worker.has_died
 
 
 def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: WorkerRecord) -> bool:
-    """Return whether etcd says that the neighbour is out of reach or gone, so that the next plan avoids the pair."""
+    """Return whether etcd shows that the neighbour is out of reach or gone, so that the next plan avoids the pair."""
     if not record.was_unreached or not 0 <= record.lost_peer < len(assignment.plan.stages):
         return True
     other = assignment.plan.stages[record.lost_peer]

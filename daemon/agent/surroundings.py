@@ -1,4 +1,4 @@
-"""The rest of the daemon, as far as an agent needs it."""
+"""The parts of the daemon that an agent uses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Surroundings:
     node: str
     incarnation: str
     lease_id: Callable[[], int]
-    """The node's lease now: a lost lease is followed by another."""
+    """The node's present lease: after a lost lease the node takes another."""
     etcd: EtcdClient
     view: ClusterView
     store: StateStore
@@ -35,4 +35,4 @@ class Surroundings:
     wrote_late: Callable[[str], None] = lambda _: None
     """Called with the job when a copy to its checkpoint folder ends after it was given up."""
     remembered: Callable[[], Mapping[str, int] | None] = lambda: None
-    """Generations that this node has written down, as in NodeState."""
+    """Generations that this node has persisted, as in NodeState."""

@@ -1,1 +1,1 @@
-"""Breaks a cluster on purpose, and checks by its history whether it held."""
+"""Injects faults into a cluster, and checks by its history whether it held."""

@@ -1,4 +1,6 @@
-"""One campaign: carries out strikes at their times, and watches the job until it has recovered from the last one."""
+"""Runs one campaign: injects the faults at their times, and watches the job until it has recovered from the
+last one.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,12 +14,12 @@ from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.view.cluster_view import ClusterView
 
 SETTLE_S = 60.0
-"""Seconds without any progress after the last fault after which the job will not recover."""
+"""Seconds without progress after the last fault, after which the job counts as not recovering."""
 ETCD_REST_S = 0.3
 ACTIVE = frozenset({Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.RECOVERING})
 
 Tell = Callable[[str, Blow], None]
-"""Called at once with (`struck` or `recovered`, blow)."""
+"""A function that is called at once with (`struck` or `recovered`, blow)."""
 
 
 class Campaign:
@@ -44,7 +46,7 @@ class Campaign:
         self._changed = asyncio.Event()
 
     async def run(self) -> Watcher:
-        """Strike, and wait until all is overcome, the job is over, or SETTLE_S have passed without progress."""
+        """Inject the faults, and wait until all are overcome, the job is over, or SETTLE_S pass without progress."""
         following = asyncio.create_task(self._follow(), name="follow the job")
         try:
             await self._until(lambda: self.watcher.phase is not None, self._settle_s)
@@ -68,7 +70,7 @@ class Campaign:
                 return
 
     def _got_on(self) -> Callable[[], bool]:
-        """Return whether the job progresses from now, or ends."""
+        """Return whether the job makes progress after now, or ends."""
         before = self.watcher.furthest_progress_s
         return lambda: self.watcher.furthest_progress_s > before or self._is_over()
 
@@ -76,7 +78,7 @@ class Campaign:
         return self.watcher.phase in TERMINAL_PHASES
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a condition on the watched job; return False when the time is up first."""
+        """Wait for a condition on the watched job. Return False if it does not hold in time."""
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 while not condition():
@@ -103,7 +105,7 @@ class Campaign:
 
 
 def choose_job(view: ClusterView, name: str | None) -> str:
-    """Return the job to strike at: the named one, or the only active one. Raises ConfigError."""
+    """Return the job to disturb: the named one, or the only active one. Raises ConfigError."""
     active = [job.name for job in view.jobs_in_order() if job.phase.phase in ACTIVE]
     if name is not None:
         if name not in active:

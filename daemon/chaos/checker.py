@@ -45,7 +45,7 @@ class PlanSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A worker's operation: a line of its history."""
+    """One operation of a worker: a line of its history."""
 
     generation: int
     worker: int
@@ -59,7 +59,7 @@ class Operation:
     started: float
     """Start in monotonic seconds."""
     process: str = ""
-    """Process that did it; empty: not known."""
+    """Process that ran it; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +76,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
-    """A strike at the cluster, in monotonic seconds."""
+    """An injected fault, in monotonic seconds."""
 
     text: str
     at: float
     until: float
-    """End of the strike, if it has one: a paused process continues, a killed one stays dead."""
+    """End of the fault, if it has one: a paused process continues, a killed one stays dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The resources of a process, or of a node's store, at a moment."""
+    """The resources of a process, or of a node's store, at one moment."""
 
     at: float
     subject: str
@@ -105,12 +105,12 @@ class Bounds:
         default_factory=lambda: {"fds": 512, "threads": 256, "rss_bytes": 4 << 30, "files": 2000}
     )
     growth: Mapping[str, int] = field(default_factory=lambda: {"fds": 64, "threads": 32, "rss_bytes": 256 << 20})
-    """Maximum growth from the greatest of a subject's first half of samples to the least of its last quarter."""
+    """Maximum growth from the maximum of a subject's first half of samples to the minimum of its last quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All knowledge about one job's run."""
+    """The whole history of one job's run."""
 
     plans: Sequence[PlanSeen]
     operations: Sequence[Operation]
@@ -118,15 +118,15 @@ class History:
     faults: Sequence[FaultSeen] = ()
     samples: Sequence[Sample] = ()
     is_finished: bool = False
-    """Otherwise only batches before the last plan's boundary are final."""
+    """True if the job finished; otherwise only batches before the last plan's boundary are final."""
     ended_at: float | None = None
-    """Monotonic time at which the job was over; None: it runs, or nobody knows."""
+    """Monotonic time at which the job ended; None: it still runs, or its end is unknown."""
     num_torn: int = 0
-    """Number of last lines whose writer was killed while it wrote."""
+    """Number of last lines that are incomplete because their writer was killed."""
 
 
 def check(history: History, spec: JobSpec, bounds: Bounds | None = None) -> tuple[str, ...]:
-    """Return every broken rule, as sentences; empty: none."""
+    """Return a sentence for every broken rule; empty: all rules hold."""
     bounds = bounds or Bounds()
     found: list[str] = []
     for rule in RULES:
@@ -138,7 +138,7 @@ def check(history: History, spec: JobSpec, bounds: Bounds | None = None) -> tupl
 
 
 def owners(plans: Iterable[PlanSeen], num_batches: int) -> list[PlanSeen | None]:
-    """Return, for each batch, the plan whose work on it is in the final weights."""
+    """Return, for each batch, the plan whose work on it is part of the final weights."""
     latest_first = sorted(plans, key=lambda plan: -plan.generation)
     return [next((plan for plan in latest_first if plan.boundary <= batch), None) for batch in range(num_batches)]
 
@@ -193,11 +193,11 @@ def _boundaries_are_of_one_timeline(history: History, _train: TrainSpec, _bounds
         if load.source == "path" and load.source_timeline != plan.source_timeline:
             yield f"{name}: loaded of timeline {load.source_timeline}, its plan's source is {plan.source_timeline}"
         if load.source == "live" and plan.source_timeline != plan.timeline:
-            yield f"{name}: went on live, though its plan rolled back to timeline {plan.source_timeline}"
+            yield f"{name}: continued with live layers, though its plan rolled back to timeline {plan.source_timeline}"
 
 
 def _versions_are_made_once(history: History, _train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """On a timeline each version is made by one generation, and there by each replica of the stage."""
+    """On a timeline, one generation makes each version, once in each replica of the stage."""
     plans = _by_generation(history)
     made: defaultdict[tuple[int, str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
     for operation in history.operations:
@@ -224,7 +224,7 @@ def _versions_are_late_by_the_delay(history: History, train: TrainSpec, _bounds:
 
 
 def _both_ways_on_one_version(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """A forward and its backward use one version, on one worker."""
+    """A forward and its backward use the same version on the same worker."""
     shares = _shares(history, train)
     forwards = {
         (o.generation, o.worker, o.batch, o.microbatch): o.version for o in history.operations if o.op == "forward"
@@ -272,7 +272,7 @@ def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds)
 
 
 def _nothing_crosses_generations(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """A stage's inputs come from its neighbour in one generation; no process goes back to an older generation."""
+    """A stage's inputs come from its neighbour in the same generation; no process returns to an older generation."""
     shares = _shares(history, train)
     started = _started(history)
     for operation in _final_operations(history, train):
@@ -302,7 +302,7 @@ def _nothing_crosses_generations(history: History, train: TrainSpec, _bounds: Bo
 
 
 def _updates_wait_for_all_replicas(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
-    """An update adds the sums of all reduction groups: it begins after the last backward of every other replica."""
+    """An update adds the sums of all reduction groups, so it begins after the last backward of every other replica."""
     shares = _shares(history, train)
     started = _started(history)
     for operation in _final_operations(history, train):
@@ -318,14 +318,14 @@ def _updates_wait_for_all_replicas(history: History, train: TrainSpec, _bounds: 
 
 
 def _progress_resumes(history: History, _train: TrainSpec, bounds: Bounds) -> Iterator[str]:
-    """After every fault an update, or the job's end, follows within the bound; a fault meanwhile restarts the time."""
+    """After every fault, an update or the job's end follows within the bound; a second fault restarts the time."""
     moments = sorted(o.started for o in history.operations if o.op == "update")
     if history.ended_at is not None:
         moments.append(history.ended_at)
     for fault in history.faults:
         next_at = next((moment for moment in moments if moment > fault.until), None)
         if next_at is None:
-            yield f"{fault.text}: nothing was ever computed after it"
+            yield f"{fault.text}: no operation followed it"
             continue
         last = max(other.until for other in history.faults if other.at <= next_at)
         if last == fault.until and next_at - last > bounds.recovery_s:
@@ -385,7 +385,7 @@ def _started(history: History) -> dict[tuple[int, int, str, int, int | None], fl
 
 
 def _final_operations(history: History, train: TrainSpec) -> Iterator[Operation]:
-    """Yield the operations whose result is in the final weights."""
+    """Yield the operations whose result is part of the final weights."""
     final = owners(history.plans, _num_final(history, train))
     for operation in history.operations:
         plan = final[operation.batch] if operation.batch < len(final) else None

@@ -1,6 +1,6 @@
 """Destroys TCP connections of processes: the kernel lists and destroys sockets over netlink (sock_diag(7)).
 
-A round takes a millisecond or two, less than a TLS handshake: in rounds without pause no connection gets through.
+A round takes one or two milliseconds, less than a TLS handshake. So rounds without pause let no connection through.
 """
 
 import os
@@ -16,7 +16,9 @@ from typing import Final, Self
 
 TIMEOUT_S = 5.0
 PAUSE_S = 0.0005
-"""Pause between two rounds of a parting: a process that had a moment would say hello and renew its lease."""
+"""Pause between two rounds while nodes are cut off. A longer pause would let a process say hello and renew
+its lease.
+"""
 
 _SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DESTROY = 20, 21  # SOCK_DIAG_BY_FAMILY, SOCK_DESTROY
@@ -33,14 +35,14 @@ _INODE = re.compile(r"socket:\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class _Socket:
-    """A socket that the kernel knows."""
+    """A socket in the kernel's list."""
 
     family: int
     state: int
     identity: bytes
     """Addresses, ports and cookie, in the kernel's form."""
     inode: int
-    """Inode; 0 before the connection was accepted."""
+    """Inode; 0 until the connection is accepted."""
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -55,10 +57,11 @@ def can_destroy() -> bool:
 
 
 def destroy_connections(pids: Collection[int], *, others: Collection[int] | None = None) -> int:
-    """Reset TCP connections of these processes, also half-open ones; return their number.
+    """Reset TCP connections of these processes, including half-open ones; return their number.
 
     others: only connections with these processes; None: all. Both ends are reset. An ended process has none. Raises
-    OSError if the kernel offers no such means.
+    OSError if the kernel cannot destroy sockets.
+
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(TIMEOUT_S)
@@ -74,7 +77,7 @@ def destroy_connections(pids: Collection[int], *, others: Collection[int] | None
 
 
 def _connections(known: Collection[_Socket], pids: Collection[int]) -> list[_Socket]:
-    """Return the connections of some processes; an unaccepted one belongs to the process that listens at its port."""
+    """Return the connections of these processes. An unaccepted one belongs to the process that listens at its port."""
     inodes = {inode for pid in pids for inode in _inodes(pid)}
     listening = {found.ports[0] for found in known if found.state == _LISTEN and found.inode in inodes}
     return [
@@ -83,7 +86,7 @@ def _connections(known: Collection[_Socket], pids: Collection[int]) -> list[_Soc
 
 
 class Parting:
-    """Destroys new connections of some processes, in a thread, while the context lasts."""
+    """Keeps destroying new connections of some processes, in a thread, while the context lasts."""
 
     def __init__(self) -> None:
         self.pids: Collection[int] = ()
@@ -127,7 +130,7 @@ def _listed(kernel: socket.socket, family: int) -> Iterator[_Socket]:
 
 
 def _destroy(kernel: socket.socket, found: _Socket) -> None:
-    """Destroy a socket; one that is already gone is no error."""
+    """Destroy a socket. A socket that is already gone is no error."""
     states = 1 << found.state
     _ask(kernel, _DESTROY, _ACK, _QUESTION.pack(found.family, socket.IPPROTO_TCP, 0, states, found.identity))
     for kind, body in _messages(kernel.recv(1 << 16)):

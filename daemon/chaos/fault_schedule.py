@@ -1,7 +1,7 @@
-"""Schedules strikes: a pure function of a seed and a few options, so that a bad run can be repeated.
+"""Schedules faults: a pure function of a seed and a few options, so that a failing run can be repeated.
 
-This module does not know the cluster. A strike names its target by an ordinal; the injector counts it off among the
-targets that exist at the time of the strike.
+This module does not know the cluster. A fault names its target by an ordinal; the injector applies it to the list of
+targets that exist at that time.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class FaultKind(StrEnum):
 
 
 REMOTE: Final = frozenset({FaultKind.LEASE_LOSS, FaultKind.LEADER_LOSS, FaultKind.DRAIN})
-"""Faults that need nothing but etcd, so they work on any cluster."""
+"""Faults that need only etcd, so they work on any cluster."""
 LASTING: Final = frozenset(
     {
         FaultKind.WORKER_PAUSE,
@@ -59,7 +59,7 @@ LASTING: Final = frozenset(
 )
 """Faults that last for a while and are then undone."""
 CUTTING: Final = frozenset({FaultKind.LINK_CUT, FaultKind.PARTITION, FaultKind.UNREACHABLE})
-"""Faults that destroy connections, which the kernel reserves for root."""
+"""Faults that destroy connections, for which the kernel requires root."""
 DEFAULT_KINDS: Final = (FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CORRUPT)
 SHORTEST_S: Final = 0.2
 FIRST_AFTER_S: Final = 1.0
@@ -67,7 +67,7 @@ FIRST_AFTER_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One fault to come."""
+    """One scheduled fault."""
 
     number: int
     at_s: float
@@ -76,9 +76,9 @@ class Strike:
     ordinal: int
     """Ordinal of the target, modulo the number of targets that exist."""
     seconds: float
-    """Duration of a fault of LASTING; 0 for the others."""
+    """Duration of a fault that lasts; 0 for the others."""
     share: float
-    """Number in [0, 1): the place of damage in a file."""
+    """Number in [0, 1) that selects the damaged place in a file."""
 
 
 def fault_schedule(
@@ -119,10 +119,10 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
     kinds = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name not in list(FaultKind):
-            raise ConfigError(f"no such fault; there are: {', '.join(FaultKind)}", f"--faults {name}")
+            raise ConfigError(f"no such fault; choose from: {', '.join(FaultKind)}", f"--faults {name}")
         kinds.append(FaultKind(name))
     if not kinds:
-        raise ConfigError(f"names no fault; there are: {', '.join(FaultKind)}", "--faults")
+        raise ConfigError(f"names no fault; choose from: {', '.join(FaultKind)}", "--faults")
     return tuple(kinds)
 
 

@@ -17,10 +17,11 @@ exit 0
 
 
 class Healer:
-    """Stops and continues processes, and keeps the commands that undo other faults.
+    """Stops and continues processes, and holds the commands that undo other faults.
 
-    The shell undoes the faults that are left when this process ends. Every command may run twice: the second run must
-    do nothing.
+    When this process ends, the shell undoes the remaining faults. Every command may run twice: a second run must do
+    nothing.
+
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Healer:
         self._stopped: set[int] = set()
 
     def promise(self, *command: str) -> None:
-        """Run a command when this process ends. It has to be harmless if the fault was undone before."""
+        """Run a command when this process ends. It must do nothing if the fault was already undone."""
         line = shlex.join(command)
         if line in self._told:
             return
@@ -46,7 +47,7 @@ class Healer:
         self._told.add(line)
 
     def stop(self, pid: int) -> None:
-        """Send SIGSTOP, after its undoing is promised. An ended process is no error."""
+        """Send SIGSTOP, after registering its undoing. An ended process is no error."""
         self.promise("kill", "-CONT", str(pid))
         self._stopped.add(pid)
         _signal(pid, signal.SIGSTOP)

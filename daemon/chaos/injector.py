@@ -1,7 +1,7 @@
-"""Carries out strikes, and undoes those that can be undone.
+"""Injects faults, and undoes those that last.
 
-It continues stopped processes when the strike's time is over, when it is closed, and, by the healer, when its own
-process is killed.
+It continues stopped processes when the fault's time is over or when it is closed. If its own process is killed, the
+healer continues them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ TargetT = TypeVar("TargetT")
 
 
 class Injector:
-    """Strikes at one cluster. An async context manager: leaving it heals."""
+    """Injects faults into one cluster. An async context manager: leaving it undoes all faults."""
 
     def __init__(
         self,
@@ -85,7 +85,9 @@ class Injector:
                 raise ConfigError("needs root", f"--faults {kind}")
 
     async def strike(self, strike: Strike, view: ClusterView) -> Blow | None:
-        """Strike; return the target, or None when there is none now. Lasting faults continue meanwhile."""
+        """Inject a fault. Return its target, or None when no target exists. A fault that lasts continues in the
+        background.
+        """
         match strike.kind:
             case FaultKind.KILL:
                 return self._kill_worker(strike, view)
@@ -222,7 +224,7 @@ class Injector:
                     file.seek(offset)
                     file.write(bytes([byte[0] ^ (1 << strike.ordinal % 8)]) if byte else b"")
         except FileNotFoundError:
-            return None  # superseded since it was listed
+            return None  # replaced by a newer file after it was listed
         return self._blow(strike, f"{'/'.join(path.parts[-5:])} at byte {offset}", is_over=True)
 
     async def _cut_links(self, strike: Strike, view: ClusterView) -> Blow | None:
@@ -301,7 +303,7 @@ class Injector:
                     return None
                 await self._session.client.revoke_lease(entry.lease_id)
         except (StoreError, ConfigError, TimeoutError):
-            return None  # etcd is away, or the node has left meanwhile
+            return None  # etcd is unreachable, or the node has left in the meantime
         return self._blow(strike, "the leader's lease" if is_leader else f"the lease of {name}", is_over=True)
 
     # --- Targets

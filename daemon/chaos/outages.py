@@ -1,4 +1,4 @@
-"""Faults that last: each coroutine takes a resource away from a local cluster for some seconds and gives it back."""
+"""Faults that last: each coroutine takes a resource from a local cluster for some seconds and returns it."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import StoreError
 
 AGAIN_S: Final = 0.5
-"""Interval of looks at a node's processes: new workers are hit too."""
+"""Interval at which a node's processes are listed, so that new workers are affected too."""
 ETCD_TIMEOUT_S: Final = 10.0
 
 
@@ -36,10 +36,10 @@ class Outages:
         self._healer = healer
         self._clock = clock
         self._storages: dict[Path, StorageAway] = {}
-        """Every folder that was ever out of reach: overlapping strikes are one outage."""
+        """Every folder that was ever out of reach. Overlapping faults are one outage."""
 
     async def parted(self, node: str, seconds: float) -> None:
-        """Cut a node off: its processes' connections are destroyed a moment after they open."""
+        """Cut a node off: destroy its processes' connections as soon as they open."""
         with Parting() as parting:
             async for _ in self._looks(seconds):
                 parting.pids = await asyncio.to_thread(self._pids_of, node)
@@ -61,7 +61,7 @@ class Outages:
             disk.end(self._pids_of(node))
 
     async def storage_away(self, folder: Path, seconds: float) -> None:
-        """Put the checkpoint folder out of reach, until the last strike at it is over."""
+        """Put the checkpoint folder out of reach until the last overlapping fault ends."""
         storage = self._storages.setdefault(folder, StorageAway(folder, self._healer))
         try:
             storage.take()
@@ -82,12 +82,12 @@ class Outages:
             await asyncio.wait_for(client.put(key, value), ETCD_TIMEOUT_S)
             await asyncio.sleep(seconds)
         except (StoreError, TimeoutError):
-            return  # etcd is away
+            return  # etcd is unreachable
         finally:
             await asyncio.shield(self._cleared(prefix))
 
     async def _cleared(self, prefix: str) -> None:
-        """Delete the poison, when etcd is there."""
+        """Delete the invalid record once etcd answers."""
         deadline = self._clock() + 6 * ETCD_TIMEOUT_S
         while self._clock() < deadline:
             try:
@@ -98,7 +98,7 @@ class Outages:
                 return
 
     async def _looks(self, seconds: float) -> AsyncIterator[None]:
-        """Yield now, and again every moment until the time is over."""
+        """Yield now, and again after each interval until the time is over."""
         deadline = self._clock() + seconds
         while self._clock() < deadline:
             yield

@@ -24,7 +24,7 @@ def poison(number: int, name: str, submission: SpecRecord) -> tuple[str, str, by
     kinds = (
         ("a job without attention heads", Keys.of(name, "spec"), encode(replace(record, spec=headless))),
         (f"a job of {NUM_HUGE_LAYERS} layers", Keys.of(name, "spec"), encode(replace(record, spec=huge))),
-        ("a job that nobody can read", Keys.of(name, "spec"), GARBAGE),
-        ("a node that nobody can read", Keys.node(name), GARBAGE),
+        ("an unreadable job", Keys.of(name, "spec"), GARBAGE),
+        ("an unreadable node", Keys.node(name), GARBAGE),
     )
     return kinds[number % len(kinds)]

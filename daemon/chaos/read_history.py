@@ -87,10 +87,10 @@ def _lines(path: Path, torn: list[Path]) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
         except ValueError as error:
-            if number == len(texts):  # without newline, because its writer was killed
+            if number == len(texts):  # no newline, because its writer was killed
                 torn.append(path)
                 continue
-            raise ConfigError(f"line {number} is no JSON: {error}", str(path)) from error
+            raise ConfigError(f"line {number} is not JSON: {error}", str(path)) from error
         if isinstance(line, dict):
             yield line
 

@@ -1,4 +1,4 @@
-"""Puts a checkpoint folder out of reach: it is moved aside, and a plain file takes its name."""
+"""Puts a checkpoint folder out of reach: moves it aside, and puts a plain file in its place."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ AWAY = ".away"
 
 
 class StorageAway:
-    """Takes a local folder away, and brings it back when the last taker is done."""
+    """Makes a local folder unreachable, and restores it when the last overlapping fault ends."""
 
     def __init__(self, folder: Path, healer: Healer) -> None:
         self._folder = folder
@@ -19,7 +19,7 @@ class StorageAway:
         self._num_takers = 0
 
     def take(self) -> None:
-        """Take the folder away: a process that opens it meets a file. Raises OSError."""
+        """Move the folder away: a process that opens its path finds a file. Raises OSError."""
         self._num_takers += 1
         if self._num_takers > 1:
             return

@@ -1,7 +1,7 @@
-"""The processes and files of a local cluster that can be struck, found below the process that started it.
+"""The processes and files of a local cluster that faults can hit, found below the process that started the cluster.
 
-Only processes that were found there just before are signalled: a daemon is a child of the cluster's process, a worker a
-child of a daemon. A reused process number is neither.
+Only processes that were just found there are signalled: a daemon is a child of the cluster's process, a worker is a
+child of a daemon. A process with a reused number is neither.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Process:
         return next((word.removeprefix(start) for word in self.arguments if word.startswith(start)), None)
 
     def variable(self, name: str) -> str | None:
-        """Return a variable of its initial environment; None when the process is gone or not ours."""
+        """Return a variable of its initial environment; None when the process is gone or belongs to another user."""
         try:
             entries = (PROC / str(self.pid) / "environ").read_bytes().split(b"\0")
         except OSError:
@@ -45,10 +45,12 @@ class LocalTargets:
     """The processes and files of the cluster that a process of this machine runs."""
 
     def __init__(self, cluster_pid: int) -> None:
-        """cluster_pid: as in `cluster.json`. Raises ConfigError when this user may not signal its processes."""
+        """cluster_pid: as in `cluster.json`. Raises ConfigError when this user may not signal the cluster's
+        processes.
+        """
         self._cluster_pid = cluster_pid
         if not self.daemons():
-            raise ConfigError("has no daemon that this user could strike at", f"the cluster of process {cluster_pid}")
+            raise ConfigError("has no daemon that this user may signal", f"the cluster of process {cluster_pid}")
 
     @classmethod
     def of(cls, state_dir: Path) -> Self:

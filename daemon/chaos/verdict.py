@@ -1,6 +1,6 @@
-"""Decides whether a cluster recovered from strikes, from etcd's records. Pure.
+"""Decides from etcd's records whether a cluster recovered from faults. Pure.
 
-A fault is overcome when the job is seen to progress again: in a new generation if it took one of the plan's workers,
+A fault is overcome when the job progresses again: in a new generation if the fault took one of the plan's workers,
 otherwise in the present generation.
 """
 
@@ -13,28 +13,28 @@ from headway.daemon.view.cluster_view import JobView
 
 @dataclass(slots=True, kw_only=True)
 class Blow:
-    """A strike that was carried out, and its result. Times: seconds since the beginning."""
+    """A fault that was injected, and its result. Times are seconds since the beginning."""
 
     number: int
     kind: str
     target: str
     at_s: float
     until_s: float | None = None
-    """Time at which it was over, or undone; None: it lasts."""
+    """Time at which it ended or was undone; None: it lasts."""
     takes_worker: bool = False
-    """True if a worker of the plan is gone by it: then progress without a new generation is an echo."""
+    """True if the fault ends a worker of the plan. Then progress of the old generation proves nothing."""
     generation: int = 0
     """Generation of the last progress seen before it."""
     batch: int = -1
     recovered_s: float | None = None
     new_generation: int | None = None
-    """New generation; None: the generation continued."""
+    """New generation; None: the generation did not change."""
     recomputed: int = 0
-    """Batches that were begun before and recomputed; those of one plan count for the first of its blows."""
+    """Batches that had begun before the fault and were recomputed; counted for the first fault of a plan."""
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the seconds from the blow to the first progress after it."""
+        """Return the seconds from the fault to the first progress after it."""
         return None if self.recovered_s is None else self.recovered_s - self.at_s
 
 
@@ -51,12 +51,12 @@ class Watcher:
     reason: str = ""
 
     def struck(self, blow: Blow) -> None:
-        """Note that a fault was carried out just now."""
+        """Record that a fault was injected just now."""
         blow.generation, blow.batch = self.generation, self.batch
         self.blows.append(blow)
 
     def see(self, job: JobView, *, now_s: float) -> list[Blow]:
-        """Look at the job; return the blows that are overcome by now."""
+        """Look at the job; return the faults that are overcome by now."""
         self.phase, self.reason = job.phase.phase, job.phase.reason
         if job.progress is not None and (job.progress.generation, job.progress.batch) > (self.generation, self.batch):
             self.generation, self.batch = job.progress.generation, job.progress.batch
@@ -79,7 +79,7 @@ class Watcher:
 
     @property
     def open_blows(self) -> list[Blow]:
-        """Return the blows that are not overcome yet."""
+        """Return the faults that are not overcome yet."""
         return [blow for blow in self.blows if blow.recovered_s is None]
 
 
@@ -89,11 +89,11 @@ class Verdict:
 
     is_passed: bool
     reasons: tuple[str, ...]
-    """Reasons of a failure; or findings of a success."""
+    """Reasons of a failure, or findings of a success."""
 
 
 def judge(watcher: Watcher, *, breaches: Sequence[str] | None) -> Verdict:
-    """Judge the campaign. breaches: of the history's rules; None: no history was recorded."""
+    """Judge the campaign. breaches: broken rules of the history; None: no history was recorded."""
     reasons = list(_failures(watcher, breaches or ()))
     if reasons:
         return Verdict(is_passed=False, reasons=tuple(reasons))
@@ -119,7 +119,7 @@ def _failures(watcher: Watcher, breaches: Sequence[str]) -> Iterator[str]:
 
 
 def table(blows: Sequence[Blow]) -> list[str]:
-    """Return a head and one line per blow, in columns."""
+    """Return a head and one line per fault, in columns."""
     rows = [("no", "fault", "target", "at", "recovered", "generation", "recomputed")]
     for blow in blows:
         rows.append(

@@ -1,8 +1,8 @@
-"""Prunes the folder of code compiled for jobs: long unused files go, and the oldest when it is too large.
+"""Prunes the folder of code compiled for jobs: unused files after a while, and the oldest when the folder is too large.
 
-A process that uses code reads it, so a file's access time is its last use; on a file system without access times, the
-time of writing replaces it. A deleted file costs the next worker that needs it the compiler's time. It costs a worker
-that has loaded it nothing.
+A file's access time is its last use, because a process that uses code reads it. On a file system without access
+times, the modification time counts. Deleting a file costs the next worker the compiler's time; a worker that has
+loaded the file does not notice.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 KEPT_S: Final = 30 * 86400.0
 MOST_BYTES: Final = 4 << 30
 SLACK_S: Final = 2 * 86400.0
-"""Tolerance of times: file systems note an access once a day, and nodes' clocks differ."""
+"""Tolerance of times: file systems update access times once a day, and clocks of nodes differ."""
 FIRST_LOOK_S: Final = 60.0
 PERIOD_S: Final = 86400.0
 LOCK: Final = ".lock"
@@ -51,7 +51,7 @@ async def once_a_day(view: ClusterView, pruning: Callable[[], Callable[[], int]]
     while True:
         await asyncio.sleep(wait_s)
         if view.steady_since is None:
-            wait_s = FIRST_LOOK_S  # the present jobs are unknown now
+            wait_s = FIRST_LOOK_S  # the daemon does not know the present jobs now
             continue
         if num_bytes := await asyncio.to_thread(pruning()):
             log.info(told_as, size_bytes=num_bytes)

@@ -1,6 +1,6 @@
-"""Prunes the folder of jobs' worker output: files unused for a month go, and the oldest when it is too large.
+"""Prunes the folder of jobs' logs: files unused for a month, and the oldest when the folder is too large.
 
-The log of an unfinished job stays, even if nothing is written to it.
+The log of an unfinished job stays, even if the job writes nothing.
 """
 
 import time
@@ -14,9 +14,9 @@ from headway.daemon.records.records import TERMINAL_PHASES
 from headway.daemon.view.cluster_view import ClusterView
 
 MOST_BYTES: Final = 1 << 30
-"""Maximum size on one node, besides unfinished jobs; the log of one job takes at most 32 MiB."""
+"""Maximum size on one node, without unfinished jobs; the log of one job takes at most 32 MiB."""
 SLACK_S: Final = 3600.0
-"""A log written or read within this time stays: somebody may be reading why the job ended."""
+"""A log that was written or read within this time stays: someone may be reading why the job ended."""
 
 
 async def keep_logs_small(folder: Path, view: ClusterView) -> None:
@@ -30,7 +30,9 @@ def unfinished(view: ClusterView) -> frozenset[str]:
 
 
 def pruning(folder: Path, jobs: Set[str], *, now: float, most_bytes: int = MOST_BYTES) -> Callable[[], int]:
-    """Return a function that deletes old logs, except of these jobs, and returns their bytes. now: since the epoch."""
+    """Return a function that deletes old logs, except those of these jobs, and returns the bytes it freed. now: epoch
+    time.
+    """
     names = {f"{job}.log{ending}" for job in jobs for ending in ("", ".1")}
     return partial(
         prune, folder, now=now, most_bytes=most_bytes, slack_s=SLACK_S, is_spared=lambda path: path.name in names

@@ -1,4 +1,4 @@
-"""Deletes downloads of data from the cache that broke off and were not continued for a week."""
+"""Deletes interrupted downloads of data that were not continued for a week."""
 
 import shutil
 import time
@@ -22,7 +22,7 @@ async def sweep_downloads(cache_dir: Path, view: ClusterView) -> None:
 
 
 def sweeping(cache_dir: Path, *, now: float) -> Callable[[], int]:
-    """Return a function that deletes them and returns their bytes. now: since the epoch."""
+    """Return a function that deletes them and returns the bytes it freed. now: seconds since the epoch."""
     return partial(_sweep, cache_dir, now - KEPT_S)
 
 

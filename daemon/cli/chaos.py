@@ -1,4 +1,4 @@
-"""`headway chaos`: break a cluster on purpose, and see whether it holds."""
+"""`headway chaos`: injects faults into a cluster, and checks whether it holds."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -38,10 +38,14 @@ def chaos(
     ] = ",".join(DEFAULT_KINDS),
     rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min",
     for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m",
-    seed: Annotated[int, typer.Option(help="Seed of the schedule: equal seed and options give equal strikes.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the schedule: the same seed and options give the same faults.")
+    ] = 0,
     nodes: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
     longest: Annotated[str, typer.Option(help="Maximum duration of a pause or a slow phase.")] = "8s",
-    yes: Annotated[bool, typer.Option("--yes", help="Strike at a cluster on other machines without asking.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Inject faults into a cluster on other machines without confirmation.")
+    ] = False,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -69,7 +73,7 @@ def chaos(
     )
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
     if address.state_dir is None and not yes:
-        typer.confirm(f"strike {len(strikes)} times at the cluster of etcd {', '.join(address.etcd)}?", abort=True)
+        typer.confirm(f"inject {len(strikes)} faults into the cluster of etcd {', '.join(address.etcd)}?", abort=True)
     only = tuple(filter(None, (name.strip() for name in nodes.split(","))))
 
     async def main(_force: "asyncio.Event") -> int:
@@ -109,7 +113,7 @@ def chaos(
             say("\n".join(f"  {reason}" for reason in verdict.reasons))
         return 0 if verdict.is_passed else EXIT_NOT_HELD
 
-    return run_interruptible(main, on_first=lambda: _note("resuming what was stopped\n"))
+    return run_interruptible(main, on_first=lambda: _note("resuming stopped processes\n"))
 
 
 def _targets(address: "ClusterAddress") -> "LocalTargets | None":

@@ -1,4 +1,4 @@
-"""Commands about nodes, and those that set a machine up."""
+"""Commands about nodes, and commands that set up a machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -94,12 +94,13 @@ def daemon(
     ] = None,
     log_format: Annotated[Literal["auto", "json", "console"] | None, typer.Option(help="auto: JSON in a pipe.")] = None,
 ) -> int:
-    """Run one node, until SIGTERM; what systemd starts.
+    """Run one node until SIGTERM; systemd starts this command.
 
-    Settings come from --config, then HEADWAY_… variables, then these flags, the later over the earlier.
+    Settings come from --config, then HEADWAY_… variables, then these flags; later ones override earlier ones.
 
-    \b
+
     headway daemon --etcd 10.0.0.5:2379 --certs certs --listen 0.0.0.0:7070 --advertise-host 10.0.0.7 --state-dir state
+
     """
     flags: dict[str, object] = dict(locals())
     path = flags.pop("config")

@@ -1,4 +1,4 @@
-"""Finds the answer of `headway status`: in etcd, or from a daemon while etcd is away."""
+"""Gets the answer of `headway status` from etcd, or from a daemon while etcd is unreachable."""
 
 import time
 from pathlib import Path

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
 
 WAIT_TIMEOUT_S = 1200.0
-"""A job may wait so long because workers first compile."""
+"""Maximum wait of --wait. A job may need this long because workers first compile."""
 
-Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has reached its new phase.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job has reached its new phase.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -92,7 +92,7 @@ def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
 def status(
     job: Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; every job when not given.")] = "",
     daemon: Annotated[
-        str, typer.Option("--daemon", metavar="HOST:PORT", help="Ask this daemon, not etcd.", show_default=False)
+        str, typer.Option("--daemon", metavar="HOST:PORT", help="Ask this daemon instead of etcd.", show_default=False)
     ] = "",
     etcd: Etcd = None,
     certs: Certs = None,
@@ -167,7 +167,7 @@ def events(
 def logs(
     job: JobName,
     node: Annotated[str, typer.Option(help="Only this node's workers.", show_default=False)] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")] = False,
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each worker; 0: all.")
     ] = 0,

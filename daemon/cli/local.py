@@ -1,4 +1,4 @@
-"""Commands that bring their own cluster, or none: demo, run, up, reference."""
+"""Commands that start their own cluster, or need none: demo, run, up, reference."""
 
 import sys
 from pathlib import Path

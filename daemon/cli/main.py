@@ -33,7 +33,7 @@ from headway.stages.sockets.tls_sentences import sentence_of
 EXIT_INTERRUPTED = 130
 
 _ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""click's base class of usage errors, wherever this version of typer keeps its click."""
+"""click's base class of usage errors; its place depends on the version of typer."""
 
 app = typer.Typer(
     name="headway",
@@ -85,13 +85,13 @@ for module in (
 def main() -> None:
     """Run the program. Errors are one line on stderr; HEADWAY_DEBUG=1 shows where they were raised."""
     if not os.environ.get("HEADWAY_DEBUG"):
-        # gRPC's core prints its errors on stderr, and we raise them too
+        # gRPC's core prints its errors on stderr, and we also raise them
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; return the exit code. No control character from other people's texts reaches a terminal."""
+    """Run one command line; return the exit code. Control characters in foreign texts never reach the terminal."""
     with printable_streams():
         return _run(arguments)
 
@@ -105,7 +105,8 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit finds no broken pipe
+        # so that the flush at exit does not raise on the broken pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         code = _exit_code(error)
@@ -117,7 +118,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """Return the exit code of an expected error; None for a bug of ours."""
+    """Return the exit code of an expected error; None: the error is our bug."""
     if isinstance(error, (ConfigError, DataError, CompilationError, _ClickError)):
         return EXIT_CONFIG
     if isinstance(error, JobFailedError):
@@ -139,7 +140,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _without_tls_jargon(text: str) -> str:
-    """Replace gRPC's words for a failed handshake by ours; the callee's name stays in front."""
+    """Replace gRPC's words for a failed handshake by ours; keep the peer's name in front."""
     sentence = sentence_of(text)
     if sentence is None:
         return text

@@ -1,4 +1,4 @@
-"""Options that many commands share, and the common frame of a command that talks to a cluster."""
+"""Options that many commands share, and the frame of a command that talks to a cluster."""
 
 import sys
 from collections.abc import Callable, Coroutine, Sequence

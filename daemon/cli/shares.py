@@ -82,11 +82,15 @@ def set_share(
 def times(
     time_slice: Annotated[
         float | None,
-        typer.Option("--slice", help="Seconds for which a started job is not stopped for another.", show_default=False),
+        typer.Option(
+            "--slice",
+            help="Minimum time in seconds that a started job runs before another may stop it.",
+            show_default=False,
+        ),
     ] = None,
     half_life: Annotated[
         float | None,
-        typer.Option("--half-life", help="Seconds after which the weight of past use has halved.", show_default=False),
+        typer.Option("--half-life", help="Half-life of past use, in seconds.", show_default=False),
     ] = None,
     etcd: Etcd = None,
     certs: Certs = None,

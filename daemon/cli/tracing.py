@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     job: JobName,
-    batches: Annotated[int, typer.Option(min=1, help="Number of last batches, as far as workers remember them.")] = 20,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Number of recent batches; workers remember a limited number.")
+    ] = 20,
     picture: Annotated[
         Path | None, typer.Option("--png", metavar="OUT.png", help="Draw both timelines.", show_default=False)
     ] = None,

@@ -21,13 +21,13 @@ from headway.daemon.view.admission import why_no_checkpoint
 
 MANIFEST: Final = "manifest.json"
 MAX_DEPTH: Final = 3
-"""A checkpoint folder holds jobs, a job's folder submissions, a submission's boundaries."""
+"""Depth of a checkpoint folder: it holds jobs, a job holds submissions, a submission holds boundaries."""
 
 
 _BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
 
 SAME: Final = ("train.dtype", "train.schedule", "train.microbatches", "optim.matrices.name", "optim.rest.name")
-"""Settings, besides all of [model], that decide which tensors a state file has."""
+"""Settings, in addition to all of [model], that decide which tensors a state file has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class Manifest:
     generation: int
     spec: JobSpec
     checkpoint: CheckpointRecord
-    """The checkpoint's record; its `url` is where the checkpoint was found, not where it was written."""
+    """The checkpoint's record. Its `url` is where the checkpoint was found, not where it was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ManifestFile:
-    """The fields of a manifest's file besides the checkpoint's record."""
+    """The fields of a manifest's file, in addition to the checkpoint's record."""
 
     job: str
     generation: int
@@ -88,7 +88,7 @@ def read_manifest(url: str) -> Manifest:
     try:
         told = msgspec.json.decode(raw, type=_ManifestFile)
         checkpoint = msgspec.json.decode(raw, type=CheckpointRecord)
-    except Exception as error:  # the bytes are foreign: RecursionError is possible too
+    except Exception as error:  # the bytes come from outside: RecursionError is possible too
         raise ConfigError(f"is not a checkpoint's manifest: {sentence(error)}", target) from error
     check_job(told.spec, target)
     if why := why_no_checkpoint(checkpoint, told.spec, job=told.job, generation=told.generation):
@@ -110,7 +110,7 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
 
 
 def begin_with(manifest: Manifest) -> CheckpointRecord:
-    """Return the first `checkpoint` record of a new job. The job never deletes that checkpoint or older ones."""
+    """Return the first `checkpoint` record of a new job. The job never deletes this checkpoint or older ones."""
     return replace(manifest.checkpoint, origin_job=manifest.job, earlier=(), dropped=())
 
 
@@ -158,7 +158,7 @@ def _walk(file_system: Any, path: str, url: str, depth: int) -> Iterator[FoundCh
 
 
 def _written_at(entry: dict[str, Any] | None) -> float:
-    """Return when a file was written, by the field that its file system has for it."""
+    """Return when a file was written, from the field that its file system uses."""
     if entry is None:
         return 0.0
     told = next((entry[key] for key in ("mtime", "LastModified", "created", "updated") if entry.get(key)), 0.0)

@@ -1,7 +1,7 @@
 """Finds the cluster of a command, and opens a session with it: etcd's present content, and every later change.
 
 The order is: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwise the local cluster of the folder
-`--cluster` or HEADWAY_CLUSTER or `.headway`, where `headway up` has left `cluster.json`.
+`--cluster` or HEADWAY_CLUSTER or `.headway`, where `headway up` writes `cluster.json`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class ClusterAddress:
     """Addresses and credentials of a cluster."""
 
     etcd: tuple[str, ...]
-    """host:port of each member."""
+    """The members of etcd, each as host:port."""
     certificates: Path | None = None
     """Folder with ca.pem, cert.pem and key.pem; None: no TLS."""
     user: str = ""
@@ -42,7 +42,7 @@ class ClusterAddress:
     state_dir: Path | None = None
     """The folder of a local cluster."""
     daemons: tuple[str, ...] = ()
-    """host:port of daemons to ask while etcd is away."""
+    """Daemons to ask while etcd is unreachable, each as host:port."""
 
     def identity(self) -> TlsIdentity | None:
         """Return this client's certificate. Raises ConfigError, naming the file that is missing or unusable."""
@@ -74,9 +74,9 @@ class ClusterFile:
     etcd: tuple[str, ...]
     certificates: str
     daemons: tuple[str, ...] = ()
-    """host:port of each daemon that was up when the file was written."""
+    """Daemons that were up when the file was written, each as host:port."""
     pids: dict[str, Pid] = field(default_factory=dict)
-    """Node name to the process of its daemon."""
+    """Process number of each node's daemon."""
 
 
 def find_cluster(

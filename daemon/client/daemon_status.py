@@ -34,11 +34,11 @@ class DaemonStatus:
 
     @property
     def line(self) -> str:
-        """Return a line that says whether etcd is there, and what waits for etcd."""
+        """Return a line that says whether etcd answers and, if it does not, what waits for it."""
         if self.etcd_reachable:
             return f"node {self.node} reaches etcd"
         return (
-            f"etcd has been away for {duration(self.etcd_away_s)}, says node {self.node}; training goes on; "
+            f"etcd has been away for {duration(self.etcd_away_s)}, says node {self.node}; training continues; "
             f"these wait for etcd: {self.waits_for}"
         )
 

@@ -43,7 +43,7 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
 
 
 def _said_once(findings: list[Finding]) -> list[Finding]:
-    """Keep each remark only at its last finding, so that the cluster has the remark on its etcd release."""
+    """Keep each remark only at its last finding, so that the remark on etcd's release stands at the cluster."""
     last = {finding.advice: finding for finding in findings}
     return [
         finding if not finding.is_fine or last[finding.advice] is finding else replace(finding, advice="")
@@ -160,7 +160,7 @@ def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list
 
 
 def _ways(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Report the ways between nodes; report nothing if the cluster is out of reach, which has its own line."""
+    """Report the ways between nodes. Report nothing if the cluster is unreachable, which is a finding of its own."""
 
     async def ask() -> list[Finding]:
         async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:

@@ -16,7 +16,7 @@ from headway.stages.errors import PeerError
 MOST_NODES: Final = 16
 """Maximum number of nodes asked, the first by name; these nodes dial each other."""
 MOST_LISTED: Final = 20
-"""Maximum number of ways listed; if there are more, the good ones are only counted."""
+"""Maximum number of ways listed. If there are more, those that answer are only counted."""
 
 
 async def examine_ways(session: ClusterSession, view: ClusterView) -> list[Finding]:

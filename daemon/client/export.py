@@ -33,15 +33,16 @@ class Boundary:
     timeline: int
     number: int
     checksum: dict[str, str]
-    """Part to the checksum of its file."""
+    """Checksum of each part's file."""
     job: str = ""
     """The job that wrote the boundary, if it is another job."""
 
 
 def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
-    """Return the newest boundary of the job's own past of which every layer is held or checkpointed.
+    """Return the newest boundary in the job's own past of which nodes or a checkpoint have every layer.
 
     Raises ConfigError when no boundary was written.
+
     """
     assert job.spec is not None
     found: list[Boundary] = []
@@ -157,4 +158,4 @@ def _tokenizer(spec: JobSpec) -> DataTokenizer | None:
     try:
         return tokenizer_of(folder, read_index(folder))
     except (DataError, OSError):
-        return None  # without its tokenizer, the folder is still a model
+        return None  # without its tokenizer, the folder still holds a usable model

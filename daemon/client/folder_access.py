@@ -55,7 +55,7 @@ class FolderAccess:
 
 
 async def folder_access(session: ClusterSession, view: ClusterView, checkpoint_dir: str) -> FolderAccess:
-    """Return the answers of a cluster's nodes; empty if the folder is in no store, or no node can be asked."""
+    """Return the nodes' answers; empty if the folder is in no store, or no node can be asked."""
     names = sorted(view.nodes)[:MOST_NODES]
     if session.identity is None or not is_store(checkpoint_dir):
         return FolderAccess(checkpoint_dir=checkpoint_dir)
@@ -68,7 +68,7 @@ async def folder_access(session: ClusterSession, view: ClusterView, checkpoint_d
 
 
 def sorted_out(checkpoint_dir: str, answers: Mapping[str, TryFolderReply | str]) -> FolderAccess:
-    """Sort the answers by their result. answers: from node to its reply, or to the reason why it has none."""
+    """Sort the answers by their result. answers: each node's reply, or the reason why it sent none."""
     replies = {node: reply for node, reply in answers.items() if not isinstance(reply, str)}
     unable = {node: reply for node, reply in replies.items() if reply.reason}
     return FolderAccess(

@@ -1,4 +1,4 @@
-"""The requests that people make of jobs, as transactions: submit, pause, resume, cancel, remove.
+"""The requests that people make about jobs, as transactions: submit, pause, resume, cancel, remove.
 
 Each request answers with one sentence.
 """
@@ -70,7 +70,7 @@ async def submit(
 
 
 def submitter() -> str:
-    """Return `user@host`; in a container whose user has no name, the user's number."""
+    """Return `user@host`. In a container whose user has no name, use the user's number."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -55,7 +55,7 @@ class JobTrace:
     prediction: Forecast | None
     """The simulated schedule; None: a node of the plan is gone."""
     clocks: Mapping[str, Clock]
-    """Node to the alignment of its clock."""
+    """Alignment of each node's clock."""
     are_launches: bool
     """True if times on CUDA devices are those of launches."""
     troubles: tuple[str, ...]
@@ -135,7 +135,7 @@ async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> 
             view = await session.view()
             job = job_of(view, name)
             if job.plan is None:
-                raise ConfigError(f"is {job.phase.phase}: nothing runs that could be traced", f"job {name}")
+                raise ConfigError(f"is {job.phase.phase}: no worker runs, so there is nothing to trace", f"job {name}")
             traces = await _collect(client, view, job.plan, name)
             if all(trace.operations.generation == job.plan.generation for trace in traces if not trace.trouble):
                 return _put_together(view, job, job.plan, traces, num_batches=num_batches)

@@ -23,8 +23,9 @@ async def follow_job(
 ) -> JobView:
     """Show a job until its phase is one of `until`; return the job in that phase.
 
-    on_view is awaited with every state of the cluster, including the last, before it is shown. Raises ConfigError
-    when the job does not exist, or when it is removed meanwhile.
+    on_view is awaited with every state of the cluster, including the last, before it is shown. Raises ConfigError when
+    the job does not exist or is removed while it is watched.
+
     """
     history = LossHistory()
     views = session.follow()
@@ -43,7 +44,7 @@ async def follow_job(
 
 
 async def wait_for_phase(session: ClusterSession, name: str, phases: frozenset[Phase], *, timeout_s: float) -> JobView:
-    """Wait until a job is in one of some phases, or over. Raises TimeoutError, naming the phase it is in."""
+    """Wait until a job has one of some phases, or has ended. Raises TimeoutError with its present phase."""
     job: JobView | None = None
     views = session.follow()
     try:
@@ -77,9 +78,10 @@ def check_finished(job: JobView, *, where: str) -> None:
 
 
 def traceback_line(lines: list[str]) -> str:
-    """Return the line of a failed worker's text that names the exception: the line after the last traceback's frames.
+    """Return the line of a failed worker's text that names the exception: the first line after the last traceback.
 
     Without a traceback it is the first line, which says how the worker ended; its log follows.
+
     """
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     for line in lines[starts[-1] + 1 :] if starts else []:

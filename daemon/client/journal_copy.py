@@ -50,9 +50,10 @@ class JournalCopy:
             self._written |= written
 
     async def copy_whole(self, num_batches: int, *, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
-        """Copy until `num_batches` batches are there, because a daemon may not yet know that the job has ended.
+        """Copy until `num_batches` batches are there: a daemon may not know yet that the job has ended.
 
         Raises TimeoutError, naming what is missing and why.
+
         """
         reason = "no node has more batches"
         try:

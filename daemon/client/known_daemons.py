@@ -19,7 +19,7 @@ from headway.daemon.names import is_node_name
 from headway.daemon.records.records import NodeRecord
 
 MAX_KNOWN: Final = 64
-"""Maximum number of addresses kept of a large cluster: one that answers is enough."""
+"""Maximum number of addresses kept of a large cluster; one that answers is enough."""
 
 
 def remember(etcd: Sequence[str], nodes: Iterable[NodeRecord]) -> None:

@@ -1,4 +1,4 @@
-"""The requests that people make of nodes: drain a node (plans leave it out), undo the drain, or trust it again."""
+"""The requests that people make about nodes: drain a node, undo the drain, or trust the node again."""
 
 from dataclasses import replace
 

@@ -1,7 +1,6 @@
-"""Knows which nodes cannot talk to each other: the ways that were dialled in vain, and the pairs that plans avoid.
-Pure.
+"""Knows which nodes cannot talk to each other: the ways without an answer, and the pairs that plans avoid. Pure.
 
-A link, a copy or a fetch may need either direction sooner or later. So one blocked direction blocks the pair.
+A link, a copy or a fetch may need either direction, so one blocked direction blocks the pair.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,7 +57,7 @@ class BlockedWays:
         return frozenset(way.pair for way in self.ways)
 
     def among(self, nodes: Iterable[str]) -> "BlockedWays":
-        """Return the ways whose both ends are among some nodes."""
+        """Return the ways with both ends among some nodes."""
         names = frozenset(nodes)
         return BlockedWays(tuple(way for way in self.ways if way.source in names and way.target in names))
 
@@ -72,7 +71,7 @@ class BlockedWays:
         return any((way.source, way.target, way.port) == (source, target, Port.DAEMON) for way in self.ways)
 
     def relays(self, source: str, holders: Iterable[str], nodes: Iterable[str]) -> tuple[str, ...]:
-        """Return the nodes that a node reaches and that reach one of the holders: they can pass a file on."""
+        """Return the nodes that can pass on a file: the reader reaches them, and they reach a holder."""
         wanted = tuple(holders)
         return tuple(
             node
@@ -97,7 +96,7 @@ NOTHING_BLOCKED = BlockedWays()
 
 
 def blocked_ways(reach: Mapping[str, ReachRecord], nodes: Mapping[str, NodeRecord]) -> BlockedWays:
-    """Return what the present processes found about each other: facts of an ended process do not count."""
+    """Return what the present processes found about each other. Facts of an ended process do not count."""
     found = set()
     for name, record in reach.items():
         source = nodes.get(name)

@@ -46,7 +46,7 @@ class Links:
 
     @property
     def has_measured(self) -> bool:
-        """Return whether any link is measured, so that links inside a site may differ."""
+        """Return whether any link is measured. Then links inside a site may differ."""
         return not self._is_assumed
 
     @property

@@ -1,8 +1,8 @@
 """Lists the orders in which devices could form a pipeline: all if they are few, else good ones with sites together.
 Pure.
 
-Devices that are alike in all that matters to a plan are interchangeable. So only orders of kinds are tried, and each
-kind's places go to the devices that already hold the layers.
+Devices that are equal in everything that matters to a plan are interchangeable. So only orders of kinds are tried,
+and the places of a kind go first to the devices that already hold the layers.
 """
 
 import re
@@ -17,7 +17,7 @@ from headway.daemon.records.records import Device, NodeRecord, StagePlan
 MAX_ORDERS: Final = 120
 """Maximum number of orders that are all tried."""
 MAX_REARRANGING: Final = 2000
-"""Maximum number of steps in the search for an order whose neighbours can talk."""
+"""Maximum number of steps in the search for an order in which neighbours can talk."""
 
 
 def natural(name: str) -> tuple[str | int, ...]:
@@ -58,7 +58,7 @@ Kind = tuple[str, str, str, float, int, int, str, tuple[float, ...]]
 
 
 class Kinds:
-    """Groups seats that can change places without any effect on a plan."""
+    """Groups seats that can change places without affecting a plan."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Kinds:
             self._blocked[name] = "!" + ",".join(sorted(others))
 
     def of(self, slot: DeviceSlot) -> Kind:
-        """Return the kind of a seat: seats of one kind are alike in all that matters."""
+        """Return the kind of a seat. Seats of one kind are equal in everything that matters to a plan."""
         device = slot.device
         is_alike = slot.is_only_one and slot.node not in self._distinct_nodes
         return (
@@ -132,10 +132,10 @@ def orders(
 
 
 def rearranged(order: tuple[DeviceSlot, ...], can_talk: CanTalk) -> tuple[DeviceSlot, ...]:
-    """Return the seats with neighbours that can talk, as near to their order as possible; unchanged if no such order is
-    found.
+    """Return the seats in an order in which neighbours can talk, close to the given one; unchanged if none is found.
 
     The search is depth first: at each place it takes the earliest seat that can talk to the one before.
+
     """
     steps = 0
 
@@ -272,9 +272,10 @@ _ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _ev
 def _seated(
     order: tuple[Kind, ...], slots: tuple[DeviceSlot, ...], previous: tuple[StagePlan, ...], kinds: Kinds
 ) -> tuple[DeviceSlot, ...]:
-    """Return seats for an order of kinds: those of the previous plan first and in its order, then by name.
+    """Return seats for an order of kinds: first those of the previous plan in its order, then others by name.
 
     If the order is as long as the previous plan, old seats keep their places, and new ones take the vacant places.
+
     """
     rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
     by_rank = sorted(

@@ -23,7 +23,7 @@ from typing import Final
 SEGMENT_BYTES: Final = 1448
 """Payload of a packet of 1500 bytes."""
 OFTEN: Final = 0.05
-"""A link has lateness if a larger part of its frames waits for a lost packet."""
+"""A link counts as late if more than this share of its frames waits for a lost packet."""
 ROUNDING: Final = 1e-3
 """Microbatches: a smaller remainder puts no further microbatch in flight."""
 FAR: Final = 0.1
@@ -35,9 +35,9 @@ class Distance:
     """A pipeline's ways, and their effect on its batches."""
 
     stage_seconds: tuple[float, ...]
-    """Per stage: forward and backward of one microbatch, the mean over its workers' shares."""
+    """Seconds of forward and backward of one microbatch on each stage: the mean over its workers' shares."""
     link_seconds: tuple[float, ...]
-    """Per pair of neighbouring stages: one microbatch's activation there and its gradient back."""
+    """Seconds of each link between stages for one microbatch: its activation there and its gradient back."""
     lateness_s: float = 0.0
     """Delay of a frame beyond round trip and bandwidth, over all links one way."""
     pace_s: float
@@ -47,13 +47,13 @@ class Distance:
     num_microbatches: int
     delay: int
     depths: tuple[int, ...]
-    """Per stage: microbatches that all its workers together may have in flight."""
+    """Maximum number of microbatches in flight on each stage, over all its workers."""
     is_cut_short: bool = False
     """True if memory allows less depth than the ways need."""
 
     @property
     def on_links_s(self) -> float:
-        """Return one microbatch's seconds on all links, there and back."""
+        """Return the seconds that one microbatch spends on all links, both ways."""
         return sum(self.link_seconds)
 
     @property
@@ -73,7 +73,7 @@ class Distance:
 
     @property
     def is_hidden(self) -> bool:
-        """Return whether a batch takes no longer than on one site."""
+        """Return whether a batch takes no longer than it would on one site."""
         return bool(self.delay) and self.num_microbatches >= self.least_microbatches and not self.is_cut_short
 
     @property
@@ -101,8 +101,8 @@ class Distance:
         if m < least:
             return (f"{away}: m = {m} is too small to hide it, {cost}; m ≥ {least} would.",)
         if self.is_cut_short:
-            return (f"{away}: memory allows depth {self.depths[0]} where {least} would hide it, {cost}.",)
-        return (f"{away}: hidden, m = {m} where {least} would do.",)
+            return (f"{away}: memory allows depth {self.depths[0]}, and {least} would hide it, {cost}.",)
+        return (f"{away}: hidden, m = {m}, and {least} would suffice.",)
 
     def _way_s(self, stage: int) -> float:
         return sum(self.stage_seconds[stage:]) + sum(self.link_seconds[stage:])
@@ -121,11 +121,12 @@ def lateness_s(*, loss: float, round_trip_s: float, frame_bytes: float, pace_s: 
 
 
 def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequence[float], pace_s: float) -> int:
-    """Return how many microbatches a stage must have in flight so that it never waits, and none waits for long.
+    """Return how many microbatches a stage must have in flight so that no stage waits for long, and this one never.
 
     stage_seconds: of this stage and of each later one; link_seconds: of the links between them. This stage counts as
     one microbatch: its replicas may each have one more than their share. A later stage that is faster than the slowest
     counts as one too, because its microbatches come at the slowest one's pace.
+
     """
     of_later_stages = sum(max(1.0, seconds / pace_s) for seconds in stage_seconds[1:])
     return ceil(1 + of_later_stages + sum(link_seconds) / pace_s - ROUNDING)

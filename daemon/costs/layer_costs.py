@@ -14,7 +14,7 @@ from headway.stages.spec import ModelSpec, TrainSpec
 
 FP32_BYTES: Final = 4
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
-"""fp32 buffers that have the shape of a parameter."""
+"""Number of fp32 buffers with the shape of a parameter, by optimizer."""
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
 """Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
 CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
@@ -33,12 +33,12 @@ class LayerCost:
     update_flops: float
     """Operations of Newton–Schulz."""
     update_bytes: float
-    """Bytes moved by the elementwise part of the update."""
+    """Bytes that the elementwise part of the update moves."""
     state_bytes: int
     """Bytes of the layer's file at a boundary: live versions and optimizer state."""
     resident_bytes: int
-    """Bytes on the device without microbatches: tensor sets, optimizer state, gradient sets except those of
-    the groups.
+    """Bytes on the device before any microbatch: tensor sets, optimizer state, gradient sets except those of the
+    groups.
     """
     group_bytes: int
     """Bytes on the device for each reduction group whose gradient is summed there."""
@@ -186,7 +186,7 @@ def _cost(
 ) -> LayerCost:
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
-    # A block that keeps only its input computes its forward again, as the first part of its backward.
+    # a block that keeps only its input recomputes its forward as the first part of its backward
     is_recomputed = train.recompute == "block" and kind_of_layer(name) == "block"
     backward_flops = (3.0 if is_recomputed else 2.0) * forward_flops
     has_feedback = spec.optim.error_feedback * train.delay > 0

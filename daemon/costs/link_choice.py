@@ -33,7 +33,7 @@ class LinkEnd:
     host: str
     device_kind: str
     site_is_private: bool = False
-    """True if the administrator says that nobody else is on the site's network."""
+    """True if the administrator declares that the site's network is private."""
     has_ports: bool = False
     """True if its workers are restricted to some ports: a process group takes any."""
 
@@ -86,7 +86,7 @@ def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
     """Return why two machines of a site have no process group; empty: they may."""
     open_end = next((end for end in (one, other) if not end.site_is_private), None)
     if open_end is not None:
-        return f"node {open_end.node} has no site_is_private: between machines only such a site has plain links"
+        return f"node {open_end.node} has no site_is_private: plain links between machines need a private site"
     keeper = next((end for end in (one, other) if end.has_ports), None)
     return f"node {keeper.node} has worker_ports, and a process group takes any port" if keeper is not None else ""
 

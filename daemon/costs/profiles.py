@@ -76,7 +76,7 @@ class DeviceClock:
     def __init__(
         self, costs: Mapping[str, LayerCost], train: TrainSpec, profiles: Profiles, devices: Mapping[DeviceKey, Device]
     ) -> None:
-        """costs: by kind of layer. devices: those of the cluster; measurements of others do not count."""
+        """costs: by kind of layer. devices: those of the cluster; measurements of other devices do not count."""
         self._costs = costs
         self._train = train
         self._profiles = profiles
@@ -99,7 +99,7 @@ class DeviceClock:
         self._microbatch, self._update = computing
 
     def seconds(self, node: str, device: Device, kind: str) -> KindSeconds:
-        """Return the measured seconds, else estimated and scaled ones."""
+        """Return the measured seconds, or the scaled estimate."""
         key = (node, device.index)
         measured = self._profiles.by_device.get(key, {}).get(kind)
         cost = self._costs[kind]

@@ -21,7 +21,7 @@ from headway.stages.links.codec import Codec, codec_between, coded_bytes, feedba
 from headway.stages.schedule.schedule import replica_depth, schedule_depth
 
 HOST_STATES: Final = 2
-"""Boundary states for which a node's memory must have room: one being written, one being sent."""
+"""Number of boundary states for which a node's memory must have room: one being written, one being sent."""
 HOST_STATES_WITH_SNAPSHOTS: Final = 6
 
 
@@ -43,7 +43,7 @@ class StageCosts:
         self._near_codec = codec_between(spec.train, is_between_sites=False)
         is_coded = bool(self._near_codec or (self._far_codec and len(sites) > 1))
         self.feedback_bytes = feedback_bytes(spec.train, self._num_hidden) if is_coded else 0
-        """Bytes per reduction group, if the links upstream are coded; counted on every worker of such a job."""
+        """Bytes per reduction group if the links upstream are coded. They count on every worker of such a job."""
         self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
         self._kinds = tuple(self._by_kind)
         self._clock = DeviceClock(
@@ -68,7 +68,7 @@ class StageCosts:
         counts, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
         self.num_slices = len(counts)
         self.slice_of: Counts = np.full((size, size), self.num_slices, dtype=np.int64)
-        """[first, end] → slice; num_slices where there is none."""
+        """Slice of each [first, end]; num_slices where there is none."""
         self.slice_of[firsts, ends] = slices.reshape(-1)
         self._counts = counts.astype(np.float64)
         self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
@@ -163,7 +163,7 @@ class StageCosts:
         return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)
 
     def shares(self, run: tuple[DeviceSlot, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
-        """Return how many groups each replica holds of a slice for which `run_seconds` found a fit."""
+        """Return how many groups each replica holds, for a slice for which `run_seconds` found a fit."""
         if len(run) == 1:
             return (self.num_groups,)
         index, depth = self.slice_of[first, end], self.least_depth(num_stages)

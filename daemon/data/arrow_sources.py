@@ -20,7 +20,7 @@ _ABOUT_A_DATA_SET: Final = ("state.json", "dataset_info.json", "dataset_dict.jso
 
 
 def without_descriptions(files: Iterable[Path]) -> list[Path]:
-    """Return a folder's files, except those in which `datasets` describes the Arrow files."""
+    """Return a folder's files, except those with which `datasets` describes the Arrow files."""
     every = list(files)
     saved = {file.parent for file in every if file.suffix == ".arrow"}
     saved |= {folder.parent for folder in saved}
@@ -58,7 +58,7 @@ class ParquetSource(FileSource):
 
 @dataclass(frozen=True, slots=True)
 class ArrowSource(FileSource):
-    """An Arrow file, as a stream or with random access; `datasets.save_to_disk` writes such."""
+    """An Arrow file, as a stream or with random access, as `datasets.save_to_disk` writes it."""
 
     field: str
 

@@ -1,4 +1,4 @@
-"""Byte tokens as a `tokenizers` file, so that Hugging Face's AutoTokenizer opens a model that was trained on them."""
+"""The byte tokens as a `tokenizers` file, so that Hugging Face's AutoTokenizer can open the trained model."""
 
 import json
 from typing import Any

@@ -31,7 +31,7 @@ def tokenizer_of(folder: Path, index: ShardIndex) -> DataTokenizer | None:
         text = (folder / index.tokenizer).read_text(encoding="utf-8")
         return DataTokenizer(text=text, special=special_tokens(json.loads(text), read_config(folder)))
     except (OSError, ValueError, RecursionError, AttributeError):
-        return None  # without its tokenizer, the folder is still a model
+        return None  # without its tokenizer, the folder still holds a usable model
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -41,5 +41,5 @@ def read_config(folder: Path) -> dict[str, Any]:
         return {}
     raw = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(raw, dict):
-        raise ValueError("it is no table")
+        raise ValueError("it is not a table")
     return raw

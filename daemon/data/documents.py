@@ -25,7 +25,7 @@ class FileSource:
 
     @property
     def size(self) -> float:
-        """Return the sum of the second halves of `documents()`."""
+        """Return the total that the second halves of `documents()` reach."""
         return self.path.stat().st_size
 
 
@@ -38,7 +38,7 @@ def library(name: str) -> Any:
 
 
 def text_of(record: Any, field: str, where: str) -> bytes:
-    """Return a record's text as UTF-8. Raises ConfigError if there is none, or one that UTF-8 cannot hold."""
+    """Return a record's text as UTF-8. Raises ConfigError if the text is missing or not representable in UTF-8."""
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise ConfigError(f"has no text in the field {field!r}", where)

@@ -1,7 +1,7 @@
-"""Brings a data set from other nodes into this node's cache, shard by shard, each from any node that has it.
+"""Downloads a data set from other nodes into this node's cache, shard by shard, each from any node that has it.
 
-Bytes that have come stay on disk, so that the next attempt continues from there with any node. A shard is hashed as it
-comes and is then known as verified; it is not read twice.
+Received bytes stay on disk, so the next attempt continues from there with any node. A shard is hashed while it arrives
+and then counts as verified; it is not read twice.
 """
 
 import shutil
@@ -25,13 +25,13 @@ from headway.stages.errors import DataError, PeerError
 T = TypeVar("T")
 
 MAX_INDEX_BYTES: Final = 64 << 20
-"""Maximum size of a data set's index, whose size nobody has declared."""
+"""Maximum size of a data set's index: its true size is unknown before it arrives."""
 INCOMING: Final = "incoming"
 """Folder, inside the data set's own, of unfinished files."""
 
 
 class Download:
-    """One attempt to bring one data set."""
+    """One attempt to download one data set."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Download:
         Raises RecoveryError with each node's reason if none gives a missing part, StorageAwayError if the cache's file
         system does not answer.
         """
-        if self._threads.num_hung:  # a call of an earlier attempt could still write into this one's files
+        if self._threads.num_hung:  # a call of an earlier attempt could still write to the same files
             raise StorageAwayError(str(self._folder), "an earlier write has not ended")
         await self._in_thread(lambda _: self._incoming.mkdir(parents=True, exist_ok=True))
         index = await self._index()
@@ -81,7 +81,7 @@ class Download:
         await self._in_thread(lambda _: self._finish())
 
     async def _index(self) -> ShardIndex:
-        """Return the index of an earlier attempt, or any node's. Its name is the hash of its content."""
+        """Return the index: of an earlier attempt, or from any node. Its name is the hash of its content."""
 
         async def fetch(endpoint: NodeEndpoint) -> ShardIndex:
             raw = bytearray()
@@ -124,7 +124,7 @@ class Download:
             raise RecoveryError(str(self._folder), text)
 
     async def _bring(self, shard: Shard, size_bytes: int) -> None:
-        """Bring one shard into place, unless it is there and right."""
+        """Download one shard, unless a verified one is in place."""
         target = self._folder / shard.file
         part = IncomingShard(self._incoming / shard.sha256, size_bytes=size_bytes, sha256=shard.sha256)
 
@@ -156,7 +156,8 @@ class Download:
             except DamagedCopyError:
                 if not num_before:
                     raise
-                await receive(endpoint)  # bytes of another node may be the wrong ones: now all come from this node
+                # bytes from another node may be the wrong ones, so now fetch all of it from this node
+                await receive(endpoint)
 
         def put(_: Beat) -> None:
             part.put(target)
@@ -176,9 +177,10 @@ class Download:
     async def _from_any(
         self, fetch: Callable[[NodeEndpoint], Awaitable[T]], num_bytes: Callable[[], int] = lambda: 0
     ) -> T:
-        """Return what the first node gives that gives all of it. Nodes are asked in turns while more of it comes.
+        """Return what the first node gives that can give all of it. Nodes are asked in turns while more bytes arrive.
 
         Raises RecoveryError with each node's reason, StorageAwayError.
+
         """
         while True:
             before, reasons = num_bytes(), []

@@ -1,7 +1,7 @@
-"""Turns text into tokens: as bytes, or by a `tokenizers` file of which only the vocabulary is used.
+"""Turns text into tokens: as bytes, or by the vocabulary of a `tokenizers` file.
 
-Such a file's truncation and padding are for another program's batches: here they would drop the end of each document. A
-text that happens to contain the name of a special token is still text.
+Such a file's truncation and padding are meant for other programs' batches: here they would drop the end of each
+document. A text that happens to contain the name of a special token is still text.
 """
 
 import json
@@ -76,15 +76,13 @@ def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
     loaded.no_truncation()
     loaded.no_padding()
     if special.eos_token:
-        loaded.add_special_tokens([special.eos_token])  # keeps its id; some files do not mark it as special
-    loaded.encode_special_tokens = True  # their names in a text are plain text
+        loaded.add_special_tokens([special.eos_token])  # it keeps its id; some files do not mark it as special
+    loaded.encode_special_tokens = True  # without special names, these words in a text are plain text
     return loaded, special
 
 
 def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> list[int]:
-    """Return a text's tokens, none of which is the end of the text. Raises ConfigError if there is no other token for
-    it.
-    """
+    """Return a text's tokens without the end-of-text token. Raises ConfigError if only that token can represent it."""
     try:
         found = loaded.encode(text, add_special_tokens=False)
     except Exception as error:  # the library raises nothing more exact
@@ -96,7 +94,7 @@ def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> list[int]
 
 
 def _halved(text: str, spans: list[tuple[int, int]], name: str) -> list[str]:
-    """Cut a text inside each span that was taken for its end: a vocabulary with that word also has its halves."""
+    """Cut a text inside each span that was read as its end. A vocabulary with that word also has its halves."""
     single = next((text[start:end] for start, end in spans if end - start < 2), None)
     if single is not None:
         what = f"takes {single!r} in a text for its end, and has no other token for it"

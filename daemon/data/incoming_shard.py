@@ -14,7 +14,7 @@ class IncomingShard:
     """
 
     def __init__(self, partial: Path, *, size_bytes: int, sha256: str) -> None:
-        """size_bytes, sha256: the shard's required values. Bytes of an earlier attempt count only after `resume`."""
+        """size_bytes, sha256: required of the shard. Bytes of an earlier attempt count only after `resume`."""
         self.sha256 = sha256
         self._partial = partial
         self._size_bytes = size_bytes
@@ -36,7 +36,7 @@ class IncomingShard:
                 advance(len(chunk))
 
     def append(self, piece: bytes, sender: str) -> None:
-        """Add the next bytes. Raises RecoveryError, and drops the file, if they are too many or there is no room."""
+        """Add the next bytes. Raises RecoveryError and drops the file if they are too many or the disk is full."""
         if self.num_bytes + len(piece) > self._size_bytes:
             self._drop()
             text = f"arrived with more than the expected {self._size_bytes} bytes"

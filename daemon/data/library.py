@@ -26,7 +26,9 @@ log = structlog.get_logger()
 MAX_DATA_SETS: Final = 1000
 """Maximum number of remembered data sets. Another one is read again on request; only changed files are hashed."""
 NUM_DOWNLOAD_CALLS: Final = 8
-"""Number of downloads' calls at once: one that hashes an earlier attempt's bytes delays no other."""
+"""Number of downloads that call the file system at once, so that hashing an earlier attempt delays no other
+download.
+"""
 NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Errors of a file system for a path that does not exist."""
 
@@ -46,7 +48,7 @@ class _DataSet:
     sha256: str
     folder: Path
     state: str
-    """Fingerprint of its folder at that time."""
+    """Fingerprint of its folder when it was verified."""
     files: dict[str, Path]
     """Its index and shards, by SHA-256."""
 
@@ -70,7 +72,7 @@ class DataLibrary:
         self._threads = FileThreads("data")
         self._downloads = FileThreads("downloads of data", num_at_once=NUM_DOWNLOAD_CALLS)
         self._opening: SharedWork[tuple[str, str], Path] = SharedWork()
-        """Openings by SHA-256 and source: another job may name another folder for the data."""
+        """Openings in progress by SHA-256 and source: another job may name another folder for the same data."""
         self._fetching: SharedWork[str, None] = SharedWork()
         """Fetches by SHA-256."""
         self._sets: dict[str, _DataSet] = {}
@@ -98,7 +100,7 @@ class DataLibrary:
             raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}") from error
 
     async def look_ahead(self, data: DataSpec) -> None:
-        """Verify local data, so that this node can begin with it at once. Nothing is fetched."""
+        """Verify local data in advance, so that this node can start at once. It fetches nothing."""
         try:
             await self._open_once(data)
         except (DataError, RecoveryError, OSError) as error:
@@ -114,7 +116,7 @@ class DataLibrary:
         return found.state if found is not None else ""
 
     def find(self, sha256: str) -> Path | None:
-        """Return the file with this hash in a verified folder: the index of a data set, or one of its shards."""
+        """Return the file with this hash from a verified folder: the index of a data set, or one of its shards."""
         return next((each.files[sha256] for each in reversed(self._sets.values()) if sha256 in each.files), None)
 
     async def _open_here(self, data: DataSpec) -> Path:
@@ -140,8 +142,8 @@ class DataLibrary:
         return found.folder
 
     def _may_come_back(self, data: DataSpec, error: DataError) -> bool:
-        """Return whether the file system fails, or lacks files that were read there: an outage, not the job's
-        mistake.
+        """Return whether the file system fails, or lacks files that were read before: an outage, not the
+        job's mistake.
         """
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in NOT_THERE:

@@ -1,6 +1,4 @@
-"""Cuts texts into pieces that a tokenizer takes one by one, so that a long line costs no more memory than its
-length.
-"""
+"""Cuts texts into pieces for a tokenizer, so that a long line costs no more memory than its length."""
 
 from collections.abc import Iterator
 from typing import IO, Final

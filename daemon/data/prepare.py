@@ -82,7 +82,7 @@ def prepare(
 
 
 def _token_stream(sources: Sequence[Source], encoder: Encoder) -> Iterator[tuple[npt.NDArray[np.integer], float]]:
-    """Yield tokens in order, each with the part of the sources' sizes that is done with it."""
+    """Yield tokens in order, each with the share of the sources' sizes read so far."""
     separator = np.array([] if encoder.end_of_text is None else [encoder.end_of_text], dtype=np.int64)
     for source in sources:
         for document, part in source.documents():

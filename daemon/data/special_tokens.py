@@ -11,7 +11,7 @@ _KEYS: Final = ("eos_token", "bos_token", "pad_token")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """Ids under the names of a Hugging Face config; None: the tokenizer has no such token."""
+    """Token ids by the names of a Hugging Face config; None: the tokenizer has no such token."""
 
     eos_token_id: int | None = None
     bos_token_id: int | None = None
@@ -60,7 +60,7 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     ids: dict[str, int] = {}
     if isinstance(told, Mapping):
         ids |= told
-    elif isinstance(told, list):  # unigram: [token, score] in the order of their ids
+    elif isinstance(told, list):  # unigram: [token, score], in order of id
         ids |= {entry[0]: number for number, entry in enumerate(told) if isinstance(entry, list) and entry}
     added = tokenizer.get("added_tokens")
     for entry in added if isinstance(added, list) else []:

@@ -1,4 +1,4 @@
-"""Looks at files that are about to become training data, and doubts those that look wrong."""
+"""Checks files that are about to become training data, and warns about those that do not look like text."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,9 +12,7 @@ MAX_FILES: Final = 1000
 
 
 def doubts(sources: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each file that is empty or does not begin as text; unreadable files are left to
-    the reader.
-    """
+    """Yield a sentence for each file that is empty or does not begin as text. The reader reports unreadable files."""
     for path in _files(sources):
         try:
             with path.open("rb") as file:
@@ -33,8 +31,8 @@ def _why_no_text(head: bytes) -> str:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # otherwise a character is cut where the look ends
-            return f"no UTF-8 at byte {error.start}"
+        if error.start < len(head) - 4:  # otherwise the sample ends inside a character
+            return f"not UTF-8 at byte {error.start}"
     return ""
 
 

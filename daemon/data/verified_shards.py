@@ -1,7 +1,7 @@
-"""Remembers which files of token shards this node has hashed, in which state: each state of a file is read once.
+"""Remembers which files of token shards this node has hashed, and in which state, so that each state is read once.
 
-A state is size, time of the last write and of the last change, and inode. A written, replaced or restored file has
-another state, and is hashed again. The memory lies in the state folder; without it everything is hashed again.
+A state is the size, the time of the last write and of the last change, and the inode. A written, replaced or restored
+file has another state and is hashed again. The memory is a file in the state folder; without it, everything is hashed.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ def _sha256(file: Path, advance: Advance) -> str:
 
 
 def _read(memory: Path | None) -> dict[str, tuple[str, FileState]]:
-    """Read the memory. Anything but our own format is ignored, and a missing memory is no error."""
+    """Read the memory. A missing memory is no error, and other formats are ignored."""
     found: dict[str, tuple[str, FileState]] = {}
     with suppress(Exception):
         for path, (sha256, state) in json.loads(memory.read_bytes()).items() if memory is not None else ():

@@ -14,7 +14,7 @@ VERSION_TIMEOUT_S = 10.0
 
 
 def binary_release(binary: Path) -> str:
-    """Return the release in `etcd --version`, as 3.5.1; empty if it has none."""
+    """Return the release from `etcd --version`, such as 3.5.1; empty: the text has none."""
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -18,9 +18,9 @@ Metadata = tuple[tuple[str, str], ...]
 PROBE_KEY = b"\0"
 RETRY_PAUSE_S = 0.1
 OLD_NAME = "headway"
-"""Name in every certificate of earlier releases: an etcd whose certificate lacks its host is dialled by this name."""
+"""Name in the certificates of earlier releases. An etcd whose certificate lacks its host is dialled by this name."""
 OTHER_NAME = "Hostname Verification Check failed"
-"""Words of gRPC for a certificate with another name."""
+"""gRPC's words for a certificate with another name."""
 FIRST_ATTEMPT_S = 1.5
 """Time for one endpoint of several before the next is tried; it doubles, for answers that need longer."""
 
@@ -41,7 +41,7 @@ _SILENT = frozenset(
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
-        # A call may end with these when its server dies in the middle of a message:
+        # A call may end with one of these when its server dies in the middle of a message:
         grpc.StatusCode.UNKNOWN,
         grpc.StatusCode.INTERNAL,
         grpc.StatusCode.ABORTED,
@@ -57,11 +57,11 @@ class EtcdAccess:
     """The addresses of etcd, and the credentials of its client."""
 
     endpoints: tuple[str, ...]
-    """host:port of each member; tried in turn."""
+    """The members of etcd, each as host:port; tried in turn."""
     identity: TlsIdentity | None = None
     """TLS identity; None: no TLS. An identity without certificate and key only checks the server's."""
     server_name: str = ""
-    """Name that the server's certificate must bear; empty: the host that is dialled, or `headway`."""
+    """Name that the server's certificate must have; empty: the dialled host, or `headway`."""
     user: str = ""
     password: str = field(default="", repr=False)
     timeout_s: float = 5.0
@@ -80,7 +80,7 @@ class EtcdConnection:
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._expected: dict[str, str] = {}
-        """Endpoint to the name that its certificate has to bear, if its host has proved to be another."""
+        """Certificate name to expect at an endpoint whose host is not in its certificate."""
         self._token: Metadata = ()
         self._login = asyncio.Lock()
 
@@ -107,7 +107,7 @@ class EtcdConnection:
         return self._token
 
     def leave(self, endpoint: str) -> None:
-        """Turn to the next endpoint, unless another call has already turned away from this one."""
+        """Switch to the next endpoint, unless another call has already left this one."""
         if endpoint == self.endpoint:
             self._index = (self._index + 1) % len(self.access.endpoints)
 
@@ -126,9 +126,11 @@ class EtcdConnection:
     ) -> ReplyT:
         """Run `send(channel, timeout_s, metadata)` on an endpoint that answers.
 
-        A repeatable call is sent again, at another endpoint if there is one, until it is answered or the deadline is
-        over. A call that changes something is sent once, on a connection known to be up. When its answer is lost,
-        nobody knows whether it was done, and StoreUnreachableError says so.
+        A repeatable call is sent again, at another endpoint if there is one, until it is answered or the deadline
+        passes. A
+        call that changes something is sent once, on a connection known to be up. If its answer is lost, its outcome is
+        unknown, and StoreUnreachableError says so.
+
         """
         loop = asyncio.get_running_loop()
         timeout_s = self.access.timeout_s if timeout_s is None else timeout_s
@@ -145,7 +147,7 @@ class EtcdConnection:
                     raise self.translated(error) from error
                 self.leave(endpoint)
                 if not is_repeatable:
-                    raise self._unreachable(error, timeout_s, "was it done? unknown") from error
+                    raise self._unreachable(error, timeout_s, "whether it was executed is unknown") from error
                 if loop.time() + RETRY_PAUSE_S >= deadline:
                     raise self._unreachable(error, timeout_s) from error
             attempt_s *= 2
@@ -180,7 +182,7 @@ class EtcdConnection:
         details = (error.details() or "").removeprefix("etcdserver: ").removeprefix("mvcc: ")
         if is_silence(error):
             return self._unreachable(error, self.access.timeout_s)
-        if _FULL in details:  # the request is right, and succeeds when an administrator makes room
+        if _FULL in details:  # the request is right, and succeeds after an administrator makes room
             return StoreUnreachableError(self.target, f"no room: {details}; compact, defragment, disarm its alarm")
         if "lease not found" in details:
             return LeaseLostError(self.target, details)
@@ -204,7 +206,7 @@ class EtcdConnection:
         return grpc.aio.secure_channel(endpoint, credentials, options=options)
 
     async def _reach(self, deadline: float, timeout_s: float) -> None:
-        """Return when the present endpoint is connected, turning to the next ones while it is not."""
+        """Return when the present endpoint is connected; switch to the next endpoint while it is not."""
         loop = asyncio.get_running_loop()
         while self.channel.get_state() is not grpc.ChannelConnectivity.READY:
             endpoint, left = self.endpoint, deadline - loop.time()
@@ -224,7 +226,7 @@ class EtcdConnection:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _expects_old_name(self, endpoint: str) -> bool:
-        """Dial an endpoint again, by the name of earlier releases; return False when that was done already."""
+        """Prepare to dial an endpoint by the name of earlier releases. Return False if that was already tried."""
         if self.access.server_name or endpoint in self._expected:
             return False
         self._expected[endpoint] = OLD_NAME
@@ -248,7 +250,7 @@ class EtcdConnection:
             if not (self.access.user and is_login_refused(error)):
                 raise
             await self.log_in(timeout_s=left_s())
-            # nothing was sent: retrying is right for a write, too
+            # nothing was sent, so a write may be retried too
             return await send(self.channel, left_s(), self._token)
 
     def _unreachable(self, error: grpc.aio.AioRpcError, timeout_s: float, remark: str = "") -> StoreUnreachableError:
@@ -266,7 +268,7 @@ def one_line(error: grpc.aio.AioRpcError) -> str:
 
 
 def is_silence(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether the error says nothing about the request: no member answered, or one that cannot serve now."""
+    """Return whether the error says nothing about the request: no member answered, or the member cannot serve now."""
     return error.code() in _SILENT or _OVERLOADED in (error.details() or "")
 
 

@@ -27,14 +27,15 @@ class Revoke(Protocol):
 
 
 class Lease:
-    """Liveness for as long as this process runs and reaches etcd.
+    """Keeps keys alive as long as this process runs and reaches etcd.
 
-    A strict lease is lost no later than etcd ends it: its deadline counts from when a renewal was sent, and nobody may
-    act under it afterwards. A lenient lease is lost only when etcd says so. An etcd that is away ends no lease, and a
+    A strict lease is lost no later than etcd ends it: its deadline counts from when a renewal was sent, and no code may
+    act under it afterwards. A lenient lease is lost only when etcd says so. An unreachable etcd ends no lease, and a
     restarted one gives every lease its full time again.
 
     Neither is a lock: a holder that was stopped for a while may act before it notices. So a decision under a lease
     compares, in its transaction, the revision of a key under the lease.
+
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Return for how many seconds the lease certainly lasts; 0 when it is lost or nobody knows."""
+        """Return for how many seconds the lease certainly lasts; 0: it is lost or its state is unknown."""
         return 0.0 if self.lost.is_set() else max(self._deadline - self._clock(), 0.0)
 
     def check(self) -> None:
-        """Raise LeaseLostError when the lease is lost, and for a strict one also unless it certainly holds now."""
+        """Raise LeaseLostError when the lease is lost or, for a strict one, does not certainly hold now."""
         if self.lost.is_set() or (self.is_strict and self.remaining_s <= 0):
             raise LeaseLostError(self._target, self.reason or f"lease {self.id:x} ran out")
 

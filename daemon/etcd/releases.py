@@ -20,7 +20,7 @@ def may_lose_commits(version: str) -> bool:
 
 
 def remark(version: str) -> str:
-    """Return a remark for people, if such a release serves one machine; empty for all others."""
+    """Return a remark for people if such a release serves one machine; empty for other releases."""
     if not may_lose_commits(version):
         return ""
     return f"etcd {version} may lose acknowledged writes when it is killed: good for one machine; for several, {ADVICE}"

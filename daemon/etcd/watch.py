@@ -1,4 +1,4 @@
-"""A watch: changes as they happen, for as long as one connection to one living server lasts."""
+"""A watch: yields changes as they happen, until its one connection to one server ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,9 +16,9 @@ from headway.proto import etcd_pb2, etcd_pb2_grpc
 WatchCall = grpc.aio.StreamStreamCall[Any, Any]
 
 QUIET_S = 2.0
-"""Seconds without an event after which the server is asked whether it is still there."""
+"""Seconds without an event after which the server is asked whether it is still alive."""
 SILENT_S = 3.0
-"""Seconds after which a server that does not answer that counts as gone."""
+"""Seconds without an answer to that question after which the server counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class KeyEvent:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Changes in the order in which they happened; whole revisions only."""
+    """Changes in the order in which they happened, in whole revisions."""
 
     events: tuple[KeyEvent, ...]
 

@@ -1,6 +1,6 @@
 """Chooses the log lines of a daemon that belong to its history, and names a history's fields. Pure.
 
-A history uses the log's own words, so that readers of both need one vocabulary.
+A history uses the names of the log, so that readers of both need one vocabulary.
 """
 
 from typing import Final
@@ -49,17 +49,17 @@ DAEMON_EVENTS: Final = frozenset(
 WALL: Final = "wall"
 """Seconds since the epoch, by the writer's clock: for people."""
 MONOTONIC: Final = "monotonic"
-"""Seconds of the machine's monotonic clock: comparable between the processes of one machine, and only there."""
+"""Seconds of the machine's monotonic clock. Only processes of one machine can compare them."""
 FIELDS: Final = ("event", "node", "incarnation", "job", "generation", "timeline")
 """Fields of every line, if known; the log line's other fields follow."""
 DAEMONS_FOLDER: Final = "daemons"
-"""Below the history folder: one file per node, beside the workers' files."""
+"""Folder below the history folder, with one file per node next to the workers' files."""
 
 
 def history_line(
     event: dict[str, object], *, incarnation: str, wall: float, monotonic: float
 ) -> dict[str, object] | None:
-    """Return the history's line of a log event, or None for one that is not part of it."""
+    """Return the history's line of a log event; None: the event does not belong to the history."""
     if event.get("event") not in DAEMON_EVENTS:
         return None
     line: dict[str, object] = {WALL: wall, MONOTONIC: monotonic}

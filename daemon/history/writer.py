@@ -15,16 +15,17 @@ NUM_OLD_FILES = 3
 
 
 class HistoryWriter:
-    """A structlog processor. Each line reaches the kernel before the log continues, so that a killed daemon loses none.
+    """A structlog processor. Each line reaches the kernel before the log continues, so a killed daemon loses none.
 
-    A history that cannot be written does not end a daemon. Lines that a full disk does not take wait for the next line.
-    After any other error the next log line reports it, and the history ends.
+    A history that cannot be written does not end a daemon. Lines that a full disk rejects wait for the next line. After
+    any other error the next log line reports it, and the history ends.
+
     """
 
     def __init__(
         self, folder: Path, *, node: str, max_file_bytes: int = MAX_FILE_BYTES, num_old_files: int = NUM_OLD_FILES
     ) -> None:
-        """folder: of the whole history. Raises OSError when it cannot be written to."""
+        """folder: the folder of the whole history. Raises OSError when it cannot be written to."""
         self._path = folder / DAEMONS_FOLDER / f"{node}.jsonl"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab", buffering=0)

@@ -1,4 +1,4 @@
-"""The smallest and largest number that a job may have at each key, with the reason. Pure."""
+"""The smallest and largest number that a job may have for each key, with the reason. Pure."""
 
 from typing import Final
 

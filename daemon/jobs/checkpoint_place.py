@@ -16,13 +16,13 @@ _SHARED: Final = (
 
 
 def is_store(checkpoint_dir: str) -> bool:
-    """Return whether a folder is in a store to which each node needs its own access."""
+    """Return whether a folder is in a store, to which each node needs its own access."""
     scheme, separator, _ = checkpoint_dir.partition("://")
     return bool(separator) and scheme not in _LOCAL
 
 
 def why_no_place(checkpoint_dir: str) -> str:
-    """Return why checkpoints cannot be stored there, as the end of a sentence about the key; empty: they can."""
+    """Return why checkpoints cannot be stored in a folder, as the end of a sentence about the key; empty: they can."""
     if not checkpoint_dir.strip():
         return "is empty; name a folder or a URL"
     scheme, separator, rest = checkpoint_dir.partition("://")

@@ -32,7 +32,7 @@ class FaultSpec:
     snapshot_every: int = 20
     """Interval in batches; 0 turns periodic snapshots off."""
     copies: int = 2
-    """Copies of every layer of a boundary, on different nodes; fewer if there are fewer nodes."""
+    """Number of nodes that hold each layer of a boundary; fewer if the cluster has fewer nodes."""
     checkpoint_every: int = 100
     """Interval in batches; 0: only at pause and at the end."""
     checkpoints_kept: int = 2
@@ -53,11 +53,11 @@ class PlacementSpec:
     max_nodes: int = 0
     """Maximum number of nodes; 0: no limit."""
     sites: tuple[str, ...] = ()
-    """Only nodes of these sites; empty: all."""
+    """Sites whose nodes the job may use; empty: all."""
     replicas: tuple[int, ...] = ()
     """Number of workers of each stage, from the first stage to the last; empty: the planner chooses."""
     recut: bool = True
-    """True if measurements alone may move a running job to a better plan; else only nodes that come or go do."""
+    """True if measurements alone may move a running job to a better plan; otherwise only joins and departures do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class QueueSpec:
     """`[queue]`: does not affect bits, only when and on how many nodes the job runs."""
 
     priority: int = 0
-    """Priority: the job goes before jobs of a lower priority, and running ones of a lower priority give way to it."""
+    """Priority: higher jobs start first, and running jobs of a lower priority give way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ from headway.stages.spec import TrainSpec
 PLAIN_S: Final = 120.0
 """Time to import the model, open the data and report."""
 COMPILING_S: Final = 600.0
-"""Time to compile every kind of layer, too: half a minute on its own core, and the workers of a machine share cores."""
+"""Additional time to compile every kind of layer: half a minute on its own core, and workers of a machine
+share cores.
+"""
 
 
 def preparation_s(train: TrainSpec) -> float:

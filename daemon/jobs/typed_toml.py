@@ -18,9 +18,9 @@ import msgspec
 from headway.daemon.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
-"""Maximum size: a hand-written file has a hundredth of it."""
+"""Maximum size; a hand-written file has a hundredth of it."""
 MAX_DOTS: Final = 256
-"""Maximum number of dots in one line: tomllib's time for a dotted key grows with the square of its parts."""
+"""Maximum number of dots in one line, because tomllib's time for a dotted key grows with the square of its parts."""
 MAX_PLACE: Final = 200
 """Maximum characters of a key in an error."""
 
@@ -145,7 +145,9 @@ class _Reader:
         return tuple(self.table(entry, kind, (*place[:-1], f"{place[-1]}[{index}]")) for index, entry in enumerate(raw))
 
     def _unknown(self, key: str, known: list[str], place: Place) -> str:
-        """Return the sentence for an unknown key: the nearest right name here, or the section in which it is right."""
+        """Return the sentence for an unknown key, with the nearest valid name here or the section in which it
+        is valid.
+        """
         what = "unknown key" if place else "unknown section"
         if hint := nearest(key, known):
             return what + hint

@@ -37,10 +37,10 @@ class CheckpointSweep:
         self._checkpoint_root = checkpoint_root
         self._threads = FileThreads("checkpoint sweep", num_at_once=1, silence_s=TIMEOUT_S, most_hung=1)
         self._looks: dict[str, tuple[int, int]] = {}
-        """Job to (revision of its phase, number of looks since then that found nothing)."""
+        """For each job the revision of its phase, and the number of looks since then that found nothing."""
         self._complaints: dict[str, str] = {}
         self._written_late: set[str] = set()
-        """Jobs into whose folder a write of this daemon ended after it was given up."""
+        """Jobs to whose folder this daemon finished a write after the write was given up."""
         self._is_written_late = asyncio.Event()
 
     def wrote_late(self, job: str) -> None:

@@ -1,4 +1,4 @@
-"""Reports what blocks decisions about single jobs or the writing of those decisions; retries become ever rarer."""
+"""Reports what blocks decisions about single jobs or the writing of those decisions; retries become less frequent."""
 
 import random
 import time
@@ -21,7 +21,7 @@ class JobTroubles:
         tell: Callable[[str, str], None] = lambda _job, _reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """tell(job, reason): receives each trouble when it begins, and an empty reason when it is over."""
+        """tell(job, reason) is called when a trouble begins, and with an empty reason when it ends."""
         self._tell = tell
         self._clock = clock
         self._broken: dict[str, str] = {}
@@ -40,7 +40,7 @@ class JobTroubles:
                 self._say(name)
 
     def not_carried_out(self, job: str, reason: str) -> float:
-        """Note that a decision about a job cannot be carried out. Return the seconds until the next attempt."""
+        """Record that a decision about a job cannot be carried out. Return the seconds until the next attempt."""
         now = self._clock()
         health = self._unwritten.get(job, Health()).failed(reason, began_at=now, now=now, chance=random.random())
         self._unwritten[job] = health

@@ -1,7 +1,7 @@
 """Stands for leader, and does the leader's work: runs the coordinator and writes its decisions.
 
-Every daemon runs one. etcd accepts at most one leader at a time: every transaction of a leader compares the revision of
-its own leader key. So a deposed leader that does not know it yet writes nothing.
+Every daemon runs one. etcd accepts at most one leader at a time: every transaction of a leader compares the revision
+of its own leader key. So a deposed leader that does not know it yet writes nothing.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from headway.daemon.view.cluster_watch import ClusterWatch
 RETRY_PAUSE_S = 1.0
 CATCH_UP_S = 5.0
 STAND_BACK_S = 5.0
-"""Seconds for which a leader without access to a checkpoint folder lets other daemons stand first…"""
+"""Time in which a leader without access to a checkpoint folder lets other daemons take the leader key first…"""
 STOOD_BACK_S = 300.0
-"""…and the minimum interval between two such retreats: perhaps no node has access."""
+"""…and the minimum interval between two such retreats, because perhaps no node has access."""
 MANIFEST_TIMEOUT_S = 60.0
 SLOW_DECISION_S = 0.05
-"""A decision holds up everything else in the daemon; a slower one is logged."""
+"""A slower decision is logged, because a decision delays everything else in the daemon."""
 
 TaskKey = tuple[str, bool]
 """(job, whether files are written or deleted first): a slow file system delays no other decision about the job."""
@@ -103,7 +103,7 @@ class Leadership:
 
     @property
     def is_leading(self) -> bool:
-        """Return whether this daemon holds the leader key, as far as it knows."""
+        """Return whether this daemon believes that it holds the leader key."""
         return self._leader_revision > 0
 
     async def run(self) -> None:
@@ -147,9 +147,10 @@ class Leadership:
         await self._lead()
 
     def _vacancy(self) -> Compare | None:
-        """Return the condition on which this daemon may take the leader key; None: a leader exists.
+        """Return the condition under which this daemon may take the leader key; None: a leader exists.
 
         An unreadable key names no leader: it is replaced, unless a newer release wrote it.
+
         """
         view = self._cluster.view
         garbage = view.unreadable.get(Keys.LEADER)
@@ -158,8 +159,8 @@ class Leadership:
         return Compare.absent(Keys.LEADER) if view.revision_of(Keys.LEADER) == 0 else None
 
     async def _lead(self) -> None:
-        """Decide on every change and at every deadline, until the leader key is no longer ours."""
-        # The view must show our own election first: an older view still has the last leader's unfinished writes.
+        """Decide on every change and at every deadline, until this daemon no longer holds the leader key."""
+        # An older view than our own election still shows the last leader's unfinished writes.
         await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
         busy: dict[TaskKey, asyncio.Task[None]] = {}
         self._plans.clear()
@@ -218,7 +219,7 @@ class Leadership:
             await _end(changed)
 
     async def _execute(self, command: Command) -> None:
-        """Carry out one command; return when the view shows it, so that the next decision about the job sees it."""
+        """Carry out one command. Return when the view shows it, so that the next decision about the job sees it."""
         seen = self._cluster.version
         log = self._log.bind(job=command.job)
         try:
@@ -256,7 +257,7 @@ class Leadership:
             await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
 
     def _may_stand_back(self) -> bool:
-        """Return whether to let another node carry out what this node has no credentials for."""
+        """Return whether to leave the lead to another node, because this node lacks credentials for the command."""
         is_alone = len(self._cluster.view.nodes) < 2
         return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
 
@@ -281,13 +282,13 @@ class Leadership:
         revision = await self._write_part(first, {})
         try:
             revision = await self._write_notes(notes) or revision
-        except StoreError as error:  # the decision is in force without its notes
+        except StoreError as error:  # the decision holds without its notes
             self._log.warning("notes_not_written", job=decided.job, reason=str(error))
         fault_point("leader.wrote", **phases)
         return revision
 
     async def _write_notes(self, notes: Iterable[Transaction]) -> int:
-        """Write the notes; return the revision of the last; 0: there is none."""
+        """Write the notes; return the revision of the last one; 0: there are no notes."""
         revision, leases = 0, dict[int, int]()
         for note in notes:
             for ttl_s in sorted({ttl_s for _, ttl_s in note.leased.values()} - leases.keys()):

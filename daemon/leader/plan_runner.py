@@ -21,7 +21,7 @@ from headway.daemon.planning.planner_pool import PlanningFailedError
 from headway.daemon.situation.plan_cache import Outcome, PlanCache, PlanRequest, Purpose
 
 AT_ONCE_S: Final = 0.05
-"""Seconds for which the loop may stand still for all plans of one decision."""
+"""Maximum time for which the loop may stand still for all plans of one decision."""
 PLAN_DEADLINE_S: Final = 60.0
 """Deadline of one plan. After it the job has no plan for now, and others have their turn."""
 RETRY_S: Final = 60.0
@@ -43,7 +43,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Failure:
-    """A plan that could not be computed, and when to retry although nothing has changed."""
+    """A plan that could not be computed, and when to retry if nothing changes before."""
 
     num: int = 0
     retry_at: float = 0.0
@@ -104,9 +104,10 @@ class PlanRunner:
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
 
     def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
-        """Start the first missing plan, if none is being computed; return whether the plan is already there.
+        """Start the first missing plan, if none is being computed. Return whether the plan is already available.
 
         until: the end of the wait for it, at most `AT_ONCE_S`, by the clock.
+
         """
         late = [work.request for work in self._work]
         request = next((request for request in wanted if request not in late), None)

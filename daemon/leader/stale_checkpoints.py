@@ -28,7 +28,7 @@ class BoundaryFolder:
 
     @property
     def place(self) -> Place:
-        """(timeline, boundary)"""
+        """The place as (timeline, boundary)."""
         return self.timeline, self.boundary
 
 
@@ -50,7 +50,7 @@ def stale_checkpoints(view: ClusterView, job: JobView, found: Iterable[BoundaryF
 
 
 def _named_by(job: JobView) -> tuple[str, ...]:
-    """Return the checkpoints from which a job may start; some may belong to another job, at their own addresses."""
+    """Return the checkpoints from which a job may start; some may belong to another job, at other addresses."""
     checkpoint = job.checkpoint
     return tuple(url.rstrip("/") for url in (checkpoint.url, *checkpoint.earlier)) if checkpoint is not None else ()
 
@@ -61,7 +61,7 @@ def _is_stale(job: JobView, folder: BoundaryFolder) -> bool:
     if past is None and checkpoint is not None:
         past = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
     if past is None or folder.timeline > past.timeline:
-        return False  # nothing has run yet, as far as this daemon knows
+        return False  # as far as this daemon knows, nothing has run yet
     if not past.has(*folder.place):
         return True
     newest = age((checkpoint.timeline, checkpoint.boundary)) if checkpoint is not None else (-1, -1)

@@ -17,7 +17,7 @@ MAX_OPERATIONS: Final = 128
 
 
 def parts(decided: Transaction) -> tuple[Transaction, ...]:
-    """Return the decision, then the keys that it has leased. The shell compares its own key in each part."""
+    """Return the decision, then its keys under leases. The shell compares its own key in each part."""
     num_changes = len(decided.puts) + len(decided.deletes)
     assert num_changes <= MAX_OPERATIONS, "a decision changes a limited number of keys: see MAX_SWEPT and MAX_TRIMMED"
     return replace(decided, leased={}), *_notes(decided)

@@ -48,7 +48,7 @@ IN_MEMORY = Path("/dev/shm")
 
 
 class LocalCluster:
-    """Start it, add nodes to it, stop it. An async context manager, for the main thread of a process."""
+    """A local cluster: start it, add nodes, stop it. An async context manager for the main thread of a process."""
 
     def __init__(
         self,
@@ -173,8 +173,9 @@ class LocalCluster:
     async def add_node(
         self, *, environment: Mapping[str, str] | None = None, settings: Mapping[str, object] | None = None
     ) -> str:
-        """Add one node; return its name when it is registered. settings: beyond those of all. Raises
+        """Add one node; return its name when it is registered. settings: in addition to those of all nodes. Raises
         UnavailableError.
+
         """
         node = self._spawn(environment, settings)
         await self._registered([node])
@@ -185,15 +186,15 @@ class LocalCluster:
 
     @property
     def node_pids(self) -> dict[str, int]:
-        """Return node name to its daemon's process."""
+        """Return the process of each node's daemon."""
         return {node.name: node.pid for node in self.nodes}
 
     def kill_node(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a daemon a signal. If it dies by that it is restarted, unless it leaves cleanly."""
+        """Send a daemon a signal. If the signal ends it, it is restarted, unless it leaves cleanly."""
         self._node(name).signal(number)
 
     def remove_node(self, name: str) -> None:
-        """Kill a daemon for good."""
+        """Kill a daemon permanently."""
         node = self._node(name)
         node.signal(signal.SIGKILL)
         node.process.wait(KILL_TIMEOUT_S)
@@ -220,7 +221,7 @@ class LocalCluster:
         await self.start_etcd()
 
     async def restore_etcd(self, folder: Path) -> None:
-        """Start etcd from an older copy of its data: everything written since is forgotten."""
+        """Start etcd from an older copy of its data. Everything written since then is lost."""
         await self.stop_etcd()
         await asyncio.to_thread(shutil.rmtree, self.state_dir / "etcd")
         await asyncio.to_thread(shutil.copytree, folder, self.state_dir / "etcd")
@@ -245,7 +246,7 @@ class LocalCluster:
         for name, failure in failures.items():
             if self._told.get(name) != failure:
                 self._told[name] = failure
-                self._on_trouble(f"{name} does not start, and is tried again: {failure}")
+                self._on_trouble(f"{name} does not start, and is retried: {failure}")
         if self.nodes and all(node.has_left for node in self.nodes):
             raise UnavailableError("the cluster", "every daemon was told to leave")
 
@@ -371,7 +372,7 @@ class LocalCluster:
         return node
 
     def _metrics_of(self, name: str) -> dict[str, object]:
-        """Return a node's metrics port: each takes its own, from the configured port upwards."""
+        """Return a node's metrics port. Each node takes its own, counting from the configured port."""
         told = {**os.environ, **self._environment}.get("HEADWAY_METRICS_LISTEN", "")
         if not told or "metrics_listen" in self._node_settings:
             return {}
@@ -401,7 +402,7 @@ class LocalCluster:
                             raise UnavailableError(node.name, node.last_words)
                         num_dispensable -= 1
                         del missing[node.name]
-                        self._on_trouble(f"{node.name} does not start, and is tried again: {node.last_words}")
+                        self._on_trouble(f"{node.name} does not start, and is retried: {node.last_words}")
                     view = await session.view()
                     for name in list(missing):
                         record = view.nodes.get(name)

@@ -162,7 +162,7 @@ def draw_png(losses: list[tuple[int, float]], path: Path) -> Path | None:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Delete an earlier demo in this folder: a demo begins at the beginning."""
+    """Delete an earlier demo in this folder, because a demo starts from the beginning."""
     for old in (folder.metrics, folder.failure, folder.out / CURVE_NAME):
         old.unlink(missing_ok=True)
     for old in (folder.model, folder.out / "state"):

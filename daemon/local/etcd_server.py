@@ -22,7 +22,9 @@ MEMBER_NAME = "headway"
 PORT_IN_USE = "address already in use"
 START_ATTEMPTS = 3
 KEPT_REVISIONS = 10_000
-"""Number of revisions kept: etcd compacts every five minutes; otherwise its database would only grow."""
+"""Number of revisions that etcd keeps when it compacts every five minutes. Without this its database would
+only grow.
+"""
 QUOTA_BYTES = 2 * 2**30
 """Maximum size of the database; a full one refuses every write."""
 
@@ -56,7 +58,7 @@ class EtcdServer:
     def __init__(self, config: EtcdServerConfig, client_port: int, peer_port: int) -> None:
         self.config = config
         self.endpoint = f"{config.host}:{client_port}"
-        """host:port for clients."""
+        """Address for clients, as host:port."""
         self._ports = client_port, peer_port
         self._process = _spawn(config, client_port, peer_port)
 

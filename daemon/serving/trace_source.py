@@ -97,7 +97,7 @@ class TraceSource:
         if found is None:
             raise RecoveryError(f"job {job}", "there is no such job")
         if found.plan is None:
-            raise RecoveryError(f"job {job}", f"is {found.phase.phase}: nothing runs that could be traced")
+            raise RecoveryError(f"job {job}", f"is {found.phase.phase}: no worker runs, so there is nothing to trace")
         return found.plan
 
 

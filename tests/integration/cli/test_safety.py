@@ -88,7 +88,7 @@ def test_status_is_answered_while_etcd_is_away(program: Any, wait_until: Callabl
         wait_until(lambda: "etcd has been away for" in program.run("status", "tiny")[1], "a daemon that misses etcd")
         code, out, err = program.run("status", "tiny")
         assert code == 0, err
-        assert "training goes on" in out
+        assert "training continues" in out
         assert "tiny: its start" in out
         assert program.run("status", "nope")[0] == 2
     finally:

@@ -64,4 +64,4 @@ def test_a_running_job_shows_its_last_batches(standing: Program) -> None:
     assert program.run("pause", "traced", "--wait")[0] == 0
     code, _, err = program.run("trace", "traced")
     assert code == 2
-    assert err == "headway: job traced: is paused: nothing runs that could be traced\n"
+    assert err == "headway: job traced: is paused: no worker runs, so there is nothing to trace\n"

@@ -79,7 +79,7 @@ async def test_a_trace_says_who_is_missing_from_it(network: Network) -> None:
         "c": "node c: is gone",
     }
     network.job.plan = None
-    with pytest.raises(RecoveryError, match="job j: is queued: nothing runs that could be traced"):
+    with pytest.raises(RecoveryError, match="job j: is queued: no worker runs, so there is nothing to trace"):
         _ = [trace async for trace in network.client.trace(network.a.endpoint, "j")]
     with pytest.raises(RecoveryError, match="job k: there is no such job"):
         _ = [trace async for trace in network.client.trace(network.a.endpoint, "k")]

@@ -81,7 +81,7 @@ def _loaded(source: str, **fields: int) -> Callable[[History], History]:
 BREACHES = {
     "a layer of another boundary": (_loaded("path", boundary=3), "loaded at boundary 3"),
     "a layer of another timeline": (_loaded("path", source_timeline=3), "loaded of timeline 3"),
-    "a live layer after a rollback": (_loaded("live"), "went on live"),
+    "a live layer after a rollback": (_loaded("live"), "continued with live layers"),
     "a plan that was never in force": (_unknown_plan, "no such plan"),
     "a worker that the plan does not have": (_operation(4, 1, "update", 5, None, worker=7), "does not have"),
     "a batch before the plan's boundary": (_operation(3, 0, "update", 2, None, batch=1, version=1), "began at bound"),
@@ -120,7 +120,7 @@ BREACHES = {
         "stage 1 (replica 1 of 2), update of batch 4: ran before stage 1 (replica 2 of 2) could have sent its sums",
     ),
     "an old generation in a process of a newer one": (_late_operation, "worker node-1 had begun generation 3"),
-    "no progress after a fault": (_faults((45.95, 47.0)), "nothing was ever computed"),
+    "no progress after a fault": (_faults((45.95, 47.0)), "no operation followed it"),
     "slow progress after a fault": (_faults((13.95, 14.0)), "18.9 s passed"),
     "three versions alive": (_operation(4, 1, "forward", 5, 0, versions_live=3), "3 weight versions"),
     "too many files open": (_samples(10, 600, 10), "600 fds, more than 512"),

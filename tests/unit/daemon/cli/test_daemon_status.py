@@ -46,7 +46,7 @@ def test_what_waits_for_etcd_is_told() -> None:
         Keys.of("demo", "phase"), encode(PhaseRecord(phase=Phase.RECOVERING)), mod_revision=1000, create_revision=1
     )
     line = told(status_reply(view, node="a", away_s=75.0)).line
-    assert line.startswith("etcd has been away for 1:15, says node a; training goes on; these wait for etcd: ")
+    assert line.startswith("etcd has been away for 1:15, says node a; training continues; these wait for etcd: ")
     assert "demo: its recovery" in line
 
 

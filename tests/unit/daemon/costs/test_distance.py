@@ -83,7 +83,7 @@ def test_slack_is_the_first_that_memory_cuts_and_hides_no_distance() -> None:
         assert plan.stages[0].depth == depth
         assert plan.distance is not None
         assert plan.distance.is_hidden == (depth >= 5)
-        assert ("memory allows depth 4 where 5 would hide it" in plan.about_distance[0]) == (depth == 4)
+        assert ("memory allows depth 4, and 5 would hide it" in plan.about_distance[0]) == (depth == 4)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4])

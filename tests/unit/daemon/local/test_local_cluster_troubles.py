@@ -24,7 +24,7 @@ def test_one_daemon_that_does_not_start_ends_nobody(tmp_path: Path) -> None:
     cluster.nodes = [fake("node-1"), fake("node-2", failure="disk full")]
     cluster.check()
     cluster.check()
-    assert told == ["node-2 does not start, and is tried again: disk full"]
+    assert told == ["node-2 does not start, and is retried: disk full"]
     cluster.nodes[0] = fake("node-1", failure="disk full too")
     with pytest.raises(UnavailableError, match="disk full too"):
         cluster.check()
