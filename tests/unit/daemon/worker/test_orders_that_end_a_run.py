@@ -1,34 +1,73 @@
-"""Orders that nothing may run beside: each ends the run, and all are obeyed in the order in which they came."""
+"""Some orders end a run. The worker then obeys them, and all that follow, in the order in which they came."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from headway.daemon.worker.inbox import WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.worker.stage_worker import StageWorker
-from headway.proto.control_pb2 import Order, Quit, Release, Report
+from headway.proto.control_pb2 import LayerSource, Order, Quit, Release, Report, StageAssignment, Start
 from headway.stages.errors import AbortedError
+from headway.stages.spec import layer_names
+from tests.unit.stages.stage.pipeline import CountingTokens, make_job
 
 
-def test_two_orders_that_end_a_run_are_obeyed_in_turn(tmp_path: Path) -> None:
-    """Release and Quit arrive while a stage computes → the run ends, the job is released, then the worker ends."""
-    nothing, inbox, told = cast(Any, None), WorkerInbox(), list[Report]()
-    worker = StageWorker(
+def make_worker(inbox: WorkerInbox, folder: Path) -> StageWorker:
+    """A worker without links and without a process of its own."""
+    nothing = cast(Any, None)
+    device = SimpleNamespace(is_to_be_measured=False, release_memory=lambda: None, device=torch.device("cpu"))
+    return StageWorker(
         inbox=inbox,
         endpoint=nothing,
         collective=nothing,
-        device=cast(Any, SimpleNamespace(is_to_be_measured=False, release_memory=lambda: None)),
+        device=cast(Any, device),
         output=cast(Any, SimpleNamespace(restore=lambda: None)),
-        records=StageRecords(tmp_path, node="a", incarnation="i"),
+        records=StageRecords(folder, node="a", incarnation="i"),
     )
+
+
+def serve(worker: StageWorker) -> tuple[list[str | None], int]:
+    """Serve until Quit. Returns the kinds of the reports, and the number of batches."""
+    told, batches = list[Report](), list[object]()
+    control = SimpleNamespace(
+        report=told.append, flush=lambda: None, progress=lambda _job, _generation, entry: batches.append(entry)
+    )
+    worker.serve(cast(Any, control))
+    return [report.WhichOneof("report") for report in told], len(batches)
+
+
+def test_release_and_then_quit_end_a_run_in_this_order(tmp_path: Path) -> None:
+    """Both arrive while a stage computes: the job is released before the worker ends."""
+    inbox = WorkerInbox()
+    worker = make_worker(inbox, tmp_path)
     worker._run = cast(Any, object())
     inbox.put(Order(quit=Quit()))
     with pytest.raises(AbortedError, match="order release"):
         worker._take(Order(release=Release(job_name="j")))
     worker._run = None
-    worker.serve(cast(Any, SimpleNamespace(report=told.append, flush=lambda: None)))
-    assert [report.WhichOneof("report") for report in told] == ["released"]
+    assert serve(worker) == (["released"], 0)
+    assert inbox.empty()
+
+
+def test_a_quit_behind_a_start_ends_the_new_run_before_its_first_batch(tmp_path: Path) -> None:
+    """A second Start ends the first run. The Quit behind it must not wait until the second run is done."""
+    job, inbox = make_job(), WorkerInbox()
+    worker = make_worker(inbox, tmp_path)
+    worker._session.did_prepare("tiny", 2, spec=job, tokens=cast(Any, CountingTokens()))
+    layers = layer_names(job.model)
+    for generation in (1, 2):
+        start = Start(
+            job_name="tiny",
+            generation=generation,
+            timeline=1,
+            stage=StageAssignment(num_stages=1, layers=layers, depth=1),
+            sources=[LayerSource(layer=layer, initial=True) for layer in layers],
+        )
+        inbox.put(Order(start=start))
+    inbox.put(Order(quit=Quit()))
+    assert serve(worker) == (["started", "started"], 0)
     assert inbox.empty()
