@@ -22,7 +22,7 @@ from tests.unit.daemon.agent.agent_scene import G1, PARTS, PLAN, QuietSupervisor
 
 
 async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:
-    """The lease lapsed and its records went; there is a new one: what is held is registered again under it."""
+    """After its lease lapsed and its records went, the node registers its files again under the new lease."""
     async with scene.at_work():
         assert scene.write(20) == ""
         await scene.until(lambda: scene.registered(20) is not None)
@@ -40,7 +40,7 @@ async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) ->
 
 
 async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Scene) -> None:
-    """Between decision and write the job went back, to a new timeline: the boundary of the old one is not told of."""
+    """The job goes back to a new timeline between decision and write: the old one's boundary is not registered."""
     elsewhere = (replace(PLAN.stages[0], node="b"),)
     back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=elsewhere)
 
@@ -58,9 +58,8 @@ async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Sce
 
 
 async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """etcd came back from a backup without our last write: when the view is made anew, it is due again.
-
-    Not because time passed: what is on its way back by the watch is waited for without an end here.
+    """etcd comes back from a backup without the last write. The new view makes the write due again, without any
+    timeout.
     """
     monkeypatch.setattr("headway.daemon.agent.agent.WATCH_S", 1000.0)
     scene.etcd.is_losing = True
@@ -80,7 +79,7 @@ async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypat
 
 
 async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> None:
-    """A third restorable boundary is there: the oldest one's record goes while its files are still held."""
+    """With a third restorable boundary, the oldest one's record goes while its files are still held."""
     held_at_delete: list[bool] = []
 
     def note(change: Put | Delete) -> None:
@@ -101,7 +100,7 @@ async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> N
 async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 was written, but late, 60 was not: both space the snapshots out, and 60 alone is to come from a sibling."""
+    """Boundary 40 is late and 60 fails: both space snapshots out, and only 60 is fetched from a sibling."""
     seen: list[NodeState] = []
 
     def look(_: object, node: NodeState, **__: object) -> list[Step]:
@@ -119,8 +118,8 @@ async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
     assert seen[-1].missed == {G1: (60,)}
 
 
-async def test_a_damaged_file_is_held_and_registered_no_more(scene: Scene, tmp_path: Path) -> None:
-    """A worker refuses a file: it is gone from store and disk, and from the record."""
+async def test_a_damaged_file_leaves_store_disk_and_record(scene: Scene, tmp_path: Path) -> None:
+    """A worker refuses the file."""
     async with scene.at_work():
         scene.write(20)
         await scene.until(lambda: scene.registered(20) is not None)
@@ -130,22 +129,21 @@ async def test_a_damaged_file_is_held_and_registered_no_more(scene: Scene, tmp_p
         await scene.until(lambda: "head" not in (record.files if (record := scene.registered(20)) else {"head": 0}))
 
 
-def test_a_snapshot_of_another_past_is_deleted(scene: Scene) -> None:
-    """It was written for a timeline that is no ancestor of the plan's: late, and of no use."""
+def test_a_late_snapshot_of_an_abandoned_timeline_is_deleted(scene: Scene) -> None:
     assert scene.write(20, timeline=7) == ""
     assert not scene.store.contents
     assert not list(scene.store.directory_of("j", 7, 20).iterdir())
 
 
-def test_a_snapshot_without_room_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
-    """The quota has no room for all of it: why is one line, and what there is of it is let go."""
+def test_a_snapshot_beyond_the_quota_is_dropped_whole(scene: Scene, tmp_path: Path) -> None:
+    """The reason is one line, and the files that were already written are deleted."""
     assert "store_quota_bytes allows 1000" in scene.write(20, size_bytes=400)
     assert not scene.store.contents
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
-    """It lies there already, and without it everything since the last boundary would be computed again."""
+def test_files_of_a_stop_are_kept_beyond_the_quota(scene: Scene) -> None:
+    """Without them, the job would compute everything since the last boundary again."""
     wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
     path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
     path.write_bytes(b"s" * 2000)
@@ -155,7 +153,7 @@ def test_what_a_stop_wrote_is_kept_beyond_the_quota(scene: Scene) -> None:
 
 
 async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """b is asked first and says nothing; when its record goes, c is asked: no silence is waited for."""
+    """Holder b does not answer. As soon as its record goes, c is asked, without waiting for a timeout."""
     asked: list[list[NodeEndpoint]] = []
     holders = {name: NodeEndpoint(name, f"{name}:1") for name in "bc"}
 
@@ -184,10 +182,8 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
         await asyncio.wait({working})
 
 
-async def test_a_fetch_that_was_ended_before_it_began_is_due_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody holds the head, so plan 2 is given up while its fetches are still to begin; plan 3 fetches the same."""
+async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan 2 is dropped before its fetch of the head begins; plan 3 fetches the same file."""
     asked: list[str] = []
 
     async def fetch(*about: object, **_: object) -> None:
@@ -220,8 +216,10 @@ async def test_a_fetch_that_was_ended_before_it_began_is_due_again(
         await scene.until(lambda: {"embed", "block.0", "head"} <= set(asked))
 
 
-async def test_a_slow_copy_stands_back_for_a_worker(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """a copies b's layer at leisure; then a's own worker is to load it: the copy ends, and it is fetched in a hurry."""
+async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow copy ends, and the file is fetched at full speed."""
     asked: list[tuple[str, bool]] = []
     ended: list[str] = []
 
@@ -264,7 +262,7 @@ async def test_a_slow_copy_stands_back_for_a_worker(scene: Scene, monkeypatch: p
 async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_served(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the plan of j asks raises: its worker is failed with the reason, once, and the agent goes on."""
+    """An error in planning steps for job j fails its worker once, with the reason; the agent continues."""
     failed: list[tuple[JobGeneration, str]] = []
 
     def fail(_: int, of: JobGeneration, reason: str) -> None:
@@ -285,10 +283,8 @@ async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_
     assert failed == [(G1, "node a cannot serve this job: ZeroDivisionError: no layers")]
 
 
-async def test_a_step_that_raises_an_unexpected_error_rests_and_is_tried_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A registration meets a bug twice, and is there in the end."""
+async def test_a_step_that_raises_is_retried_after_a_pause(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registration fails twice with a bug and then succeeds."""
     transaction, num = scene.etcd.transaction, 0
 
     async def buggy(conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:

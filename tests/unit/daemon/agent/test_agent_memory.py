@@ -18,7 +18,7 @@ from tests.unit.daemon.agent.agent_scene import QuietSupervisor, make_scene
 NUM_JOBS = 500
 
 
-def test_failures_in_a_row_are_counted_and_told_once() -> None:
+def test_repeated_failures_are_counted_and_logged_once() -> None:
     """The same reason twice, another one, a success, and the first again."""
     failures = StepFailures()
     told = [failures.failed("step", reason) for reason in ("a", "a", "b")]
@@ -40,8 +40,8 @@ def test_a_step_that_is_not_due_any_more_is_forgotten() -> None:
     assert not failures
 
 
-async def test_what_failed_is_forgotten_when_its_job_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No registration of a job's files succeeds, and the job is removed: nothing of it is left in the agent."""
+async def test_failures_of_a_removed_job_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No registration of its files succeeds, then the job is removed: the agent keeps nothing about it."""
     scene = make_scene(tmp_path, library=SimpleNamespace(state_of=str))
     monkeypatch.setattr(agents, "REST_S", 0.001)
 
@@ -59,8 +59,9 @@ async def test_what_failed_is_forgotten_when_its_job_is_gone(tmp_path: Path, mon
 
 
 def test_jobs_that_are_over_leave_no_generation_and_no_data(tmp_path: Path) -> None:
-    """A job of one name is submitted again and again, each with its own data: what etcd has, or this node has written
-    down, is remembered, and nothing else."""
+    """A name is submitted again and again with new data. The agent remembers only what etcd has or the node has written
+    down.
+    """
     remembered: dict[str, int] = {}
     scene = make_scene(tmp_path, remembered=lambda: remembered)
     supervisor = QuietSupervisor()

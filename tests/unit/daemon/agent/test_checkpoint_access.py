@@ -36,10 +36,10 @@ async def until(access: CheckpointAccess, *, lacks: bool) -> None:
     running.cancel()
 
 
-async def test_missing_credentials_are_found_before_a_checkpoint_and_their_coming_too(
+async def test_missing_credentials_are_reported_before_a_checkpoint_and_withdrawn_later(
     mood: Mood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node is named by a plan: it says that it lacks access, with the URL; later it has it, and takes that back."""
+    """A node in the plan reports the URL that it cannot access, and withdraws the report once it can."""
     monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
     monkeypatch.setattr(checkpoint_access, "AGAIN_S", 0.01)
     access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
@@ -55,7 +55,9 @@ async def test_missing_credentials_are_found_before_a_checkpoint_and_their_comin
 
 
 async def test_a_hung_file_system_delays_no_report_about_another(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More jobs on a hung bucket than are looked at at once; the node still says within a moment what it lacks."""
+    """More jobs wait on a hung bucket than are checked at once; the report about another one still comes within a
+    moment.
+    """
     monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
     hung = {f"h{number}": job("moody://hung/c", f"h{number}") for number in range(checkpoint_access.MOST_AT_ONCE + 1)}
     view = ClusterView(jobs={**hung, "j": job("moody://poor/c")})
@@ -68,8 +70,8 @@ async def test_a_hung_file_system_delays_no_report_about_another(mood: Mood, mon
     assert mood.num_calls == 2, "one call hangs, and no other was made there"
 
 
-async def test_only_so_many_file_systems_are_looked_at_at_once(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve buckets hang: eight threads wait, and the others get their turn when these are given up."""
+async def test_the_number_of_concurrent_access_checks_is_limited(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve buckets hang: eight threads wait, and the others run once these are given up."""
     monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
     view = ClusterView(jobs={f"h{number}": job(f"moody://hung-{number}", f"h{number}") for number in range(12)})
     access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
@@ -88,8 +90,10 @@ async def test_only_so_many_file_systems_are_looked_at_at_once(mood: Mood, monke
 
 
 @pytest.mark.parametrize("node", ["a", "elsewhere"])
-async def test_an_outage_is_no_want_of_access(mood: Mood, monkeypatch: pytest.MonkeyPatch, node: str) -> None:
-    """The server does not answer: nothing is said of this node. A node that no plan names does not even ask."""
+async def test_an_outage_is_not_reported_as_missing_access(
+    mood: Mood, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    """The server does not answer: the node reports nothing. A node outside the plan does not check."""
     monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
     access = CheckpointAccess(node=node, view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
     mood.error = lambda: RecoveryError("moody://b", "away")
@@ -103,8 +107,10 @@ async def test_an_outage_is_no_want_of_access(mood: Mood, monkeypatch: pytest.Mo
     assert bool(mood.num_calls) is (node == "a")
 
 
-async def test_a_look_that_ended_before_it_began_is_made_again(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The activity is ended in the moment in which a look is due, and started again."""
+async def test_an_access_check_cancelled_before_it_began_is_repeated(
+    mood: Mood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activity ends just as a check is due, and is restarted."""
     monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
     access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
     mood.error = lambda: PermissionError("Forbidden")

@@ -77,22 +77,22 @@ def steps(state: dict[tuple[int, int], dict[str, StateRecord]], of: NodeState) -
 
 
 def test_a_buddy_fetches_all_of_a_stages_files_in_one_step() -> None:
-    """b has told of its head and journal at 40: both are fetched; those that are here already are not."""
+    """b has registered its head and journal at 40: both are fetched, except files that are here already."""
     state = {(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK)}}
     assert steps(state, node()) == [copies(40, *BACK)]
     assert steps(state, node((40, "head"))) == [copies(40, JOURNAL)]
     assert steps(state, node((40, "head"), (40, JOURNAL))) == []
 
 
-def test_the_oldest_boundary_comes_first_and_alone() -> None:
-    """40 and 60 are not safe: 40 is fetched; when it is here, 60."""
+def test_the_oldest_boundary_is_fetched_first_and_alone() -> None:
+    """40 and 60 lack copies: 60 is fetched only after 40 is here."""
     state = {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in (40, 60)}
     assert steps(state, node()) == [copies(40, *BACK)]
     assert steps(state, node((40, "head"), (40, JOURNAL))) == [copies(60, *BACK)]
 
 
 def test_nothing_older_than_a_restorable_boundary_is_fetched() -> None:
-    """60 is safe: 40 is not worth a byte."""
+    """60 has its copies, so 40 is not fetched."""
     state = {
         (3, 40): {"b": told("b", *BACK)},
         (3, 60): {"a": told("a", *FRONT, *BACK), "b": told("b", *FRONT, *BACK)},
@@ -101,18 +101,18 @@ def test_nothing_older_than_a_restorable_boundary_is_fetched() -> None:
 
 
 def test_boundaries_off_the_timeline_are_not_fetched() -> None:
-    """Timeline 1 was left at 20: its 40 is nobody's past, its 20 is."""
+    """The job left timeline 1 at 20, so its boundary 40 is useless and its boundary 20 is not."""
     assert steps({(1, 40): {"b": told("b", *BACK)}}, node()) == []
     assert steps({(1, 20): {"b": told("b", *BACK)}}, node()) == [copies(20, *BACK, timeline=1)]
 
 
-def test_an_owner_that_is_gone_is_not_asked() -> None:
-    """b's record is of the daemon before: there is nothing to fetch."""
+def test_a_record_of_a_replaced_daemon_is_not_fetched_from() -> None:
+    """b's record is from its earlier daemon."""
     assert steps({(3, 40): {"b": replace(told("b", *BACK), incarnation="b-0")}}, node()) == []
 
 
 def test_snapshots_are_spaced_out_when_copies_lag() -> None:
-    """Four boundaries wait for copies: every second snapshot only; four more after that: every fourth."""
+    """Four boundaries without copies double the distance between snapshots; four more double it again."""
 
     def lagging(*boundaries: int) -> dict[tuple[int, int], dict[str, StateRecord]]:
         return {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in boundaries}
@@ -127,8 +127,8 @@ def test_snapshots_are_spaced_out_when_copies_lag() -> None:
     assert spaced((20, 40, 60, 80, 120, 160, 200, 240), spacings=told_once) == [OrderSpaceSnapshots(0, G3, 4, 240)]
 
 
-def test_what_a_lost_owner_leaves_is_copied_again() -> None:
-    """The back's owner b is gone, and c alone has its files: a fetches them before c is lost too."""
+def test_files_of_a_lost_owner_are_copied_again() -> None:
+    """Owner b is lost and only c has its files: a fetches them before c may be lost too."""
     job_view = view({(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK), "c": told("c", *FRONT, *BACK)}})
     nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
     (step,) = copy_steps(replace(job_view, nodes=nodes), node((40, "embed"), (40, "block.0")))
@@ -137,8 +137,8 @@ def test_what_a_lost_owner_leaves_is_copied_again() -> None:
     assert {file.holders for file in step.files} == {("c",)}
 
 
-def test_a_recovering_job_is_copied_for_the_plan_to_come() -> None:
-    """c takes the back over from b, which is gone: a, its buddy, fetches what c alone has."""
+def test_copies_are_made_for_the_next_plan_during_a_recovery() -> None:
+    """c takes over from the lost node b, so c's buddy a fetches the files that only c has."""
     job_view = view({(3, 40): {"a": told("a", *FRONT), "c": told("c", *FRONT, *BACK)}})
     nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
     back = replace(PLAN.stages[1], node="c", node_incarnation="c-1")

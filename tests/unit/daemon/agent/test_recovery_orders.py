@@ -39,21 +39,21 @@ def recovering(**fields: object) -> JobView:
 
 
 def test_a_survivor_is_prepared_and_its_old_generation_is_left_alone() -> None:
-    """It computes generation 1 and recovery plans 2: it is prepared, and nothing of the old plan is ordered."""
+    """A worker computes generation 1 when a recovery plans generation 2: it is prepared, and gets no order about 1."""
     state = {(1, 5): {"a": state_record(*PARTS)}}
     view = view_of(recovering(state=state, stop=StopRecord(generation=1, save=Save.MOVES)))
     assert next_steps(view, node(RUNNING, held=held(*PARTS))) == [OrderPrepare(0, G2, 0, BACK_TO_5, "/data")]
 
 
-def test_a_recoverys_files_come_while_workers_are_prepared() -> None:
-    """`next` starts from files that b has: they are fetched before the plan is in force."""
+def test_a_recovery_fetches_files_while_workers_prepare() -> None:
+    """`next` starts from files on b: they are fetched before the plan is in force."""
     state = {(1, 5): {"b": state_record(*PARTS, name="b")}}
     steps = of_kind(next_steps(view_of(recovering(state=state)), node(RUNNING)), FetchState)
     assert [step.key.layer for step in steps if isinstance(step, FetchState)] == list(PARTS)
 
 
-def test_after_a_rollback_nothing_is_live() -> None:
-    """The worker stands at 5 with its state live; on the new timeline it loads its own files all the same."""
+def test_after_a_rollback_no_live_state_is_reused() -> None:
+    """The worker stands at the boundary with live state, but loads its files, because the timeline is new."""
     workers = {(2, 0): record(WorkerState.READY)}
     view = view_of(job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"a": state_record(*PARTS)}}))
     (start,) = of_kind(next_steps(view, node(STOPPED.did_prepare(G2), held=held(*PARTS))), OrderStart)
@@ -61,8 +61,8 @@ def test_after_a_rollback_nothing_is_live() -> None:
     assert {source.kind for source in start.sources} == {SourceKind.FILE}
 
 
-def test_a_file_of_another_incarnation_is_not_asked_for() -> None:
-    """b's record is of the daemon before: one waits until it goes; with c's record beside it, c is asked."""
+def test_files_are_not_fetched_from_a_record_of_another_incarnation() -> None:
+    """b's record is from its earlier daemon: the fetch waits until it goes, or asks c."""
     workers = {(2, 0): record(WorkerState.READY)}
     old = replace(state_record(*PARTS, name="b"), incarnation="b-0")
     gone = job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"b": old}})
@@ -73,8 +73,8 @@ def test_a_file_of_another_incarnation_is_not_asked_for() -> None:
     assert {step.holders for step in steps if isinstance(step, FetchState)} == {("c",)}
 
 
-def test_what_no_node_holds_is_given_up() -> None:
-    """Its file was damaged and dropped, and nobody else has one: the generation fails, and the next goes elsewhere."""
+def test_a_file_that_no_node_holds_fails_the_generation() -> None:
+    """The file was damaged and dropped, and there is no copy."""
     files = {key: file for key, file in held(*PARTS).items() if key.layer != "head"}
     ready = {(2, 0): record(WorkerState.READY)}
     view = view_of(job(plan=BACK_TO_5, workers=ready, state={(1, 5): {"a": state_record(*PARTS)}}))
@@ -85,8 +85,8 @@ def test_what_no_node_holds_is_given_up() -> None:
     ]
 
 
-def test_what_etcd_forgot_while_it_was_away_is_waited_for() -> None:
-    """It was away for longer than a lease while the worker was to start: b registers again, or HEARD_AFTER_S pass."""
+def test_records_lost_in_an_etcd_outage_are_waited_for() -> None:
+    """The outage outlasts a lease while a worker is to start: b may register again until HEARD_AFTER_S has passed."""
     of = job(plan=BACK_TO_5, workers={(2, 0): record(WorkerState.READY)})
     view, ready = view_of(of), node(worker().did_prepare(G2), now=100.0)
     for since, expected in ((None, []), (99.0, []), (100.0 - HEARD_AFTER_S, [GiveUp] * len(PARTS))):
@@ -96,7 +96,7 @@ def test_what_etcd_forgot_while_it_was_away_is_waited_for() -> None:
 
 
 def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
-    """This node saw generation 4 in force; etcd says 1: no order, no release, nothing deleted. Plan 5 is obeyed."""
+    """The node has seen generation 4 and etcd says 1: no order, release or deletion follows. It obeys plan 5."""
     files = held(*PARTS)
     old = job(plan=WHOLE, workers=RUNNING_RECORD)
     assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j/": 4})) == []

@@ -141,8 +141,8 @@ def test_every_replica_of_the_first_stage_opens_the_data() -> None:
     assert opened == {"a": True, "b": True, "c": False, "d": False, "e": False}
 
 
-def test_a_worker_has_links_with_whom_it_shares_groups_and_with_its_siblings() -> None:
-    """2-1-2: c is linked with everybody; the others with c and with their own sibling."""
+def test_a_worker_has_links_to_siblings_and_to_workers_that_share_a_group() -> None:
+    """On 2-1-2 workers, c has a link to everyone; the others to c and their sibling."""
     assert linked(start_of("a")) == ([], [2], [1])
     assert linked(start_of("b")) == ([], [2], [0])
     assert linked(start_of("c")) == ([0, 1], [3, 4], [])
@@ -151,7 +151,7 @@ def test_a_worker_has_links_with_whom_it_shares_groups_and_with_its_siblings() -
 
 
 def test_replicas_without_a_common_group_have_no_link() -> None:
-    """a holds 0 and 1, b 2 and 3; c holds 0, d 1 to 3: no microbatch goes from b to c."""
+    """a holds groups 0 and 1, b 2 and 3, c 0, d 1 to 3: no microbatch goes from b to c."""
     plan = plan_of(1, part("a", FRONT, 0, 1), part("b", FRONT, 2, 3), part("c", BACK, 0), part("d", BACK, 1, 2, 3))
     assert linked(start_of("a", plan)) == ([], [2, 3], [1])
     assert linked(start_of("b", plan)) == ([], [3], [0])
@@ -159,15 +159,14 @@ def test_replicas_without_a_common_group_have_no_link() -> None:
 
 
 @pytest.mark.parametrize(("name", "missing"), [("c", 4), ("a", 1), ("d", 4)])
-def test_start_waits_for_every_neighbour(name: str, missing: int) -> None:
-    """One of its neighbours or siblings has not said where it listens: nothing is ordered yet."""
+def test_start_waits_until_every_neighbour_has_an_address(name: str, missing: int) -> None:
     view = view_of(TWO_ONE_TWO)
     del view.jobs["j"].workers[1, missing]
     assert not of_kind(next_steps(view, node(name)), OrderStart)
 
 
-def test_the_order_tells_groups_and_positions(tmp_path: Path) -> None:
-    """d, worker 3, is stage 2 of 3 with groups 0 and 1; its sibling is worker 4, of groups 2 and 3."""
+def test_a_start_order_has_groups_and_positions(tmp_path: Path) -> None:
+    """d is worker 3 and stage 2 of 3, with groups 0 and 1; its sibling is worker 4, with groups 2 and 3."""
     store = StateStore(tmp_path, quota_bytes=1 << 20)
     start = order_message(start_of("d"), lambda _: SPEC, store, lambda _: tmp_path).message.start
     assert (start.stage.index, start.stage.num_stages, start.stage.worker) == (2, 3, 3)
@@ -185,7 +184,7 @@ def test_only_the_lead_of_the_last_stage_has_the_journal() -> None:
 
 
 def test_two_replicas_on_one_node_write_one_snapshot() -> None:
-    """Node a computes both replicas of the front on two devices: the second would write the same files."""
+    """Node a computes both replicas of the first stage on two devices; the second would write the same files."""
     plan = plan_of(1, part("a", FRONT, 0, 1), part("a", FRONT, 2, 3, device=1), part("b", (*MIDDLE, *BACK)))
     starts = of_kind(next_steps(view_of(plan), node("a", devices=2)), OrderStart)
     assert [start.takes_snapshots for start in starts if isinstance(start, OrderStart)] == [True, False]
@@ -200,8 +199,8 @@ def stopping(save: Save, boundary: int | None, successor: PlanRecord | None = No
     return view_of(TWO_ONE_TWO, states=states, stop=stop, next=successor)
 
 
-def test_the_lead_of_the_first_stage_chooses_and_all_others_are_told() -> None:
-    """Nobody but a is asked; when the boundary is known, b, its sibling, is told like the rest."""
+def test_the_lead_of_the_first_stage_chooses_where_to_stop() -> None:
+    """Only a is asked. All others, its sibling b included, get the boundary."""
     asked = {name: of_kind(next_steps(stopping(Save.MOVES, None), started(name)), OrderChooseStop) for name in "abcde"}
     assert {name: len(orders) for name, orders in asked.items()} == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 0}
     g1 = JobGeneration("j", 1)
@@ -229,7 +228,7 @@ def test_a_checkpoint_is_written_and_copied_by_the_leads_alone() -> None:
 
 
 def test_the_lead_writes_what_a_worker_of_the_next_plan_lacks() -> None:
-    """f joins the front's replicas: a writes the front; b, who stays, and a itself go on live."""
+    """f joins the replicas of the first stage: a writes its layers; a and b continue with live layers."""
     successor = replace(
         plan_of(2, part("b", FRONT, 0, 1), part("f", FRONT, 2, 3), *TWO_ONE_TWO.stages[2:]), source="nodes"
     )
@@ -237,15 +236,15 @@ def test_the_lead_writes_what_a_worker_of_the_next_plan_lacks() -> None:
 
 
 def test_nothing_is_written_for_replicas_that_change_places() -> None:
-    """b leads in the next plan and a follows, the middle goes to whom has it: every layer stays where it is live."""
+    """a and b swap roles, and the middle stays where it is: every layer is live where the next plan needs it."""
     successor = plan_of(
         2, part("b", FRONT, 0), part("a", FRONT, 1, 2, 3), part("c", MIDDLE), part("e", BACK), source="nodes"
     )
     assert written_by(stopping(Save.MOVES, 7, successor)) == {"d": (JOURNAL,)}
 
 
-def test_a_replica_goes_on_live_and_fetches_the_journal_that_it_never_had() -> None:
-    """e alone holds the back in plan 2: its head is live from plan 1, the journal comes from d's node."""
+def test_a_replica_keeps_its_live_layers_and_fetches_only_the_journal() -> None:
+    """e is alone on the last stage in plan 2: its head is live, and the journal comes from d's node."""
     after = plan_of(2, part("a", (*FRONT, *MIDDLE)), part("e", BACK), source="nodes", boundary=7)
     told = StateRecord(incarnation="d-1", generation=1, files={JOURNAL: StateFile(size_bytes=1, checksum="x")})
     view = view_of(after, state={(1, 7): {"d": told}})
@@ -286,7 +285,7 @@ def fetched_by(name: str, view: ClusterView, *held: tuple[int, str], missed: tup
 
 
 def test_siblings_are_each_others_copies_and_fetch_the_journal_alone() -> None:
-    """Two copies are wanted: the front and the head have them already; the journal goes to e, the middle to a node."""
+    """With two copies, replicated stages need no more copies of layers; only the journal and the middle are copied."""
     view = snapshot()
     fetched = {name: fetched_by(name, view, *((20, layer) for layer in TWO_ONE_TWO.stages[POSITIONS[name]].layers))
                for name in "abcde"}  # fmt: skip
@@ -299,17 +298,14 @@ def test_siblings_are_each_others_copies_and_fetch_the_journal_alone() -> None:
 
 
 def test_a_sibling_whose_own_snapshot_is_still_being_written_fetches_no_layer() -> None:
-    """e has written nothing of 20 yet: it fetches the journal, its head comes by itself."""
+    """e is still writing boundary 20: it fetches the journal only."""
     view = snapshot()
     del view.jobs["j"].state[1, 20]["e"]
     assert fetched_by("e", view) == [JOURNAL]
 
 
-def test_a_replica_that_missed_its_snapshot_has_it_from_its_sibling() -> None:
-    """e could not write boundary 20, nor could a, which leads the front: each fetches its layers, e the journal too.
-
-    Of the boundary that e did write, and of stages with one worker, nobody fetches more than before.
-    """
+def test_a_replica_that_missed_its_snapshot_fetches_it_from_its_sibling() -> None:
+    """e and a could not write boundary 20. Each fetches its layers, e the journal too, and nobody else fetches more."""
     view = snapshot()
     for name in "ae":
         del view.jobs["j"].state[1, 20][name]
@@ -319,8 +315,8 @@ def test_a_replica_that_missed_its_snapshot_has_it_from_its_sibling() -> None:
     assert fetched_by("c", view, missed=(20,)) == []
 
 
-def test_a_replica_fetches_what_was_written_before_its_plan() -> None:
-    """Boundary 20 is of the plan before, when d alone held the head: e, which holds it from 40 on, fetches a copy."""
+def test_a_replica_fetches_files_written_before_its_plan() -> None:
+    """Only d held the head at boundary 20. e, which holds it from 40 on, fetches a copy."""
     view = snapshot()
     job = view.jobs["j"]
     job.plan = replace(TWO_ONE_TWO, boundary=40)
@@ -329,7 +325,7 @@ def test_a_replica_fetches_what_was_written_before_its_plan() -> None:
 
 
 def test_the_lead_of_a_stage_copies_its_files_to_the_checkpoint() -> None:
-    """Both d and e hold the head: d copies it; once d is gone, e does."""
+    """Both d and e hold the head: d copies it, or e once d is lost."""
     view = snapshot()
     job = view.jobs["j"]
     assert [copier(job, (1, 20), layer, view.nodes) for layer in (*LAYERS, JOURNAL)] == ["a", "a", "c", "d", "d"]
@@ -380,8 +376,8 @@ def test_a_worker_says_that_it_reaches_its_neighbours_once_it_reaches_all() -> N
 
 
 def test_neighbours_are_dialled_while_all_workers_still_get_ready() -> None:
-    """Nobody has told of itself in this plan: they are dialled where their nodes have them listen, and once all have
-    answered, the worker's first record says so.
+    """No worker has a record in this plan yet: they are dialled at their node's address, and the worker's first record
+    has the result.
     """
     view = view_of(TWO_ONE_TWO)
     job = view.jobs["j"]
@@ -405,7 +401,7 @@ def test_neighbours_are_dialled_while_all_workers_still_get_ready() -> None:
 def test_a_process_that_has_died_is_not_dialled_and_one_that_lost_a_neighbour_is(
     lost_peer: int, is_dialled: bool
 ) -> None:
-    """c failed in plan 1, and its node's record still names that process: a spare may be about to take its place."""
+    """c failed in plan 1 and its node's record still names that process, which a spare may soon replace."""
     view = view_of(TWO_ONE_TWO)
     job = view.jobs["j"]
     failed = replace(job.workers[1, 2], state=WorkerState.FAILED, lost_peer=lost_peer)
@@ -415,8 +411,8 @@ def test_a_process_that_has_died_is_not_dialled_and_one_that_lost_a_neighbour_is
     assert [step.other for step in steps if isinstance(step, ProveLink)] == ([2] if is_dialled else [])
 
 
-def test_a_proof_of_a_process_that_was_replaced_does_not_count() -> None:
-    """b's first process has answered, and another one has its place and is ready: it is dialled as well."""
+def test_an_answer_of_a_replaced_process_does_not_count() -> None:
+    """b's first process answered. The process that replaced it is dialled as well."""
     view = view_of(TWO_ONE_TWO)
     job = view.jobs["j"]
     job.plan, job.next = None, job.plan

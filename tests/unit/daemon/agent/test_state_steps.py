@@ -102,27 +102,27 @@ def steps(of: JobView | None, state: NodeState) -> list[Step]:
 
 
 def test_a_snapshot_is_registered_in_one_record() -> None:
-    """Files of boundary 40 are here and nobody was told: one record with all of them."""
+    """All new files of boundary 40 go into a single record."""
     assert steps(job({}), node((3, 40))) == [RegisterState("j", 3, 40, told("a", *PARTS))]
     assert steps(job({(3, 40): {"a": told("a", *PARTS)}}), node((3, 40))) == []
 
 
 def test_a_lapsed_registration_is_due_again() -> None:
-    """The lease lapsed and the record went; b's is still there: ours is written again."""
+    """The lease lapsed and this node's record went, so it is written again; b's record is still there."""
     assert steps(job({(3, 40): {"b": told("b", *PARTS)}}), node((3, 40))) == [
         RegisterState("j", 3, 40, told("a", *PARTS))
     ]
 
 
-def test_a_record_of_an_earlier_daemon_is_replaced_or_taken_back() -> None:
-    """Its files went with it: the record of its name says so no more."""
+def test_a_record_of_an_earlier_daemon_is_replaced_or_deleted() -> None:
+    """Its files went with that daemon."""
     old = {(3, 40): {"a": replace(told("a", *PARTS), incarnation="a-0")}}
     assert steps(job(old), node()) == [UnregisterState("j", 3, 40)]
     assert steps(job(old), node((3, 40))) == [RegisterState("j", 3, 40, told("a", *PARTS))]
 
 
-def test_the_third_restorable_boundary_is_taken_back_and_then_deleted() -> None:
-    """80, 60 and 40 are restorable: 40 is unregistered first; when the view shows that, its files go."""
+def test_the_third_restorable_boundary_is_unregistered_and_then_deleted() -> None:
+    """80, 60 and 40 are restorable: the files of 40 go once the view shows that it is unregistered."""
     three = {(3, boundary): both(*PARTS) for boundary in (40, 60, 80)}
     mine = node((3, 40), (3, 60), (3, 80))
     assert steps(job(three), mine) == [UnregisterState("j", 3, 40)]
@@ -131,14 +131,14 @@ def test_the_third_restorable_boundary_is_taken_back_and_then_deleted() -> None:
 
 
 def test_a_boundary_counts_only_when_it_is_registered() -> None:
-    """80 is held and not told yet: 40 is still the second newest that anybody could go back to."""
+    """80 is held but not registered, so 40 is still the second newest restorable boundary."""
     two = {(3, boundary): both(*PARTS) for boundary in (40, 60)}
     mine = node((3, 40), (3, 60), (3, 80))
     assert steps(job(two), mine) == [RegisterState("j", 3, 80, told("a", *PARTS))]
 
 
-def test_boundaries_off_the_timeline_go() -> None:
-    """Timeline 1 was left at 20: its 20 stays, its 40 is taken back and deleted."""
+def test_boundaries_off_the_timeline_are_deleted() -> None:
+    """The job left timeline 1 at 20: its boundary 20 stays, and 40 is unregistered and deleted."""
     state = {(1, 20): both(*PARTS), (1, 40): both(*PARTS)}
     mine = node((1, 20), (1, 40))
     assert steps(job(state), mine) == [UnregisterState("j", 1, 40)]
@@ -148,23 +148,23 @@ def test_boundaries_off_the_timeline_go() -> None:
     assert is_welcome(job({}), 3, 40)
 
 
-def test_what_a_plan_loads_from_stays_until_its_workers_run() -> None:
-    """`next` goes back to 40 though 60 and 80 are restorable: 40 stays."""
+def test_a_boundary_that_a_plan_loads_stays_until_its_workers_run() -> None:
+    """`next` goes back to 40 although 60 and 80 are restorable."""
     three = {(3, boundary): both(*PARTS) for boundary in (40, 60, 80)}
     back = replace(PLAN, generation=4, source="nodes", source_timeline=3, boundary=40)
     assert steps(job(three, next=back), node((3, 40), (3, 60), (3, 80))) == []
 
 
-def test_a_dropped_file_is_told() -> None:
-    """The head was damaged and dropped: the record is written without it; with nothing left it goes."""
+def test_a_dropped_file_leaves_the_record() -> None:
+    """The damaged head is dropped: the record is written without it, or deleted when nothing is left."""
     state = {(3, 40): {"a": told("a", *PARTS)}}
     rest = tuple(part for part in PARTS if part != "head")
     assert steps(job(state), node((3, 40), parts=rest)) == [RegisterState("j", 3, 40, told("a", *rest))]
     assert steps(job(state), node()) == [UnregisterState("j", 3, 40)]
 
 
-def test_files_of_another_submission_go() -> None:
-    """A job of the same name was submitted anew: the old one's files are no state of it."""
+def test_files_of_an_earlier_submission_are_deleted() -> None:
+    """They belong to another job of the same name."""
     assert steps(job({}), node((3, 40), uid="old")) == [DeleteState("j", 3, 40, tuple(sorted(PARTS)))]
 
 
@@ -180,7 +180,7 @@ def test_a_failed_job_keeps_its_past_and_a_cancelled_one_its_journal() -> None:
 
 
 def test_a_parents_boundary_is_loaded_and_never_registered() -> None:
-    """The job began with another job's checkpoint, whose timeline has the same number: its files are not ours."""
+    """The job began with another job's checkpoint, whose timeline has the same number."""
     parent = CheckpointRecord(timeline=3, boundary=100, url="c", origin_job="parent")
     begun = WorkerStatus(device_index=0, incarnation="w", started=JobGeneration("j", 3))
     loading = replace(begun, started=None)
@@ -194,13 +194,13 @@ def test_a_removed_job_leaves_nothing() -> None:
     assert steps(None, node((3, 40))) == [DeleteState("j", 3, 40, tuple(sorted(PARTS)))]
 
 
-def test_nothing_goes_while_etcd_is_older_than_this_node() -> None:
-    """etcd came back from a backup of the time before generation 7: files stay until the coordinator has caught up."""
+def test_nothing_is_deleted_while_etcd_is_older_than_this_node() -> None:
+    """etcd comes back from a backup before generation 7: files stay until the coordinator has caught up."""
     assert steps(job({}), node((1, 40), in_force={seen_key("j", "u"): 7})) == []
 
 
-def test_what_a_node_saw_of_a_job_that_had_the_name_before_says_nothing() -> None:
-    """Generation 7 was another submission's, which was removed: its files go, etcd is no older than this node."""
+def test_generations_of_an_earlier_job_of_the_same_name_do_not_count() -> None:
+    """Generation 7 belonged to a removed submission: its files go, and etcd does not count as older."""
     mine = node((1, 40), uid="old", in_force={seen_key("j", "old"): 7})
     assert steps(job({}), mine) == [DeleteState("j", 1, 40, tuple(sorted(PARTS)))]
 
@@ -214,7 +214,7 @@ def test_generations_are_remembered_by_name_and_by_submission() -> None:
 
 
 def test_each_computing_node_copies_its_own_layers_to_durable_storage() -> None:
-    """Boundary 40 is due and complete: a copies the front's layers, not the head that it only keeps for b."""
+    """At the due boundary 40, a copies its own layers, not the head that it keeps for b."""
     due = job({(3, 40): both(*PARTS)}, submission=SpecRecord(spec=spec(checkpoint_every=40), uid="u"))
     keys = {part: StateKey("j", 3, 40, part) for part in PARTS}
     expected: list[Step] = [CopyToCheckpoint(keys["embed"]), CopyToCheckpoint(keys["block.0"])]
@@ -223,15 +223,15 @@ def test_each_computing_node_copies_its_own_layers_to_durable_storage() -> None:
     assert [type(step) for step in done] == [RegisterState]
 
 
-def test_a_boundary_with_a_gap_is_not_copied() -> None:
-    """b has written nothing yet: what a has is no checkpoint."""
+def test_an_incomplete_boundary_is_not_copied_to_durable_storage() -> None:
+    """b has written nothing yet."""
     due = job({(3, 40): {"a": told("a", *LAYERS[:2])}}, submission=SpecRecord(spec=spec(checkpoint_every=40), uid="u"))
     assert steps(due, node((3, 40), parts=LAYERS[:2])) == []
 
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_files_of_a_job_whose_spec_is_garbage_stay(is_known: bool) -> None:
-    """Whether or not this node read an earlier spec: no file goes, and nothing is told, until the spec can be read."""
+    """No file is deleted or registered until the spec can be read, whether or not this node read an earlier one."""
     cluster = view(job({}) if is_known else None)
     assert list(state_steps(cluster, node((3, 40))))
     cluster.apply(Keys.of("j", "spec"), b"\xff", mod_revision=10**6, create_revision=1)
@@ -239,7 +239,7 @@ def test_files_of_a_job_whose_spec_is_garbage_stay(is_known: bool) -> None:
 
 
 def test_files_of_a_job_that_a_restored_etcd_does_not_know_stay_for_an_hour() -> None:
-    """etcd went back to before the submission: nothing goes for the stated time; without that, it goes at once."""
+    """etcd went back to before the submission."""
     cluster = view(None)
     assert [type(step) for step in state_steps(cluster, node((3, 40), now=10.0))] == [DeleteState]
     cluster.start_anew(now=100.0)
@@ -255,9 +255,7 @@ def without_access(*parts: str) -> StateRecord:
 
 
 def test_a_node_without_access_leaves_its_copies_to_another_holder() -> None:
-    """b computes the head and cannot write to the folder: a, which has a copy, copies it, b does not, and the boundary
-    that b has trouble with is still the due one.
-    """
+    """b holds the head and cannot write to the folder: a copies it, and the boundary stays due."""
     state = {(3, 100): {"a": told("a", *PARTS), "b": without_access(*PARTS)}, (3, 200): both()}
     of = job(state)
     mine = [step.key.layer for step in steps(of, node((3, 100))) if isinstance(step, CopyToCheckpoint)]
@@ -268,8 +266,8 @@ def test_a_node_without_access_leaves_its_copies_to_another_holder() -> None:
     assert record.lacks_access
 
 
-def test_at_a_stop_others_fetch_and_copy_what_a_node_without_access_wrote() -> None:
-    """b alone holds the head and the journal of the stop: a fetches both, and then copies them; b waits for it."""
+def test_at_a_stop_others_copy_the_files_of_a_node_without_access() -> None:
+    """Only b holds head and journal: a fetches both and copies them while b waits."""
     stop = StopRecord(generation=3, save=Save.CHECKPOINT, boundary=100)
     of = job({(3, 100): {"a": told("a", *LAYERS[:2]), "b": without_access("head", JOURNAL)}}, stop=stop)
     fetches = [step for step in steps(of, node((3, 100), parts=LAYERS[:2])) if isinstance(step, FetchCopies)]

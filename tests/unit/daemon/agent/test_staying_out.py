@@ -46,8 +46,8 @@ class Memory:
         return True
 
 
-def test_it_says_so_in_its_record_until_there_is_room() -> None:
-    """Full: it stays out, and its generations are the old ones; with room it announces the new ones and is back."""
+def test_a_node_with_a_full_state_folder_stays_out_until_there_is_room() -> None:
+    """Meanwhile it announces its old generations; with room it announces the new ones."""
     record = NODE
     memory, activities = Memory(), Activities()
 
@@ -72,8 +72,8 @@ def test_it_says_so_in_its_record_until_there_is_room() -> None:
     assert (record.stays_out, activities.ailments) == ("", {})
 
 
-def test_new_plans_leave_it_out_and_name_the_reason() -> None:
-    """Alone it has no plan; beside another node the plan is on that one; a next plan that names it is dropped."""
+def test_new_plans_leave_out_a_node_with_a_full_state_folder() -> None:
+    """A node alone gets no plan, a second node gets it instead, and a `next` that names the full node is dropped."""
     out = replace(NODE, stays_out=FULL)
     alone = make_plan(small_spec("j"), [out])
     assert isinstance(alone, PlanRefused)
@@ -85,8 +85,8 @@ def test_new_plans_leave_it_out_and_name_the_reason() -> None:
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])
-def test_it_obeys_no_plan_that_it_has_not_written_down(is_remembered: bool) -> None:
-    """The number of `next` is in its state folder, or not: then there is no Prepare."""
+def test_a_node_obeys_no_plan_that_it_has_not_written_down(is_remembered: bool) -> None:
+    """Without the number of `next` in its state folder, it orders no Prepare."""
     found = job(next=SPLIT)
     remembered = {seen_key("j", found.uid): SPLIT.generation if is_remembered else SPLIT.generation - 1}
     steps = next_steps(view_of(found), node(worker(), remembered=remembered))

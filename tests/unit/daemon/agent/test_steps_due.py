@@ -67,7 +67,7 @@ def test_the_first_stage_opens_its_data_before_it_prepares() -> None:
 
 
 def test_a_new_job_under_an_old_name_opens_its_own_data() -> None:
-    """Data that was opened for a job that is gone is not another job's, though that has its name."""
+    """Data opened for a removed job is not reused for a new job of the same name."""
     view = view_of(job(next=WHOLE, data_sha256="sha-other"))
     assert next_steps(view, node(worker())) == [OpenData(0, G1)]
 
@@ -88,7 +88,7 @@ def test_a_later_stage_needs_no_data() -> None:
     ids=["order under way", "worker not up", "another job is being let go of"],
 )
 def test_prepare_waits(status: WorkerStatus) -> None:
-    """Nothing is ordered while the order is under way, the worker is not up, or it still serves another job."""
+    """No Prepare is ordered while one is under way, the worker is not up, or it serves another job."""
     assert next_steps(view_of(job(next=WHOLE)), node(status)) == []
 
 
@@ -120,8 +120,7 @@ def test_start_waits_for_the_neighbours_address() -> None:
     assert start.neighbours == Neighbours(downstream=(Neighbour(1, "a:1", "w"),))
 
 
-def test_a_plan_of_an_earlier_incarnation_is_not_ours() -> None:
-    """The plan names our name but another incarnation: nothing is done about it."""
+def test_a_plan_for_an_earlier_incarnation_is_ignored() -> None:
     view = view_of(job(next=replace(WHOLE, stages=(replace(WHOLE.stages[0], node_incarnation="a-0"),))))
     assert next_steps(view, node(worker())) == []
     assert not is_named(view, "a", "a-1")
@@ -186,8 +185,8 @@ def test_layers_that_stay_are_taken_from_the_live_buffers() -> None:
     assert start.sources == (Source("embed", SourceKind.LIVE), Source("block.0", SourceKind.LIVE))
 
 
-def test_layers_that_came_are_fetched_from_their_holders_first() -> None:
-    """Node b got the back half: it fetches each file from a, and starts from the files when they are there."""
+def test_a_node_fetches_its_new_layers_before_it_starts() -> None:
+    """Node b takes over the back half: it fetches each file from a, then starts from the files."""
     after = replace(SPLIT, boundary=5)
     parts = (*BACK, JOURNAL)
     state = {(1, 5): {"a": state_record(*parts)}}
@@ -203,8 +202,8 @@ def test_layers_that_came_are_fetched_from_their_holders_first() -> None:
     assert start.sources == tuple(Source(part, SourceKind.FILE, f"/s/{part}") for part in parts)
 
 
-def test_a_worker_at_another_boundary_is_not_live() -> None:
-    """The worker stands at 5 and the plan begins at 7: nothing is taken from its buffers, and nobody has files."""
+def test_live_state_at_another_boundary_is_not_used() -> None:
+    """The worker stands at 5 and the plan begins at 7, for which nobody has files."""
     after = replace(SPLIT, boundary=7)
     workers = {(2, 0): record(WorkerState.READY), (2, 1): record(WorkerState.READY, name="b")}
     steps = next_steps(view_of(job(plan=after, workers=workers)), node(STOPPED.did_prepare(G2)))
@@ -228,8 +227,8 @@ def test_a_checkpoint_writes_everything_copies_it_and_registers_it_as_durable() 
     ]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again() -> None:
-    """One copy failed: its reason is in the record, the copy stays due, and the worker has not failed."""
+def test_a_checkpoint_copy_that_fails_is_reported_and_retried() -> None:
+    """The reason is in the record, the copy stays due, and the worker has not failed."""
     stop = replace(STOP, save=Save.CHECKPOINT)
     parts = (*LAYERS, JOURNAL)
     files = held(*parts)
@@ -241,8 +240,8 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again() -> None:
     assert steps == [CopyToCheckpoint(head), RegisterState("j", 1, 5, told)]
 
 
-def test_a_worker_that_came_to_the_end_by_itself_is_registered_as_stopped() -> None:
-    """No stop was asked for and the worker stands at B: `stopped` at B is registered."""
+def test_a_worker_at_its_last_boundary_is_registered_as_stopped() -> None:
+    """The worker reaches the job's last batch without a stop order."""
     steps = next_steps(view_of(job(plan=WHOLE, workers=RUNNING_RECORD)), node(RUNNING.did_stop(Standstill(G1, 5))))
     assert steps == [RegisterWorker(G1, 0, record(WorkerState.STOPPED, boundary=5))]
 
@@ -297,8 +296,8 @@ def test_a_dead_worker_fails_every_generation_it_served() -> None:
     assert next_steps(view, node(status)) == [RegisterWorker(G2, 0, failed), RegisterWorker(G1, 0, failed)]
 
 
-def test_a_failure_is_told_only_when_it_is_known_whether_the_device_has_a_worker() -> None:
-    """The next plan is made as soon as the failure is told, and must not count on a process that still imports."""
+def test_a_failure_is_reported_only_once_the_state_of_the_device_is_known() -> None:
+    """The next plan follows the report, and must not count on a process that still imports."""
     dead = RUNNING.died(Failure("killed"))
     replaced = dead.attached("spare", pid=8, address="a:2")
     view = view_of(job(plan=WHOLE, workers=RUNNING_RECORD))
@@ -310,7 +309,7 @@ def test_a_failure_is_told_only_when_it_is_known_whether_the_device_has_a_worker
 
 
 def test_a_respawned_worker_does_not_take_up_a_failed_generation() -> None:
-    """The process is back; the generation stays failed, whatever the plan says, until it is over."""
+    """The generation stays failed until it is over, even with a new process."""
     status = replace(worker(), failures=RUNNING.died(Failure("killed")).failures)
     view = view_of(job(plan=WHOLE, workers={(1, 0): record(WorkerState.FAILED, error="killed")}))
     assert next_steps(view, node(status)) == []
@@ -318,16 +317,15 @@ def test_a_respawned_worker_does_not_take_up_a_failed_generation() -> None:
     assert is_over(view_of(job()), G1)
 
 
-def test_an_idle_workers_death_fails_nothing() -> None:
-    """It served no job when it died: there is no failure to tell."""
+def test_the_death_of_an_idle_worker_fails_no_generation() -> None:
     assert STOPPED.released().died(Failure("killed")).failures == {}
 
 
 # --- Leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_awaited_until_every_worker_of_the_new_plan_runs() -> None:
-    """The layers that moved off this node are needed while b only is ready, and not when it runs."""
+def test_files_are_kept_until_every_worker_of_the_new_plan_runs() -> None:
+    """Layers that moved off this node are needed while b is only ready."""
     after = plan(2, ("b", LAYERS), source="nodes", boundary=5)
     files = held("head", JOURNAL)
     ready = view_of(job(plan=after, workers={(2, 0): record(WorkerState.READY, name="b")}))

@@ -112,10 +112,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_an_outage_is_told_and_tried_for_as_long_as_it_lasts(
+async def test_an_outage_is_reported_and_retried_for_as_long_as_it_lasts(
     at_work: Callable[[Exception], tuple[Any, ...]],
 ) -> None:
-    """Many more attempts than a transfer has: the node's record says why, until the data is there and is taken."""
+    """The node's record has the reason through far more attempts than a transfer has, until the data is back."""
     agent, library, activities, worker = at_work(AWAY)
     working = asyncio.create_task(agent._carry_out_steps(worker))
     await until(lambda: library.num_asked > 2 * MAX_ATTEMPTS)
@@ -129,7 +129,7 @@ async def test_an_outage_is_told_and_tried_for_as_long_as_it_lasts(
 
 
 async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exception], tuple[Any, ...]]) -> None:
-    """A path that is wrong on this node: after MAX_ATTEMPTS the worker's generation fails, with the reason."""
+    """A wrong path on this node fails the worker's generation after MAX_ATTEMPTS, with the reason."""
     agent, library, activities, worker = at_work(MISSING)
     working = asyncio.create_task(agent._carry_out_steps(worker))
     await until(lambda: bool(worker.failed))
@@ -143,7 +143,7 @@ async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exceptio
 async def test_attempts_during_an_outage_are_not_charged_afterwards(
     at_work: Callable[[Exception], tuple[Any, ...]],
 ) -> None:
-    """Twenty attempts met an outage, one more another error: it is the first, and the next attempt succeeds."""
+    """Twenty attempts meet an outage and one more another error, which counts as the first; the next succeeds."""
     agent, library, _, worker = at_work(AWAY)
     library.error, library.earlier = None, [AWAY] * 20 + [MISSING]
     working = asyncio.create_task(agent._carry_out_steps(worker))
@@ -160,10 +160,10 @@ FETCH = FetchState(
 
 
 @pytest.mark.parametrize("error", [RecoveryError("j/1/5/head", "store_quota_bytes allows 10"), KeyError("head")])
-async def test_what_is_no_outage_of_the_checkpoint_is_given_up(
+async def test_an_error_that_is_no_outage_is_given_up_after_five_attempts(
     at_work: Callable[[Exception], tuple[Any, ...]], error: Exception
 ) -> None:
-    """This node has no room for a file, or the daemon has a bug: five attempts, and no outage is told."""
+    """No room for a file, or a bug in the daemon, is not reported as an outage."""
     agent, _, activities, worker = at_work(AWAY)
     for _ in range(MAX_ATTEMPTS):
         assert worker.failed == []
@@ -180,10 +180,9 @@ async def test_a_checkpoint_that_is_away_is_waited_for(at_work: Callable[[Except
     assert activities.ailments == {"checkpoint of j": str(AWAY)}
 
 
-async def test_data_that_no_plan_wants_is_not_opened_further(
+async def test_opening_data_is_cancelled_when_its_plan_is_dropped(
     at_work: Callable[[Exception], tuple[Any, ...]],
 ) -> None:
-    """The plan is dropped while its data is on the way: whoever asked for it is cancelled."""
     agent, library, _, worker = at_work(AWAY)
     began, ended = asyncio.Event(), asyncio.Event()
 

@@ -131,8 +131,8 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_a_breach_is_told(breach: str) -> None:
-    """Each thing that must not happen, done once to a sound history, is told in a sentence that names it."""
+def test_a_breach_is_reported(breach: str) -> None:
+    """Each forbidden event, added once to a sound history, is reported by the sentence of its own rule."""
     change, told = BREACHES[breach]
     bounds = Bounds(recovery_s=10.0 if "slow" in breach else 1000.0)
     found = check(change(sound_history()), JOB, bounds)
@@ -141,7 +141,6 @@ def test_a_breach_is_told(breach: str) -> None:
 
 
 def test_every_rule_is_broken_by_some_breach() -> None:
-    """No rule is there that no history above breaks."""
     bounds = Bounds(recovery_s=10.0)
     broken = {
         rule
@@ -152,8 +151,8 @@ def test_every_rule_is_broken_by_some_breach() -> None:
     assert broken == set(RULES)
 
 
-def test_what_was_rolled_back_may_be_incomplete() -> None:
-    """The worker that died in batch 3 left half of its lines: that batch was computed again, so nothing is wrong."""
+def test_rolled_back_work_may_be_incomplete() -> None:
+    """The worker that died in batch 3 left half of its lines; that batch was computed again."""
     history = sound_history()
     kept = [o for o in history.operations if not (o.generation == 1 and o.batch == 3)]
     assert check(replace(history, operations=kept), JOB) == ()
@@ -179,8 +178,8 @@ def test_a_job_that_runs_is_checked_up_to_its_last_plan() -> None:
     assert any("counts 0 times" in sentence for sentence in check(holed, JOB))
 
 
-def test_a_second_fault_starts_the_wait_anew() -> None:
-    """Two faults, progress 16.9 s after the first and 7.9 s after the second: within 10 s of what was last."""
+def test_a_second_fault_restarts_the_wait_for_progress() -> None:
+    """Progress comes 16.9 s after the first fault and 7.9 s after the second: within 10 s of the last one."""
     ten = Bounds(recovery_s=10.0)
     assert check(_faults((13.95, 16.0), (20.0, 25.0))(sound_history()), JOB, ten) == ()
     one = check(_faults((13.95, 16.0))(sound_history()), JOB, ten)
@@ -188,7 +187,7 @@ def test_a_second_fault_starts_the_wait_anew() -> None:
 
 
 def test_many_breaches_of_one_kind_are_summed_up() -> None:
-    """Everything read one version too new: a few examples and a count, not a page."""
+    """The report has a few examples and a count, not a page."""
     history = sound_history()
     wrong = [replace(o, versions_live=3) for o in history.operations]
     found = check(replace(history, operations=wrong), JOB)

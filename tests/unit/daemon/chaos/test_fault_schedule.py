@@ -28,8 +28,8 @@ def drawn(seed: int, *, minutes: float = 60.0, kinds: tuple[FaultKind, ...] = tu
     )
 
 
-def test_a_seed_gives_the_same_faults_for_ever() -> None:
-    """The schedule of seed 7 is what it was when it was written down; another seed's is another."""
+def test_a_seed_always_gives_the_same_faults() -> None:
+    """The schedule of seed 7 equals the one written down here, and another seed's differs."""
     later = tuple(FaultKind)[tuple(FaultKind).index(FaultKind.UNREACHABLE) :]
     kinds = tuple(kind for kind in FaultKind if kind not in (FaultKind.PARTITION, *later))
     strikes = drawn(7, minutes=0.5, kinds=kinds)
@@ -79,8 +79,8 @@ def test_lengths_of_time(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-def test_kinds_are_named_and_wrong_ones_are_told() -> None:
-    """Two kinds are read in order; an unknown one and none are refused in a line that helps."""
+def test_unknown_kinds_of_faults_are_refused() -> None:
+    """Two kinds are read in order; an unknown kind, or no kind at all, gives a line that helps."""
     assert parse_kinds("kill, pause") == (FaultKind.KILL, FaultKind.PAUSE)
     for wrong, told in (("maim", "daemon-kill"), (",", "there are")):
         with pytest.raises(ConfigError, match=told):
@@ -88,12 +88,12 @@ def test_kinds_are_named_and_wrong_ones_are_told() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x/min", "0/min", "-1", "6/week", "nan"])
-def test_a_rate_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_rate_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="6/min"):
         parse_rate(text)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0s", "-2m", "3 weeks"])
-def test_a_length_of_time_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="90s"):
         parse_duration(text)

@@ -22,7 +22,7 @@ def blow(kind: str = "kill", *, at_s: float = 1.0, until_s: float | None = 1.0, 
 
 
 def test_a_kill_is_overcome_by_progress_of_a_new_generation_only() -> None:
-    """Progress of the old one after the kill is an echo; the new one's first batch ends the wait, 4 batches again."""
+    """Late progress of the old generation does not count. The first batch of the new one ends the wait."""
     watcher, kill = Watcher(), blow()
     watcher.see(job(generation=1, batch=9), now_s=0.5)
     watcher.struck(kill)
@@ -45,8 +45,8 @@ def test_batches_recomputed_after_two_faults_count_once() -> None:
     assert (first.recomputed, second.recomputed) == (4, 0)
 
 
-def test_a_pause_is_overcome_by_the_generation_that_goes_on_after_it() -> None:
-    """Batches while the node is paused do not count; one after it does, and nothing was recomputed."""
+def test_a_pause_is_overcome_by_the_first_batch_after_it() -> None:
+    """Batches during the pause do not count."""
     watcher, pause = Watcher(), blow("pause", until_s=None, takes_worker=False)
     watcher.see(job(generation=1, batch=9), now_s=0.5)
     watcher.struck(pause)
@@ -57,7 +57,7 @@ def test_a_pause_is_overcome_by_the_generation_that_goes_on_after_it() -> None:
     assert (pause.new_generation, pause.recomputed) == (None, 0)
 
 
-def test_the_job_s_end_overcomes_everything() -> None:
+def test_the_end_of_the_job_overcomes_every_fault() -> None:
     watcher, kill = Watcher(), blow()
     watcher.struck(kill)
     assert watcher.see(job(generation=1, batch=20, phase=Phase.FINISHED), now_s=4.0) == [kill]
@@ -80,14 +80,14 @@ def test_a_fault_without_progress_a_failed_job_and_a_breach_are_each_a_reason() 
     assert not judge(Watcher(), breaches=()).is_passed
 
 
-def test_an_unchecked_history_is_said() -> None:
+def test_the_verdict_names_an_unchecked_history() -> None:
     watcher = Watcher()
     watcher.see(job(generation=1, batch=9), now_s=0.5)
     assert "was not checked" in judge(watcher, breaches=None).reasons[1]
     assert "every rule" in judge(watcher, breaches=()).reasons[1]
 
 
-def test_the_table_has_a_line_for_each_blow() -> None:
+def test_the_table_has_a_line_for_each_fault() -> None:
     """One overcome, one not: their times, generations and recomputed batches stand in columns."""
     done = blow()
     done.recovered_s, done.new_generation, done.recomputed = 2.25, 4, 7

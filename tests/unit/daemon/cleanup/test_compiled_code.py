@@ -40,29 +40,29 @@ def left(folder: Path) -> set[str]:
     return files - {"locks/a.lock"}
 
 
-def test_what_was_not_used_for_a_month_goes(folder: Path) -> None:
-    """Written long ago and used since → stays; a compiler's lock stays at any age."""
+def test_compiled_code_unused_for_a_month_is_deleted(folder: Path) -> None:
+    """Old code that was used since stays, and so does a compiler's lock of any age."""
     assert prune(folder, now=NOW) == 200
     assert left(folder) == {"aa/new.so", "bb/week.so", "cc/used.so"}
     assert prune(folder, now=NOW) == 0
 
 
-def test_what_is_too_much_goes_by_its_last_use(folder: Path) -> None:
-    """Room for two files → the newest two stay; room for none → what was used just now stays all the same."""
+def test_compiled_code_beyond_the_limit_goes_by_last_use(folder: Path) -> None:
+    """With room for two files, the newest two stay. Code that was used just now stays even without room."""
     assert prune(folder, now=NOW, most_bytes=250) == 300
     assert left(folder) == {"aa/new.so", "bb/week.so"}
     assert prune(folder, now=NOW, most_bytes=0) == 100
     assert left(folder) == {"aa/new.so"}
 
 
-def test_what_a_job_may_use_stays(folder: Path) -> None:
-    """The job that compiles came 40 days ago, and its workers have loaded their code since, at the latest then."""
+def test_code_that_an_active_job_may_use_stays(folder: Path) -> None:
+    """The job was submitted 40 days ago, so its workers loaded their code since then."""
     assert prune(folder, now=NOW, needed_since=NOW - 40 * DAY_S, most_bytes=0) == 100
     assert left(folder) == AGES_DAYS.keys() - {"ee/older.cpp"}
 
 
-def test_folders_that_have_been_empty_for_long_go(folder: Path) -> None:
-    """One that was emptied just now may be written to; a month later it goes."""
+def test_folders_that_stay_empty_for_a_month_are_deleted(folder: Path) -> None:
+    """A folder that was emptied just now may still be written to."""
     present = folder.stat().st_mtime
     assert prune(folder, now=present) == 500
     assert {path.name for path in folder.iterdir()} == {"aa", "bb", "cc", "ee", "fxgraph", "locks"}
@@ -84,10 +84,8 @@ def test_only_jobs_that_compile_and_are_not_over_need_code() -> None:
     assert needed_since(view) == 3.0
 
 
-async def test_nothing_goes_while_nobody_knows_which_jobs_there_are(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """etcd is away: looked for again soon; then it is there, and old code goes, the next time in a day."""
+async def test_nothing_is_deleted_while_etcd_is_unreachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cleanup retries soon; once etcd is back, old code goes, and the next look is a day later."""
     view, slept = ClusterView(), list[float]()
 
     class EnoughError(Exception):

@@ -27,30 +27,30 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_logs_that_nobody_has_used_for_a_month_go(folder: Path) -> None:
-    """But those of a job that is not over: its workers have printed nothing for long."""
+def test_logs_unused_for_a_month_are_deleted(folder: Path) -> None:
+    """Logs of an active job stay, even when its workers print nothing."""
     assert pruning(folder, {"quiet"}, now=NOW)() == 100
     assert left(folder) == AGES_DAYS.keys() - {"old.log"}
     assert pruning(folder, frozenset(), now=NOW)() == 200
     assert left(folder) == {"new.log", "week.log", "week.log.1"}
 
 
-def test_logs_that_are_too_much_go_by_their_last_use(folder: Path) -> None:
-    """Room for three: the quiet job's two stay, and one more; room for none: all of them go."""
+def test_logs_beyond_the_limit_go_by_last_use(folder: Path) -> None:
+    """With room for three, the active job's two stay and one more; without room, all go."""
     assert pruning(folder, {"quiet"}, now=NOW, most_bytes=300)() == 300
     assert left(folder) == {"new.log", "quiet.log", "quiet.log.1"}
     assert pruning(folder, frozenset(), now=NOW, most_bytes=0)() == 300
     assert not left(folder)
 
 
-def test_what_was_just_used_stays(folder: Path) -> None:
-    """Its job ended half an hour ago: there is time to read why."""
+def test_a_log_used_within_an_hour_stays(folder: Path) -> None:
+    """Its job ended half an hour ago, and people may still read why."""
     os.utime(folder / "new.log", (NOW - 1800.0,) * 2)
     pruning(folder, frozenset(), now=NOW, most_bytes=0)()
     assert left(folder) == {"new.log"}
 
 
-def test_a_job_that_may_go_on_is_not_over() -> None:
+def test_a_job_that_can_be_resumed_keeps_its_logs() -> None:
     phases = {"a": Phase.RUNNING, "b": Phase.FINISHED, "c": Phase.PAUSED, "d": Phase.CANCELLED, "e": Phase.QUEUED}
     jobs = {name: JobView(name=name, phase=PhaseRecord(phase=phase)) for name, phase in phases.items()}
     assert unfinished(ClusterView(jobs=jobs)) == {"a", "c", "e"}

@@ -33,7 +33,7 @@ def write(folder: Path, boundary: int, *, timeline: int = 1, job: str = "demo", 
 
 
 def test_the_newest_manifest_is_taken_wherever_it_lies(tmp_path: Path) -> None:
-    """Of a job's folder with two submissions the one written last; of a boundary's folder that one."""
+    """A job's folder with two submissions gives the last one written; a boundary's folder gives its own."""
     write(tmp_path / "demo" / "first", 90, at=100.0)
     newest = write(tmp_path / "demo" / "second", 40, timeline=3, at=200.0)
     for place in (tmp_path, tmp_path / "demo", newest):
@@ -42,8 +42,8 @@ def test_the_newest_manifest_is_taken_wherever_it_lies(tmp_path: Path) -> None:
         assert found.spec == SPEC
 
 
-def test_a_checkpoint_without_its_manifest_does_not_exist(tmp_path: Path) -> None:
-    """It is listed as not complete; a folder of only such is refused in one line."""
+def test_a_checkpoint_without_a_manifest_is_incomplete(tmp_path: Path) -> None:
+    """The listing says so, and a folder with only such checkpoints is refused in one line."""
     place = write(tmp_path / "demo", 40)
     (place / "manifest.json").unlink()
     (found,) = list_checkpoints(str(tmp_path))
@@ -64,8 +64,8 @@ def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_folders_of_several_jobs_are_not_guessed_about(tmp_path: Path) -> None:
-    """The jobs are named, so that one can be chosen."""
+def test_a_folder_of_several_jobs_is_ambiguous(tmp_path: Path) -> None:
+    """The error names the jobs, so that a person can choose one."""
     write(tmp_path / "demo", 40)
     write(tmp_path / "other", 80, job="other")
     with pytest.raises(ConfigError, match="several jobs: demo, other"):

@@ -279,10 +279,10 @@ def test_plan_with_little_memory_says_what_is_needed(headway: Headway, tmp_path:
         ("Ssl handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "speaks no TLS"),
     ],
 )
-def test_a_wrong_certificate_is_told_in_words(
+def test_a_failed_tls_handshake_becomes_one_sentence(
     told: str, meaning: str, monkeypatch: pytest.MonkeyPatch, headway: Headway, fake_cluster: ModuleType
 ) -> None:
-    """gRPC's text of a failed handshake becomes one sentence that begins with who was called."""
+    """The sentence begins with the node that was called."""
 
     async def fail(_: object) -> None:
         raise StoreUnreachableError("10.0.0.7:2379", told)
@@ -295,8 +295,8 @@ def test_a_wrong_certificate_is_told_in_words(
     assert "SSL" not in err.replace("TLS", "")
 
 
-def test_doubtful_data_is_told(tmp_path: Path, headway: Headway) -> None:
-    """`data prepare` warns of an empty file and of one that is no text, and takes what there is."""
+def test_data_prepare_warns_of_doubtful_files(tmp_path: Path, headway: Headway) -> None:
+    """An empty file and a file without text give warnings; the rest is used."""
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("once upon a time " * 100)
     (tmp_path / "books" / "b.txt").write_bytes(b"")
@@ -309,8 +309,10 @@ def test_doubtful_data_is_told(tmp_path: Path, headway: Headway) -> None:
     assert err.count("\n") == 2
 
 
-def test_a_plan_alone_is_for_this_machine(headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan JOB.toml` where no cluster runs: this machine's devices, and a line that says so; a named one is asked."""
+def test_a_plan_without_a_cluster_is_for_this_machine(
+    headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line says so. A cluster that is named is asked."""
     monkeypatch.chdir(tmp_path)
     for name in ("HEADWAY_ETCD", "HEADWAY_CLUSTER"):
         monkeypatch.delenv(name, raising=False)

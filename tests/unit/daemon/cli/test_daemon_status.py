@@ -39,8 +39,8 @@ def test_reports_survive_the_way_over_the_wire() -> None:
     assert list(told(status_reply(cluster_view(), node="a", away_s=None, job="demo")).jobs) == ["demo"]
 
 
-def test_what_waits_for_etcd_is_told() -> None:
-    """A job amid its recovery is named; that training goes on, too."""
+def test_status_says_what_waits_for_etcd() -> None:
+    """It names a recovering job, and says that training continues."""
     view = cluster_view()
     view.apply(
         Keys.of("demo", "phase"), encode(PhaseRecord(phase=Phase.RECOVERING)), mod_revision=1000, create_revision=1
@@ -63,8 +63,8 @@ def test_failures_are_listed_below_their_node() -> None:
     assert any("headway nodes release gone" in line for line in lines)
 
 
-def test_a_worker_that_does_not_start_is_told_of_below_its_node() -> None:
-    """The node's record has the reason, and the node is no worse for it than one device down."""
+def test_a_worker_that_does_not_start_is_listed_below_its_node() -> None:
+    """The reason comes from the node's record; only that device counts as down."""
     view, trouble = cluster_view(), "worker cpu:0 does not start: port 7100 at 10.0.0.7 is in use"
     record = replace(view.nodes["b"], down_devices=(0,), worker_trouble=trouble)
     view.apply(Keys.node("b"), encode(record), mod_revision=1000, create_revision=1)
@@ -72,8 +72,8 @@ def test_a_worker_that_does_not_start_is_told_of_below_its_node() -> None:
     assert lines[lines.index(f"    {trouble}") - 1].startswith("b ")
 
 
-def test_a_private_site_is_told_of() -> None:
-    """Where machines may have plain links, `nodes` says it at each of them and `doctor` once."""
+def test_a_private_site_is_shown() -> None:
+    """Where links may be plain, `nodes` says so for each node and `doctor` once."""
     view = cluster_view()
     assert plain_sites(view) == "no plain links between machines"
     record = replace(view.nodes["b"], site="hall", site_is_private=True)

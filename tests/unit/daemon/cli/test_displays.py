@@ -55,8 +55,7 @@ def test_the_demos_job_is_the_one_of_the_docs() -> None:
     assert parse_job(DEMO_JOB) == read_job(DOCS / "demo.toml")
 
 
-def test_a_lost_or_doubled_batch_is_told(tmp_path: Path) -> None:
-    """The demo's check of the metrics refuses a gap and a repetition, and takes a whole file."""
+def test_the_demo_refuses_metrics_with_a_lost_or_doubled_batch(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for batches, is_whole in (([0, 1, 2], True), ([0, 2], False), ([0, 1, 1, 2], False), ([], False)):
         path.write_text("".join(f'{{"batch": {batch}, "loss": 1.0}}\n' for batch in batches))
@@ -193,8 +192,8 @@ def test_one_loss_is_no_curve() -> None:
     assert "2.000 " not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-async def test_who_watches_is_told_when_etcd_stays_silent() -> None:
-    """Work that would wait for ever ends with an error when nobody answers; work that ends gives its result."""
+async def test_a_watch_ends_with_an_error_when_etcd_stays_silent() -> None:
+    """Work that returns gives its result."""
     session = ClusterSession(ClusterAddress(etcd=("127.0.0.1:1",)), timeout_s=0.2)
     async with session:
         with pytest.raises(StoreUnreachableError, match=r"127\.0\.0\.1:1"):
@@ -203,7 +202,7 @@ async def test_who_watches_is_told_when_etcd_stays_silent() -> None:
 
 
 def test_a_job_that_waits_for_its_plan_says_since_when() -> None:
-    """`status` counts from when the plan was wanted; a job that waits for none says nothing of it."""
+    """`status` counts from when the plan was asked for; a job that waits for none has no such line."""
     waiting = dataclasses.replace(report(1), planning_since=100.0)
     assert "planning since 3 s" in report_line(waiting, now=103.2)
     assert "planning" not in report_line(report(1), now=103.2)

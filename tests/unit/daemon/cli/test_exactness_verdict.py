@@ -40,7 +40,7 @@ def test_a_finished_job_tells_whether_it_was_exact(
 
 
 def test_a_job_that_wire_compression_has_rounded_is_not_exact() -> None:
-    """Finished, of one class, but some plan had a coded cut → no, because of that."""
+    """The job is finished and of one arithmetic class, but one of its plans compressed a link."""
     told = CheckpointRecord(timeline=1, boundary=150, url="u", arithmetic_classes=("one",), was_rounded=True)
     report = finished(told)
     assert report.exact is False

@@ -23,15 +23,15 @@ def test_a_folder_that_no_node_has_access_to_is_refused() -> None:
 
 
 @pytest.mark.parametrize("other", [FINE, AWAY, "node b: no answer"])
-def test_one_node_without_access_is_told_by_name(other: TryFolderReply | str) -> None:
-    """Another node can write, may be able to later, or could not be asked: the job is taken, with a warning."""
+def test_a_node_without_access_to_the_folder_is_named_in_a_warning(other: TryFolderReply | str) -> None:
+    """The job is accepted, because another node can write, may write later, or could not be asked."""
     found = sorted_out(URL, {"a": POOR, "b": other})
     found.check("")
     assert found.warnings[0] == "a has no access to s3://bucket/c: this node has no credentials for it"
 
 
-def test_an_outage_is_told_once() -> None:
-    """No node reaches the store now: one warning, for the first of them."""
+def test_an_outage_of_the_folder_gives_one_warning() -> None:
+    """No node reaches the store now; the warning names the first of them."""
     found = sorted_out(URL, {"b": AWAY, "a": AWAY})
     found.check("")
     assert found.warnings == [
@@ -39,8 +39,8 @@ def test_an_outage_is_told_once() -> None:
     ]
 
 
-def test_silence_is_told_where_nobody_answers() -> None:
-    """One node of an older release is no matter; none that answers is."""
+def test_submit_warns_when_no_node_answers_about_the_folder() -> None:
+    """One silent node of an older release does not matter."""
     assert sorted_out(URL, {"a": FINE, "b": "not implemented"}).warnings == []
     assert sorted_out(URL, {"a": "not implemented"}).warnings == [
         "no node could be asked whether it can write to s3://bucket/c: not implemented"

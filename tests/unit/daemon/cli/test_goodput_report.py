@@ -71,8 +71,8 @@ def test_a_worker_counts_once_over_its_plans() -> None:
         ({}, ""),
     ],
 )
-def test_why_it_is_slow_has_a_name(recent: dict[str, float], sentence: str) -> None:
-    """The largest loss of the last minute is named with its stage, and whom it waited for with its node."""
+def test_status_names_the_largest_loss_of_time(recent: dict[str, float], sentence: str) -> None:
+    """The sentence has the stage, and the node that the stage waited for."""
     job = job_with({(3, 0): record("w", {"useful": 1000.0}, recent=recent)})
     assert report_goodput(job).why_slow == sentence
 
@@ -96,8 +96,7 @@ def test_of_replicas_the_one_that_waits_and_the_one_waited_for_are_named() -> No
     ]
 
 
-def test_without_a_word_from_workers_nothing_is_claimed() -> None:
-    """No record, no percentage."""
+def test_without_worker_records_no_percentage_is_shown() -> None:
     report = report_goodput(job_with({}))
     assert (report.useful_share, goodput_line(report), report.why_slow) == (None, "", "")
 
@@ -140,7 +139,7 @@ def test_older_records_of_the_same_process_are_taken_away() -> None:
     assert superseded(job, book.changes(job, "a")) == {Keys.goodput("demo", 2, 0)}
 
 
-def test_a_missed_snapshot_is_told() -> None:
+def test_a_missed_snapshot_is_reported() -> None:
     """The reason and the new distance come with the stage's record; one of another plan does not."""
     book = GoodputBook()
     book.add(0, beat(3, useful=1.0), now=0.0)
@@ -152,8 +151,8 @@ def test_a_missed_snapshot_is_told() -> None:
     assert found.trouble == "snapshot at boundary 40: late twice; every 2. is written now"
 
 
-def test_a_worker_that_stands_still_is_told_of_within_seconds_and_again_while_it_does() -> None:
-    """Heartbeats are looked at every second; the neighbour is named 6 s after the last operation, then every 5 s."""
+def test_a_worker_that_stands_still_is_logged_within_seconds_and_repeatedly() -> None:
+    """The neighbour is named 6 s after the last operation, then every 5 s."""
     book, told = GoodputBook(), []
     for second in range(20):
         heartbeat = beat(3, useful=1.0)
@@ -170,8 +169,8 @@ def test_a_worker_that_stands_still_is_told_of_within_seconds_and_again_while_it
     assert book.silent_neighbours(now=30.0) == []
 
 
-def test_a_neighbour_whose_link_is_broken_is_told_of_at_once() -> None:
-    """Its worker may wait for nobody, at a boundary: and the other side, which waits, may reach it all the same."""
+def test_a_broken_link_is_logged_at_once() -> None:
+    """Its worker may stand at a boundary and wait for nobody, and the other side may reach it."""
     book = GoodputBook()
     broken = beat(3, useful=1.0)
     broken.broken_links.append(1)

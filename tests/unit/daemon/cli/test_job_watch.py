@@ -31,8 +31,8 @@ def broken(phase: PhaseRecord, desired: DesiredRecord) -> ClusterView:
     return view
 
 
-async def test_a_job_that_was_just_resumed_has_not_failed_again() -> None:
-    """`resume` has been written, and no leader has answered it yet: the old failure is not what is waited for."""
+async def test_watching_a_resumed_job_ignores_its_old_failure() -> None:
+    """`resume` is written, and no leader has answered it yet."""
     failed, resumed = PhaseRecord(phase=Phase.FAILED, request=1), DesiredRecord(state=Desired.RUNNING, request=2)
     finished = PhaseRecord(phase=Phase.FINISHED, request=2)
     session: Any = FollowedSession(broken(failed, resumed), broken(finished, resumed))

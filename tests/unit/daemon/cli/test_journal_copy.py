@@ -57,8 +57,8 @@ async def copied(tmp_path: Path, num_batches: int, *, timeout_s: float = 5.0, **
     return [json.loads(line)["batch"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
-async def test_a_daemon_that_lags_is_not_believed(tmp_path: Path) -> None:
-    """The first daemon knows of an older boundary only: the second gives the rest."""
+async def test_a_daemon_that_lags_does_not_end_the_copy(tmp_path: Path) -> None:
+    """The first daemon knows an older boundary only; the second gives the rest."""
     assert await copied(tmp_path, 24, a=[20], b=[24]) == list(range(24))
 
 

@@ -22,8 +22,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_what_was_seen_is_known_by_the_members_in_any_order() -> None:
-    """Names and addresses; another cluster's are its own; what was seen later counts."""
+def test_known_daemons_are_found_by_etcd_members_in_any_order() -> None:
+    """Each cluster has its own entry, and later observations replace earlier ones."""
     assert known(ETCD) == ()
     remember(ETCD, [node("a"), node("b")])
     assert known(ETCD[::-1]) == (NodeEndpoint("a", "a:4711"), NodeEndpoint("b", "b:4711"))
@@ -35,15 +35,15 @@ def test_what_was_seen_is_known_by_the_members_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'[{"name": "../x", "address": "a:1"}]', b"[" * 100_000])
-def test_a_file_that_is_none_is_no_harm(content: bytes) -> None:
-    """Torn, foreign or deep: nobody is known."""
+def test_an_unreadable_cache_file_is_ignored(content: bytes) -> None:
+    """A torn, foreign or deeply nested file gives no daemons."""
     remember(ETCD, [node("a")])
     known_daemons._path(ETCD).write_bytes(content)
     assert known(ETCD) == ()
 
 
-def test_a_cache_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
-    """The folder's place is a file."""
+def test_an_unwritable_cache_is_ignored(tmp_path: Path) -> None:
+    """A file stands where the folder would be."""
     (tmp_path / "cache").write_text("")
     remember(ETCD, [node("a")])
     assert known(ETCD) == ()

@@ -16,8 +16,8 @@ def test_a_moment_is_a_date_and_a_time() -> None:
 
 
 @pytest.mark.parametrize("at", [1e308, -1e308, 1e18, float("inf"), float("nan")])
-def test_what_no_calendar_has_is_a_question_mark(at: float) -> None:
-    """No traceback in `nodes`, `jobs`, `events`, `watch` or `checkpoints`, whoever wrote the record."""
+def test_an_impossible_time_is_shown_as_a_question_mark(at: float) -> None:
+    """No traceback in `nodes`, `jobs`, `events`, `watch` or `checkpoints`."""
     assert (date_and_time(at), time_of_day(at)) == ("?", "?")
     fact = ReachFact(to="a", to_incarnation="x", port=Port.DAEMON, address="a:1", reason="no", measured_at=at)
     node = NodeRecord(

@@ -71,7 +71,7 @@ def test_status_names_who_has_not_reached_whom_before_a_plan_is_in_force() -> No
 
 
 def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> None:
-    """c waits for b, and b for a, which is at work: through however many stages, it is a that is waited for."""
+    """c waits for b, and b for a, which is at work: the sentence names a, however many stages are between."""
     found = scene(Phase.RUNNING, "plan", state=WorkerState.RUNNING)
     job = found.view.jobs["j"]
     assert link_waits(found.view, job) == []
@@ -84,7 +84,7 @@ def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> Non
     assert standing_pairs(job, PLAN) == {("a", "b"), ("b", "c")}
 
 
-def test_a_link_that_could_not_be_opened_again_is_told_first() -> None:
+def test_a_link_that_could_not_be_reopened_is_shown_first() -> None:
     found = scene(Phase.RUNNING, "plan", state=WorkerState.RUNNING)
     found.found("a", fact("b"))
     found.found("a", fact("b"), fact("c"))

@@ -77,7 +77,7 @@ def test_one_node_or_one_copy_is_unprotected() -> None:
     assert why_unprotected(without, nodes).startswith("snapshot_every = 0")
 
 
-def test_trouble_and_rollbacks_are_told() -> None:
+def test_trouble_and_rollbacks_are_shown() -> None:
     """A full checkpoint folder and the last rollback stand among the lines."""
     cluster = Writer()
     cluster.hold(20, "a", trouble="/mnt/full: cannot be written: No space left on device")
@@ -100,7 +100,7 @@ def test_a_job_from_a_checkpoint_names_its_parent() -> None:
     assert report_job(cluster.view.jobs["demo"], cluster.view.nodes).parent == "other, boundary 48"
 
 
-def test_batches_that_come_again_replace_those_of_before() -> None:
+def test_recomputed_batches_replace_the_old_ones_in_the_curve() -> None:
     """After a rollback from batch 49 to 40 the curve ends at 40, with the new loss."""
     cluster, history = Writer(), LossHistory()
     snapshot(cluster.view, "demo", history)

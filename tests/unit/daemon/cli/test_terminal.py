@@ -28,7 +28,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
 @given(st.text(st.characters()))
-def test_what_is_printed_has_no_control_characters(text: str) -> None:
+def test_printed_text_has_no_control_characters(text: str) -> None:
     """Any text: no escape, once is as good as twice, and JSON stays the same document."""
     shown = printable(text)
     assert CONTROL.search(shown) is None
@@ -47,7 +47,7 @@ def test_a_table_is_cut_to_its_width_as_it_is_shown() -> None:
 
 
 @pytest.mark.parametrize("command", [("jobs",), ("status",), ("status", "demo"), ("events", "demo"), ("nodes",)])
-def test_what_lies_in_etcd_does_not_draw(
+def test_text_from_etcd_sends_no_escapes_to_the_terminal(
     headway: Headway, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """A reason, an event, a site and a device with escape sequences, through every command that shows them."""
@@ -69,7 +69,7 @@ def test_what_lies_in_etcd_does_not_draw(
     assert CONTROL.search(out + err) is None
 
 
-def test_an_error_does_not_draw(headway: Headway, tmp_path: Path) -> None:
+def test_an_error_message_sends_no_escapes_to_the_terminal(headway: Headway, tmp_path: Path) -> None:
     """The name of a file, the key of a job file."""
     code, out, err = headway("reference", str(tmp_path / EVIL), "--out", "out")
     assert code == 2
@@ -77,7 +77,7 @@ def test_an_error_does_not_draw(headway: Headway, tmp_path: Path) -> None:
     assert CONTROL.search(out + err) is None
 
 
-def test_a_daemons_log_does_not_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemons_log_sends_no_escapes_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a peer said, in the log for people: colours are ours, the peer's escapes are not."""
     import structlog
 

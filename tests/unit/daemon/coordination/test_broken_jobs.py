@@ -53,7 +53,7 @@ def test_a_job_that_breaks_the_coordinator_fails_alone(monkeypatch: pytest.Monke
 
 
 def test_a_job_that_cannot_even_be_failed_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No command, and the leader is told; nor is there one when memory is short, or when the job is over."""
+    """There is no command for it, and the leader is told. Memory shortage and finished jobs are exceptions."""
     cluster = SimulatedCluster()
     cluster.submit(small_spec("first"))
     view, error = cluster.truth(), RuntimeError("x")
@@ -67,8 +67,8 @@ def test_a_job_that_cannot_even_be_failed_is_set_aside(monkeypatch: pytest.Monke
     assert broken_jobs.give_up(situation, found, error) is None
 
 
-def test_the_leader_tells_which_job_it_cannot_serve() -> None:
-    """Once while it lasts; a decision that etcd refuses is tried ever later, and both are over when they are over."""
+def test_the_leader_reports_a_job_that_it_cannot_serve() -> None:
+    """Once while it lasts. A refused decision is retried with growing pauses."""
     told: list[tuple[str, str]] = []
     troubles = JobTroubles(tell=lambda job, reason: told.append((job, reason)), clock=lambda: 0.0)
     found = BrokenJob(job="first", reason="KeyError: 'x'", traceback="…")
@@ -83,7 +83,7 @@ def test_the_leader_tells_which_job_it_cannot_serve() -> None:
     assert told[-2:] == [("second", "a decision was not carried out 8 times in a row: too large"), ("second", "")]
 
 
-def test_a_job_that_is_removed_troubles_nobody_any_more() -> None:
+def test_a_removed_job_is_no_longer_reported_as_broken() -> None:
     told: list[tuple[str, str]] = []
     troubles = JobTroubles(tell=lambda job, reason: told.append((job, reason)), clock=lambda: 0.0)
     troubles.not_carried_out("first", "too large")
@@ -94,7 +94,7 @@ def test_a_job_that_is_removed_troubles_nobody_any_more() -> None:
 
 
 def test_a_job_whose_claim_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plan on what it is owed cannot be asked for: the other waiting job begins nevertheless."""
+    """Its plan for its fair share raises; the other waiting job begins nevertheless."""
     cluster = SimulatedCluster()
     for name in ("a", "b"):
         cluster.add_node(name)

@@ -68,10 +68,8 @@ class MortalCluster(SimulatedCluster):
 
 @pytest.mark.parametrize("is_written", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 4, 6])
-def test_a_node_that_dies_as_it_tells_whom_it_does_not_reach_is_blamed_for_nothing(
-    number: int, is_written: bool
-) -> None:
-    """Pairs become blocked one after the other, and heal; the writer of the n-th fact dies. The job finishes."""
+def test_a_node_that_dies_while_it_reports_blocked_pairs_is_not_blamed(number: int, is_written: bool) -> None:
+    """The writer of the n-th fact dies while pairs become blocked and heal. The job finishes."""
     cluster = MortalCluster()
     cluster.submit(small_spec("j", batches=60, min_nodes=2))
     cluster.mortal.counts = lambda key: key.startswith(REACH)
@@ -86,10 +84,8 @@ def test_a_node_that_dies_as_it_tells_whom_it_does_not_reach_is_blamed_for_nothi
 
 @pytest.mark.parametrize("is_written", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_leader_that_dies_as_it_counts_loses_a_minute_at_most_and_counts_nothing_twice(
-    number: int, is_written: bool
-) -> None:
-    """A job on all nodes for four minutes; the writer of the n-th count dies: nobody has used more than there was."""
+def test_a_leader_that_dies_while_it_counts_usage_loses_at_most_a_minute(number: int, is_written: bool) -> None:
+    """The writer of the n-th count dies; no user has used more device time than there was."""
     cluster = MortalCluster()
     cluster.submit(small_spec("j", batches=10**6), user="alice@host")
     cluster.mortal.counts = lambda key: key == Keys.USAGE
@@ -104,7 +100,7 @@ def test_a_leader_that_dies_as_it_counts_loses_a_minute_at_most_and_counts_nothi
 
 
 def test_shares_and_use_mean_the_same_in_whatever_order_they_are_read() -> None:
-    """A listing, or what a death left of the writes: the count decays by the half-life that is set in the end."""
+    """Neither the order of a listing nor a death between the writes changes the decayed count."""
     cluster = MortalCluster()
     cluster.submit(small_spec("j", batches=10**6), user="alice@host")
     cluster.live(20)

@@ -8,7 +8,7 @@ from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 
 def test_a_move_that_touches_the_phase_alone_is_written_once() -> None:
-    """A paused job is wanted again, and two leaders decide so from one view: the second write is refused."""
+    """Two leaders decide from one view to run a paused job: the second write is refused."""
     cluster = SimulatedCluster()
     cluster.submit(small_spec("first"))
     cluster.want("first", Desired.PAUSED)

@@ -44,8 +44,8 @@ def test_a_job_begins_without_a_device_that_has_no_worker() -> None:
     assert not any(cluster.facts().failures.values())
 
 
-def test_where_nobody_else_is_left_the_job_says_why_and_goes_on_when_there_is_a_worker() -> None:
-    """Both nodes are needed: the job waits, and names the device and the reason."""
+def test_a_job_that_needs_a_device_without_a_worker_waits_and_says_why() -> None:
+    """Both nodes are needed: the reason names the device, and the job continues once its worker is up."""
     cluster = preparing("a", "b")
     without_worker(cluster, "b")
     cluster.calm(max_rounds=20)
@@ -59,7 +59,7 @@ def test_where_nobody_else_is_left_the_job_says_why_and_goes_on_when_there_is_a_
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_recovery_goes_on_without_a_device_that_has_no_worker(name: str) -> None:
-    """The next plan of a job that recovers names it: another plan follows at once, not after the deadline."""
+    """The plan of the recovery names that device; another plan follows without waiting for a deadline."""
     cluster = recovering("a", "b", "c")
     job = cluster.facts().jobs["first"]
     assert job.next is not None
@@ -86,7 +86,7 @@ def charged(cluster: SimulatedCluster, name: str) -> int:
 
 
 def test_a_worker_that_dies_while_it_prepares_is_charged() -> None:
-    """The leader first sees only that the device is down: it waits for the record that says why."""
+    """The leader first sees only that the device is down, and waits for the record with the reason."""
     cluster = preparing("a", "b")
     die_while_preparing(cluster, "b")
     assert cluster.phase("first").phase is Phase.PREPARING
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_while_it_prepares_is_charged() -> None:
 
 
 def test_a_worker_that_dies_whenever_it_prepares_spends_the_budget() -> None:
-    """It is no crash loop without an end."""
+    """The job fails instead of looping."""
     cluster = preparing("a", "b")
     for _ in range(MAX_DEATHS):
         run_until(cluster, Phase.PREPARING)

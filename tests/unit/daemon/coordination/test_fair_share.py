@@ -70,8 +70,8 @@ def test_on_one_node_users_take_turns_by_time_slices(used: float, winner: str) -
     assert numbers(claimants)[winner] == 1
 
 
-def test_what_is_pinned_stays() -> None:
-    """A job that began a moment ago keeps the least that it needs, whoever has used less."""
+def test_a_running_jobs_minimum_is_not_taken_within_its_slice() -> None:
+    """A job that began a moment ago keeps the least that it needs, whichever user has used less."""
     running = runs("a", "alice", on("a", "b"), on("a", "b"), used=10**6, least_devices=2, least_nodes=2)
     running = running.with_pinned(running.least_of_its_own())
     assert numbers([running, waits("b", "bob", on("a", "b"), rank=1)]) == {"a": 2, "b": 0}
@@ -117,7 +117,7 @@ def test_a_job_that_no_cluster_here_could_run_keeps_nothing() -> None:
     assert numbers([big, small]) == {"big": 0, "small": 3}
 
 
-def test_who_has_to_spare_gives() -> None:
+def test_the_job_with_devices_to_spare_gives_one_up() -> None:
     """One of alice's jobs has one node and one has three: bob's node is one of the three."""
     claimants = [
         runs("one", "alice", on("a"), ABCD),
@@ -169,8 +169,8 @@ def clusters(draw: st.DrawFn) -> list[Claimant]:
 
 
 @given(clusters())
-def test_whatever_is_dealt_is_sound(claimants: list[Claimant]) -> None:
-    """No device to two jobs, none that a job cannot use, nothing pinned is lost, nobody gets less than it needs."""
+def test_every_allocation_is_sound(claimants: list[Claimant]) -> None:
+    """Each device goes to one job that can use it, minimums hold, and no job gets less than it needs."""
     dealt: Dealt = deal(claimants, slice_s=SLICE_S)
     every = [device for due in dealt.due.values() for device in due]
     assert len(every) == len(set(every))
@@ -199,15 +199,15 @@ def carried_out(claimants: list[Claimant]) -> list[Claimant]:
 
 
 @given(clusters())
-def test_a_deal_that_is_carried_out_ends(claimants: list[Claimant]) -> None:
-    """While nobody uses more than others, devices do not go to and fro for ever: soon everybody keeps everything."""
+def test_allocations_settle(claimants: list[Claimant]) -> None:
+    """Devices stop moving between jobs while nobody uses more than others."""
     for _ in range(6):
         before, claimants = claimants, carried_out(claimants)
     assert [claimant.holds for claimant in claimants] == [claimant.holds for claimant in before]
 
 
-def test_a_deal_stands_while_nothing_changes() -> None:
-    """A thousand devices are dealt once, and not with every heartbeat: use counts in coarse steps."""
+def test_an_allocation_is_cached_while_nothing_changes() -> None:
+    """A thousand devices are not allocated again with every heartbeat, because usage counts in coarse steps."""
     assert coarse(1000.0, slice_s=SLICE_S) == coarse(1010.0, slice_s=SLICE_S) == 990.0
     assert coarse(123_456.0, slice_s=SLICE_S) == 123_000.0
     claimants = [runs("a", "alice", ABC, ABC), waits("b", "bob", ABC, rank=1)]

@@ -59,8 +59,8 @@ def test_a_running_job_whose_spec_is_overwritten_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a\x1b[2J", "a\nb", "A", "x" * 64])
-def test_a_name_that_is_none_is_set_aside(name: str) -> None:
-    """No job and no node gets into the view under a name that is a path, or draws on a terminal."""
+def test_an_invalid_name_does_not_get_into_the_view(name: str) -> None:
+    """Neither a path nor terminal escapes become a job or a node."""
     view = ClusterView()
     for key, value in (
         (Keys.of(name, "spec"), encode(SpecRecord(spec=JobSpec(job=JobSection(name=name))))),

@@ -33,7 +33,7 @@ def test_a_recovery_goes_on_without_a_node_that_begins_to_stay_out() -> None:
     assert not cluster.facts().failures.get("b"), "the node is not to blame"
 
 
-def test_where_nobody_is_left_the_job_names_the_node_that_stays_out_and_goes_on_when_it_is_back() -> None:
+def test_a_job_that_needs_a_node_that_stays_out_waits_and_names_it() -> None:
     cluster = recovering("a", "b", min_nodes=2)
     cluster.say("b", stays_out=FULL)
     cluster.calm(max_rounds=10)
@@ -44,8 +44,8 @@ def test_where_nobody_is_left_the_job_names_the_node_that_stays_out_and_goes_on_
     assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
 
 
-def test_a_plan_that_all_are_ready_for_comes_into_force_where_nobody_else_is_left() -> None:
-    """The node that stays out has written the plan down already."""
+def test_a_ready_plan_takes_effect_if_no_other_node_is_left() -> None:
+    """The node that stays out has already written the plan down."""
     cluster = recovering("a", "b", min_nodes=2)
     offered = cluster.phase("first").generation
     for node in cluster.nodes.values():

@@ -40,8 +40,8 @@ def test_a_link_that_was_open_blames_the_pair_if_one_does_not_reach_the_other_no
     assert not loss(lost_peer=2).is_between(BLOCKED), "another pair is blocked"
 
 
-def test_a_worker_that_follows_its_machines_address_blames_nobody() -> None:
-    """Its daemon killed it; what its neighbours tell of their links is explained by that."""
+def test_a_worker_killed_because_its_address_moved_blames_nobody() -> None:
+    """That also explains what its neighbours report about their links."""
     told = "node a: worker cpu:0 listened at an address that this machine has lost; it was killed"
     moved = loss(error=f"{told}\nended by signal SIGKILL", was_moved=True)
     assert not moved.is_death
@@ -56,7 +56,7 @@ def test_a_worker_with_an_error_of_its_own_blames_no_pair() -> None:
     assert not LostWorker(position=0, plan=PLAN).is_between(BLOCKED)
 
 
-def test_what_an_earlier_daemon_says_of_a_failure_names_no_pair() -> None:
+def test_a_failure_record_of_an_earlier_version_names_no_pair() -> None:
     """Its record has none of the fields."""
     raw = b'{"node":"a","incarnation":"w","address":"","pid":1,"state":"failed","error":"lost"}'
     record = decode(raw, WorkerRecord)

@@ -179,8 +179,8 @@ def test_with_replicas_and_failures_every_job_finishes(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 8))])
-def test_etcd_from_an_older_backup_again_and_again(block: int) -> None:
-    """Besides, etcd is put back to an older state now and then: generations rise on, pasts are never mixed."""
+def test_random_steps_with_restores_of_etcd_from_backups(block: int) -> None:
+    """Generations keep rising and timelines are never mixed."""
     for seed in range(block * 10, block * 10 + 10):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=400, chance=chance, may_crash=True, may_restore=True)

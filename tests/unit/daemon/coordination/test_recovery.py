@@ -82,7 +82,7 @@ def test_lost_node_is_planned_without_at_once() -> None:
 
 
 def test_absence_right_after_an_outage_is_forgiven_for_one_lease() -> None:
-    """etcd came back a moment ago without the node's key: only after LEASE_TTL_S does it count as lost."""
+    """etcd came back a moment ago without the node's key: it counts as lost only after LEASE_TTL_S."""
     cluster = trained("a", "b", batches=6)
     lose(cluster, next(name for name in ("a", "b") if name != cluster.leader))
     view = steady_view()
@@ -99,8 +99,8 @@ def test_absence_right_after_an_outage_is_forgiven_for_one_lease() -> None:
     assert decide(view, now=cluster.now + 1000).commands == (), "out of sight, nothing is known"
 
 
-def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_again() -> None:
-    """etcd was away for longer than a lease while the job recovered: the files' records come back with the nodes'."""
+def test_a_recovery_waits_for_records_that_an_outage_took() -> None:
+    """The outage outlasts a lease; the records come back with the nodes, and save much recomputation."""
     cluster = trained("a", "b", batches=10)
     cluster.nodes["a"].workers[0].hangs = True
     cluster.fail_worker("b")
@@ -126,8 +126,8 @@ def test_records_that_an_outage_took_are_waited_for_before_much_is_computed_agai
     assert about_jobs(decide(view, now=back + 0.2)) == [], "it has what it is about to load"
 
 
-def test_a_start_outlasts_an_outage_that_took_the_records_of_what_it_loads() -> None:
-    """The plan is in force, not all its workers run yet, and the files' records come back with their nodes' leases."""
+def test_a_start_survives_an_outage_that_took_its_file_records() -> None:
+    """The plan is in force, some workers still load, and the records come back with their nodes' leases."""
     cluster = trained("a", "b", batches=10)
     cluster.fail_worker("b")
     recovered(cluster)
@@ -169,8 +169,8 @@ def test_node_that_comes_and_goes_does_not_hold_a_recovery_up() -> None:
     assert begins_at == LONGEST_PATIENCE_S
 
 
-def test_what_workers_said_of_old_plans_goes() -> None:
-    """However often a job recovers, etcd keeps the workers of its last plans only."""
+def test_worker_records_of_old_plans_are_deleted() -> None:
+    """However often a job recovers, etcd keeps only the records of its last plans."""
     cluster = trained("a", "b", batches=6)
     for _ in range(3):
         cluster.fail_worker("b")
@@ -305,7 +305,7 @@ def test_the_first_cause_is_told_whoever_reports_first(is_first: bool) -> None:
 
 
 def test_a_complaint_without_a_cause_is_a_cause_after_a_moment() -> None:
-    """A link is lost and nobody is to blame: the job goes back after `CAUSE_GRACE_S`, and no node is charged."""
+    """A link is lost and no other cause appears: the job goes back after `CAUSE_GRACE_S`, and no node is charged."""
     cluster = trained("a", "b", batches=6)
     complaint(cluster, plan(cluster).stages[0].node)
     began = cluster.now
@@ -354,7 +354,7 @@ def test_worker_that_does_not_stop_is_left_out_and_the_pause_comes_after(victim:
     [(False, PLAIN_S, "within 120 s"), (True, COMPILING_S, "within 600 s, with its layers compiled")],
 )
 def test_worker_that_does_not_get_ready_lets_the_job_try_again(*, compiles: bool, deadline_s: float, how: str) -> None:
-    """It hangs in its imports: after its time the plan is dropped, counted, and tried anew. To compile takes longer."""
+    """It hangs in its imports: the plan is dropped after its time and counted, and the job tries again."""
     cluster = SimulatedCluster()
     cluster.add_node("a")
     spec = small_spec("first")
@@ -394,8 +394,8 @@ def test_etcd_from_an_older_backup_is_noticed() -> None:
     run_until(cluster, Phase.FINISHED)
 
 
-def test_after_etcd_went_back_every_node_is_heard_first() -> None:
-    """A view that started anew decides nothing for one lease time: a node may know of a later plan."""
+def test_after_a_restore_of_etcd_the_leader_waits_one_lease() -> None:
+    """A new view decides nothing for one lease time, because a node may know a later plan."""
     cluster = trained("a", "b", batches=6)
     view = steady_view()
     view.start_anew(now=cluster.now)
@@ -408,7 +408,7 @@ def test_after_etcd_went_back_every_node_is_heard_first() -> None:
     assert decide(view, now=cluster.now + LEASE_TTL_S).commands
 
 
-def test_periodic_checkpoints_come_and_old_ones_go() -> None:
+def test_periodic_checkpoints_are_written_and_old_ones_deleted() -> None:
     """Every 12 batches, two are kept; their manifests are there and no other's."""
     cluster = trained("a", "b", batches=52)
     record = decode(cluster.store.values[Keys.of("first", "checkpoint")], CheckpointRecord)
@@ -418,8 +418,8 @@ def test_periodic_checkpoints_come_and_old_ones_go() -> None:
     assert record.dropped == ()
 
 
-def test_the_boundary_gone_back_to_becomes_the_checkpoint_that_it_was_due_to_be() -> None:
-    """Durable storage is away from 12 on; the job goes back to 12, then storage is there: 12, of the old timeline."""
+def test_a_due_checkpoint_is_completed_after_a_rollback_to_its_boundary() -> None:
+    """Durable storage is away from 12 on. The job goes back to 12 and completes the old timeline's checkpoint."""
     cluster = trained("a", "b", batches=6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "_make_durable", lambda *_: None)
@@ -440,7 +440,7 @@ def test_the_boundary_gone_back_to_becomes_the_checkpoint_that_it_was_due_to_be(
 
 
 def test_the_newest_events_stay() -> None:
-    """However long a job lives: those beyond MAX_EVENTS go with each that comes, an old heap of them bit by bit."""
+    """Each new event beyond MAX_EVENTS deletes an old one; a large old surplus shrinks bit by bit."""
     cluster = trained("a", "b", batches=6)
     old = encode(EventRecord(at=0.0, text="of old", generation=1))
     num_old = MAX_EVENTS + 2 * MAX_TRIMMED

@@ -101,7 +101,7 @@ def test_waiting_costs_no_writes() -> None:
 
 
 def test_job_that_contradicts_itself_fails() -> None:
-    """min_nodes above the number of layers can never come true: the job fails with the arithmetic."""
+    """min_nodes above the number of layers is impossible: the job fails with the arithmetic."""
     cluster = cluster_of("a", min_nodes=9)
     run_until(cluster, Phase.FAILED)
     assert "5 layers" in cluster.phase("first").reason
@@ -221,8 +221,8 @@ def test_cancel_and_pause_work_in_every_phase(phase: Phase, wanted: Desired, rea
         run_until(cluster, Phase.CANCELLED)
 
 
-def test_change_that_was_given_up_is_tried_again_later() -> None:
-    """The joining node's worker fails while it prepares: training goes on; later it is tried again."""
+def test_a_dropped_change_is_tried_again_later() -> None:
+    """The joining node's worker fails while it prepares. Training continues, and the change is retried later."""
     cluster = cluster_of("a")
     running_at_full_speed(cluster)
     cluster.add_node("b")
@@ -279,7 +279,7 @@ def test_two_jobs_share_the_cluster_by_devices() -> None:
 
 
 def test_generation_is_above_what_any_node_has_seen() -> None:
-    """A node remembers generation 41 of this job, from before etcd lost its data: the next plan is 42."""
+    """A node remembers generation 41 from before etcd lost its data: the next plan is 42."""
     cluster = cluster_of("a")
     node = cluster.nodes["a"]
     node.record = replace(node.record, generations={"first": 41})
@@ -289,8 +289,8 @@ def test_generation_is_above_what_any_node_has_seen() -> None:
     assert plan(cluster).generation == 42
 
 
-def test_a_job_submitted_again_under_its_name_is_another() -> None:
-    """The node saw generation 41 of the one before: no later plan of this one, but a number that is not used again."""
+def test_a_new_submission_under_an_old_name_is_another_job() -> None:
+    """Generation 41 of the earlier job is no later plan of this one, but its number is not used again."""
     cluster = cluster_of("a")
     node = cluster.nodes["a"]
     before = {"first": 41, seen_key("first", "another uid"): 41}
@@ -328,7 +328,7 @@ def test_stale_decision_changes_nothing() -> None:
 
 
 def test_two_jobs_decided_from_one_view_do_not_both_get_devices() -> None:
-    """Both transactions compare `placement`: the second of them fails and is decided anew."""
+    """Both transactions compare `placement`: the second fails and is decided again."""
     cluster = SimulatedCluster()
     for name in ("a", "b"):
         cluster.add_node(name)

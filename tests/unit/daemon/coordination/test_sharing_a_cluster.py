@@ -202,7 +202,7 @@ def test_waiting_and_sharing_cost_no_writes() -> None:
 
 
 def test_a_recovering_job_gets_back_what_it_lost_before_others_start() -> None:
-    """A node dies and another comes: the job that needs two recovers, and the one that waits goes on waiting."""
+    """A node dies and another comes: the recovering job gets it, and the waiting job keeps waiting."""
     cluster = cluster_of("a", "b")
     submit(cluster, "first", min_nodes=2)
     trains(cluster, "first")
@@ -217,7 +217,7 @@ def test_a_recovering_job_gets_back_what_it_lost_before_others_start() -> None:
 
 
 def test_the_leader_wakes_when_a_time_slice_is_over() -> None:
-    """Nothing happens meanwhile that would make it look: the stop for a higher priority has a time of its own."""
+    """No other event would wake it: the stop for a higher priority has its own deadline."""
     cluster = cluster_of("a", slice_s=90.0)  # no minute, after which use is written down
     submit(cluster, "low")
     trains(cluster, "low")

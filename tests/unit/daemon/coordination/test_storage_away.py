@@ -68,10 +68,8 @@ def told_of(cluster: SimulatedCluster, path: str) -> bool:
     )
 
 
-def test_data_is_away_for_longer_than_a_start_may_take() -> None:
-    """No node can read the data: plans are dropped and made again, with the reason, until one can. Neither a node nor
-    the job has failed by that.
-    """
+def test_an_outage_of_the_data_may_outlast_a_start() -> None:
+    """Plans are dropped and made again with the reason until a node can read the data. Nobody is charged."""
     cluster = cluster_of("a", "b")
     for node in cluster.nodes.values():
         node.lacks = {"data"}
@@ -82,8 +80,8 @@ def test_data_is_away_for_longer_than_a_start_may_take() -> None:
     assert_it_ends_when_storage_answers(cluster)
 
 
-def test_a_checkpoint_is_away_for_longer_than_a_start_may_take() -> None:
-    """A job goes on from its checkpoint, which no node can read: it tries again, says why, and fails nobody."""
+def test_an_outage_of_the_checkpoint_may_outlast_a_start() -> None:
+    """No node can read it: the job retries, says why, and charges nobody."""
     cluster = without_its_checkpoint()
     pass_time(cluster, AWAY_S)
     assert_nobody_is_charged(cluster)
@@ -91,8 +89,8 @@ def test_a_checkpoint_is_away_for_longer_than_a_start_may_take() -> None:
     assert_it_ends_when_storage_answers(cluster)
 
 
-def test_storage_that_answers_at_the_last_moment_gives_a_start_its_time() -> None:
-    """The checkpoint is back just before the workers would be late: they have the time that loading takes."""
+def test_storage_that_returns_late_gives_workers_their_time_to_load() -> None:
+    """It is back just before the deadline of the start."""
     cluster = without_its_checkpoint()
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
     began, generation = cluster.now, cluster.phase("first").generation
@@ -109,7 +107,7 @@ def test_storage_that_answers_at_the_last_moment_gives_a_start_its_time() -> Non
 
 
 def test_a_worker_that_hangs_while_storage_answers_is_charged() -> None:
-    """The node says nothing of storage: its worker is late, as ever."""
+    """Its node reports no outage, so the worker counts as late."""
     cluster = cluster_of("a", "b")
     cluster.submit(small_spec("first", batches=8))
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.PREPARING)

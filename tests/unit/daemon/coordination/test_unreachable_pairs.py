@@ -54,7 +54,7 @@ def test_a_pair_that_cannot_talk_is_found_out_at_prepare_and_planned_around() ->
     assert sum("Training starts at batch 0" in text for text in events) == 1, "the first plan never came into force"
 
 
-def test_where_no_order_works_the_job_says_which_way_is_blocked_and_waits() -> None:
+def test_without_a_possible_order_the_job_waits_and_names_the_blocked_direction() -> None:
     cluster = cluster_of("a", "b", min_nodes=2)
     cluster.blocked = {("a", "b")}
     cluster.calm(max_rounds=100)
@@ -67,7 +67,7 @@ def test_where_no_order_works_the_job_says_which_way_is_blocked_and_waits() -> N
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
 
 
-def test_a_way_that_is_blocked_while_a_job_runs_ends_in_a_plan_that_avoids_it() -> None:
+def test_a_direction_blocked_during_a_run_leads_to_a_plan_that_avoids_it() -> None:
     """One direction, after the neighbours met."""
     cluster = cluster_of("a", "b", "c", min_nodes=3, batches=200)
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
@@ -83,7 +83,7 @@ def test_a_way_that_is_blocked_while_a_job_runs_ends_in_a_plan_that_avoids_it() 
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
 
 
-def test_a_running_job_without_another_order_goes_on_when_the_pair_is_healed() -> None:
+def test_a_job_without_another_order_continues_when_the_pair_is_healed() -> None:
     cluster = cluster_of("a", "b", min_nodes=2, batches=200)
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
     first, second = nodes_of_plan(cluster)
@@ -99,7 +99,7 @@ def test_a_running_job_without_another_order_goes_on_when_the_pair_is_healed() -
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_lost_link_between_nodes_that_cannot_talk_waits_for_no_other_cause(is_known: bool) -> None:
-    """That one does not reach the other is the cause; where that is not known, a worker's error may still follow."""
+    """A blocked pair is the cause. Where none is known, a worker's error may still follow."""
     cluster = cluster_of("a", "b", "c", min_nodes=3, batches=200)
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
     cluster.calm(max_rounds=3)
@@ -115,10 +115,10 @@ def test_a_lost_link_between_nodes_that_cannot_talk_waits_for_no_other_cause(is_
     assert not cluster.facts().failures
 
 
-def test_two_that_lose_each_other_while_a_change_stops_the_old_plan_are_not_put_beside_each_other(
+def test_a_pair_blocked_during_a_change_is_not_planned_as_neighbours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All workers of the new plan were ready and proven: what is found out after that counts too."""
+    """All workers of the new plan were ready and had reached each other before."""
     cluster = cluster_of("a", "b", batches=2000)
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
     stop = cluster._stop
@@ -142,7 +142,7 @@ def test_two_that_lose_each_other_while_a_change_stops_the_old_plan_are_not_put_
     assert not cluster.facts().failures
 
 
-def test_a_job_that_takes_what_it_gets_goes_on_with_those_that_can_talk() -> None:
+def test_a_flexible_job_continues_on_the_nodes_that_can_talk() -> None:
     cluster = cluster_of("a", "b")
     cluster.blocked = {("a", "b"), ("b", "a")}
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.FINISHED)
@@ -177,7 +177,7 @@ def test_pairs_come_and_go_and_every_job_finishes(block: int, may_crash: bool) -
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_with_pairs_that_stay_blocked_a_job_runs_or_says_which(block: int) -> None:
-    """A job that demands all nodes: it runs if an order exists; else it says which way is blocked."""
+    """A job that demands all nodes runs if an order exists; else it names the blocked direction."""
     for seed in range(block * 15, block * 15 + 15):
         chance = random.Random(seed)
         names = [f"n{index}" for index in range(chance.randint(2, 4))]
@@ -207,7 +207,7 @@ def test_a_plan_waits_until_every_neighbour_is_reached(
 
 
 def test_a_proof_of_a_process_that_was_replaced_brings_no_plan_into_force() -> None:
-    """Both are ready and have reached each other; then b says that it is another process: a has not reached that."""
+    """Both have reached each other, then b's process is replaced: a has not reached the new one."""
     cluster = cluster_of("a", "b", min_nodes=2, batches=1000)
 
     def next_is_ready() -> bool:
@@ -233,7 +233,7 @@ def test_a_proof_of_a_process_that_was_replaced_brings_no_plan_into_force() -> N
 
 
 def test_a_pause_of_a_job_that_stands_still_at_a_blocked_link_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would never reach a stop boundary: it goes back instead, and no deadline of a minute is waited for."""
+    """It would never reach a stop boundary, so it goes back instead of waiting for a deadline."""
     cluster = cluster_of("a", "b", min_nodes=2, batches=200)
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.RUNNING)
     monkeypatch.setattr(cluster, "_lose_link", lambda *_: None)

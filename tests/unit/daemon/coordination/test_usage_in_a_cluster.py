@@ -45,7 +45,7 @@ def test_shares_are_of_those_who_have_jobs() -> None:
 
 @pytest.mark.parametrize("is_newer", [False, True])
 def test_a_count_that_cannot_be_read_is_replaced_unless_a_newer_release_wrote_it(is_newer: bool) -> None:
-    """Neither keeps the leader awake: a decision that nothing follows from is not taken again at once."""
+    """In both cases the leader does not repeat the decision."""
     cluster = SimulatedCluster()
     cluster.add_node("a")
     cluster.submit(small_spec("first", batches=10**6), user="alice@host")
@@ -60,8 +60,8 @@ def test_a_count_that_cannot_be_read_is_replaced_unless_a_newer_release_wrote_it
     assert decision.wake_at is None or decision.wake_at > later
 
 
-def test_a_snapshot_in_which_the_plan_comes_before_the_submission_names_no_nameless_user() -> None:
-    """Keys are read in their order, at different moments. Without a submission, devices are nobody's use."""
+def test_a_plan_without_its_submission_is_charged_to_no_user() -> None:
+    """Keys of a listing are read at different moments, so the plan may be there first."""
     cluster = SimulatedCluster()
     for name in ("a", "b"):
         cluster.add_node(name)

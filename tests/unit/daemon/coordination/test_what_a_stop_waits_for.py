@@ -76,7 +76,7 @@ def test_a_checkpoint_waits_until_every_file_is_durable(save: str) -> None:
     ("trouble", "after_s", "is_failed"), [("", 200, True), ("away", 200, False), ("away", 800, True)]
 )
 def test_a_checkpoint_folder_that_is_away_is_waited_for(trouble: str, after_s: float, is_failed: bool) -> None:
-    """A file is not durable. Its node says why: the stop goes on for ten minutes more; says nothing: it is late."""
+    """The stop waits ten more minutes for a file whose node reports the outage; without a report it is late."""
     cluster = stopping("checkpoint")
     boundary = cluster.truth().jobs["first"].stop
     assert boundary is not None

@@ -39,8 +39,8 @@ def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
     )
 
 
-def test_many_jobs_are_told_of_with_one_look_at_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 jobs wait: their order is found once for all of them, and each has its own place."""
+def test_the_queue_is_sorted_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 jobs wait, and each has its own place."""
     cluster = SimulatedCluster()
     names = [f"job-{number}" for number in range(300)]
     for name in names:
