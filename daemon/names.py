@@ -23,5 +23,5 @@ def is_node_name(name: str) -> bool:
 
 
 def is_path_part(text: str) -> bool:
-    """Return whether an id can be the name of one file or folder, and nothing else."""
+    """Return whether an id can be the name of exactly one file or folder."""
     return len(text) <= _MAX_PART and text.isprintable() and "/" not in text and text not in (".", "..")

@@ -223,6 +223,7 @@ class Agent:
             wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
             asyncio.get_running_loop().call_later(max(wait_s, 0.0) + REST_S, self._due.set)
         self._steady_since = view.steady_since
+        # Failures are kept while a record names their generation; without this they would pile up.
         supervisor.forget(lambda run_key: is_over(view, run_key))
         has_changed = False
         broken: dict[str, Exception] = {}
@@ -235,6 +236,7 @@ class Agent:
         self._end_unwanted_fetches(steps)
         self._forget_storage_that_answers(steps)
         for step in steps:
+            # A failed step stays due; its timer wakes this loop when the pause is over.
             if name_of(step) in self._resting:
                 continue
             try:
@@ -245,6 +247,7 @@ class Agent:
 
     def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Send an order, or start a task. Return whether a worker's status changed. Raises the step's errors."""
+        # An order only enters the worker's queue, so it needs no task: its answer comes back as a change of status.
         if isinstance(step, OrderStep):
             log_path, state_of = supervisor.log_path, self._around.library.state_of
             order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
@@ -260,6 +263,7 @@ class Agent:
                 within_s=order.within_s,
                 batch_s=order.batch_s,
             )
+            # This order has no answer, so it counts as done once it is sent.
             if isinstance(step, OrderSpaceSnapshots):
                 self._spacings[step.run_key] = Spacing(step.factor, step.boundary)
             self._failures.succeeded(name_of(step))
@@ -268,6 +272,7 @@ class Agent:
             supervisor.fail(step.device_index, step.run_key, step.reason)
             return True
         if self._may_begin(step) and not stands_back(step, steps):
+            # The conditions are taken now, together with the decision: the view may change before the task runs.
             working = self._carry_out(step, supervisor, self._conditions(step))
             task = group.create_task(working, name=type(step).__name__)
             self._tasks[name_of(step)] = (step, task)

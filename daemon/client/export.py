@@ -117,6 +117,7 @@ async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Pat
     """Fetch and verify one file, from a holder or through the first node that can read it."""
     job = view.jobs[key.job]
     holders = job.holders(key.timeline, key.boundary, key.layer)
+    # Holders first; any other node can still fetch the file from the checkpoint folder.
     nodes = sorted(view.nodes.values(), key=lambda node: node.name not in holders)
     if not nodes:
         raise UnavailableError("the cluster", "no node is up; start one, or wait for it")

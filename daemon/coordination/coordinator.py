@@ -262,6 +262,7 @@ def decide(
     missing: list[PlanRequest] = []
     stale: list[PlanRequest] = []
     broken_jobs: list[BrokenJob] = []
+    # Also of jobs that are set aside below: their workers still run on these devices.
     owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
     content: set[str] = set()
     situations = {
@@ -276,6 +277,7 @@ def decide(
         for job in in_turn(view, now=now)
         if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
+    # Shares depend on all jobs together, so they are settled before any job is decided about.
     claims = settle_claims(situations, view, now=now)
     ahead: list[str] = []
     for job in (situation.job for situation in situations.values()):
@@ -293,12 +295,15 @@ def decide(
             found = broken(job.name, error)
             judged = _Judged(command=give_up(situation, found, error))
             broken_jobs.append(found)
+            # A job that fails now must not keep devices from the jobs after it.
             claims.by_job.pop(job.name, None)
         if judged.command is not None:
             commands.append(judged.command)
+        # The next jobs see devices that were assigned a moment ago, though etcd does not show it yet.
         owned[job.name] |= judged.takes
         deadlines += judged.deadlines
         missing += judged.missing
+        # A job that already trains can wait for its plan: its requests are computed after others.
         if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not situation.current.draining:
             content.add(job.name)
         stale += judged.stale

@@ -48,8 +48,10 @@ def move(
     job, before = situation.job, situation.job.phase
     number = generation or before.generation
     lineage, classes, was_rounded = before.lineage, before.arithmetic_classes, before.was_rounded
+    # A new plan, or a complete checkpoint, carries the past itself.
     if is_saved or "plan" in (puts or {}):
         lineage, classes, was_rounded = None, (), False
+    # The plan is about to disappear, and the next start must know what its weights have seen.
     elif "plan" in deletes and job.plan is not None:
         lineage, classes, was_rounded = job.plan.lineage, job.plan.arithmetic_classes, job.plan.was_rounded
     record = PhaseRecord(
@@ -78,6 +80,7 @@ def move(
     return Transaction(
         job=job.name,
         reason=f"{before.phase} → {to}: {event or reason}",
+        # Absent keys are compared too: if another process creates one, the transaction must fail.
         compare={key: situation.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
         puts=written,
         deletes=(
@@ -150,6 +153,7 @@ def offer(
         failures=failures,
         leased=leased,
     )
+    # Two decisions from one stale view would both compare this key, and only one of them can succeed.
     placement = PlacementRecord(job=situation.job.name, generation=record.generation)
     return Transaction(
         job=moved.job,

@@ -142,6 +142,7 @@ class Download:
             def add(piece: bytes, _: Beat) -> None:
                 part.append(piece, str(endpoint))
 
+            # A complete part of an earlier attempt is only checked.
             if part.num_bytes < size_bytes:
                 pieces = self._client.fetch_data(endpoint, shard.sha256, offset=part.num_bytes)
                 async for piece in in_time(endpoint, pieces, heard=self._client.heard):

@@ -114,6 +114,7 @@ class Leadership:
                     await self._hold(lease)
             except StoreError as error:
                 self._log.warning("candidacy_interrupted", reason=str(error))
+            # The longer pause lets a node that may have access win the election.
             has_just_stood_back = self._stood_back_at is not None and self._clock() - self._stood_back_at < STAND_BACK_S
             await asyncio.sleep(STAND_BACK_S if has_just_stood_back else RETRY_PAUSE_S)
 
@@ -122,6 +123,7 @@ class Leadership:
         standing = asyncio.create_task(self._stand(lease), name="leadership")
         lost = asyncio.create_task(lease.lost.wait(), name="leader's lease")
         try:
+            # Whichever ends first ends the lead: without the lease, another daemon may already be leading.
             await asyncio.wait({standing, lost}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(standing, lost)
@@ -175,15 +177,18 @@ class Leadership:
                 for key in [key for key, task in busy.items() if task.done()]:
                     busy.pop(key).result()  # a lost lease ends the lead here
                 runner.collect()
+                # Results come before the decision, so that a plan that has just finished is used in this round.
                 decision = self._decided(runner)
                 self._troubles.not_decided(decision.broken)
                 self._troubles.keep_only({"", *self._cluster.view.jobs})
                 for command in decision.commands:
+                    # One transaction and one file command of a job may run side by side: see TaskKey.
                     key = (command.job, not isinstance(command, Transaction))
                     # A decision that is still being written is skipped: the next look decides again, if it must.
                     if key not in busy:
                         name = f"decision about {command.job}"
                         busy[key] = asyncio.create_task(self._execute(command), name=name)
+                # A deadline may pass without any change in etcd, so the pause ends at the first of them.
                 deadlines = [at for at in (decision.wake_at, runner.wake_at) if at is not None]
                 wake_at = min(deadlines, default=None)
                 await self._pause(seen, {*busy.values(), *runner.under_way}, wake_at=wake_at)
@@ -197,6 +202,7 @@ class Leadership:
         until = self._clock() + AT_ONCE_S
         while True:
             began = time.perf_counter()
+            # The clock is read in each round: computing a plan takes time, and a deadline may have passed meanwhile.
             now, view = self._clock(), self._cluster.view
             decision = self._decide(view, now=now)
             self._plans.decided(decision.missing, jobs=view.jobs, now=now)
@@ -238,7 +244,9 @@ class Leadership:
             revision = await self._write(command)
             log.info("decision_written", reason=command.reason, revision=revision)
             self._troubles.carried_out(command.job)
+            # Until the view shows our write, another decision would compare old revisions and be refused.
             await self._cluster.caught_up(revision, timeout_s=CATCH_UP_S)
+        # A compared key changed after the decision; the change itself is about to arrive.
         except ConflictError as error:
             log.info("decision_overtaken", keys=error.target)
             await self._wait_for_change(seen)
@@ -278,6 +286,7 @@ class Leadership:
         """
         phases = self._phases(decided) if is_armed() else {}
         fault_point("leader.before_write", **phases)
+        # The decision goes first and alone: leases for notes cost round trips that a recovery should not wait for.
         first, *notes = parts(decided)
         revision = await self._write_part(first, {})
         try:

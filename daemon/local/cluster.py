@@ -287,11 +287,14 @@ class LocalCluster:
             (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
         was_up = self._keeping_up is not None
         if self._keeping_up is not None:
+            # First, because it would restart processes that are being stopped.
             self._keeping_up.cancel()
             await asyncio.wait([self._keeping_up])
             self._keeping_up = None
+        # Jobs are saved through etcd, even if etcd was stopped or has died.
         await self._have_etcd()
         for node in self.nodes:
+            # All at once: a leader among them then sees every node drain and ends the jobs in checkpoints.
             node.signal(signal.SIGTERM)
         await self._ended(self._stop_timeout_s)
         if self.nodes:
@@ -313,6 +316,7 @@ class LocalCluster:
             self._owned.release()
             self._owned = None
         if self._lock is not None:
+            # Last, because another cluster may use the folder from here on.
             self._lock.close()
             self._lock = None
 

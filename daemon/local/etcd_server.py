@@ -37,7 +37,7 @@ class EtcdServerConfig:
 
     binary: Path
     data_dir: Path
-    """Folder that survives: a later server continues with all keys, under new ports and new certificates."""
+    """Folder that outlives the server: a later server continues with all keys, under new ports and new certificates."""
     log_file: Path
     certificates: Path
     """Folder with ca.pem, cert.pem and key.pem; clients must present a certificate of that authority."""
@@ -201,7 +201,7 @@ class EtcdServer:
 
 def _spawn(config: EtcdServerConfig, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
     arguments = [str(config.binary), *_flags(config, client_port, peer_port)]
-    # Every flag of etcd is also a variable, and a variable set for another etcd would apply.
+    # etcd reads every flag from a variable too, and a variable meant for another etcd would apply
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
     with config.log_file.open("ab") as log:
         return subprocess.Popen(
@@ -260,7 +260,7 @@ def _check_port(host: str, port: int) -> None:
 
 def _choose_ports(config: EtcdServerConfig) -> tuple[int, int]:
     with socket.socket() as first, socket.socket() as second:
-        for probe in (first, second):  # both are held, so that they differ
+        for probe in (first, second):  # both sockets are held at once, so that the ports differ
             probe.bind((config.host, 0))
         return config.client_port or first.getsockname()[1], config.peer_port or second.getsockname()[1]
 

@@ -17,7 +17,7 @@ FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 10.0
 HEALTHY_AFTER_S: Final = 10.0
 MAX_FALSE_STARTS: Final = 5
-"""Number of failures in a row, each soon after the start, after which a daemon counts as one that does not start."""
+"""Number of failed starts in a row after which a daemon counts as one that does not start."""
 SELDOM_S: Final = 60.0
 """Interval of attempts to start such a daemon."""
 
@@ -33,7 +33,7 @@ class NodeProcess:
     """Variables in addition to ours."""
     log_path: Path
     port: int = 0
-    """Port where it has listened, so that it keeps its address; 0: not known yet."""
+    """Port where it listened, so that it keeps its address; 0: not known yet."""
     process: "subprocess.Popen[bytes]" = field(init=False)
     started_at: float = field(init=False)
     num_restarts: int = 0
@@ -58,7 +58,7 @@ class NodeProcess:
 
     @property
     def failure(self) -> str:
-        """Return why it does not start, between rare attempts; None while it runs, or while another attempt is near."""
+        """Return why it does not start, between rare attempts; None: it runs, or the next attempt is near."""
         return self.last_words if self._is_failing and self.process.poll() is not None else ""
 
     @property
@@ -74,7 +74,7 @@ class NodeProcess:
             self.process.send_signal(number)
 
     def keep_up(self) -> bool:
-        """Restart it when it died and has rested; call this repeatedly. Returns whether it was started."""
+        """Restart the daemon if it died and its pause is over; call this repeatedly. Return whether it was started."""
         ended = self.process.poll()
         if ended is None or ended == 0:
             return False
@@ -96,7 +96,7 @@ class NodeProcess:
         pause_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (self._num_quick - 1))
         self._restart_at = time.monotonic() + (SELDOM_S if self._is_failing else pause_s)
         if ended == EXIT_CONFIG:
-            self.port = 0  # another process may have taken the port meanwhile
+            self.port = 0  # another process may have taken the port in the meantime
 
     def _spawn(self) -> None:
         command = [sys.executable, tethered.__file__, str(os.getpid()), sys.executable, "-m", "headway.daemon.cli.main"]

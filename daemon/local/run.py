@@ -87,6 +87,7 @@ async def run_job(
         raise ConfigError(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
+    # All of the user's mistakes are reported before a cluster starts.
     check_place(folder.model)
     state_dir = state_dir or out / "state"
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
@@ -152,7 +153,7 @@ async def _train(
 
 
 async def _guarded(cluster: LocalCluster, work: Awaitable[JobView]) -> JobView:
-    """Await the work, unless the cluster dies first without a word."""
+    """Await the work. Raises an error if the cluster dies before the work ends."""
     working = asyncio.ensure_future(work)
     guarding = asyncio.create_task(cluster.guard(grace_s=DEATH_GRACE_S))
     try:

@@ -1,1 +1,1 @@
-"""The daemon's life: settings, identity, registration, membership, which peers live."""
+"""The daemon's life: settings, identity, registration, membership, and whether peers are alive."""

@@ -1,10 +1,10 @@
 """Follows a machine whose address changes under a running daemon.
 
-Workers listen at one address, which the node's record names. When the machine loses it, the address by which it reaches
-etcd takes its place; peers then prove whether they reach it. If there is no such address, the node says so.
+Workers listen at one address, which the node's record names. If the machine loses it, the address that reaches etcd
+takes its place, and peers then prove whether they reach it. If there is no such address, the node reports that.
 
-A connection from a lost address is dead, and gRPC notices after 13 s. The node's lease ends sooner. So such connections
-are shut within a second, and the next call dials from the present address.
+gRPC needs 13 s to notice that a connection from a lost address is dead, and the node's lease ends sooner. So such
+connections are shut within a second, and the next call dials from the present address.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class AddressWatch:
         self._moved = moved
         self._tell = tell
         self._held: frozenset[str] = frozenset()
-        """Addresses of this machine that the host means, while the machine has them."""
+        """Addresses that the host resolves to and that this machine has."""
         self._num_gone = 0
         self._sources: frozenset[str] = frozenset()
         """Addresses from which this process has connections: those of the host, and the one towards etcd."""
@@ -70,10 +70,10 @@ class AddressWatch:
             log.warning("dead_connections_shut", addresses=sorted(gone), number=num_ended)
 
     async def look(self) -> None:
-        """Check that the address is still there, and react if it is not."""
+        """Check that this machine still has the address, and react if it does not."""
         now = await own_addresses(self._host)
         if now is None:
-            return  # an outage of a name server changes no address
+            return  # an outage of the name server changes no address
         self._held = self._held or now
         if now & self._held:
             self._num_gone = 0

@@ -21,7 +21,7 @@ from headway.daemon.names import NODE_NAME_RULE, is_node_name
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 UNNAMED_SITE = "default"
-"""Site of a node without setting: nothing is known about the network between two such nodes."""
+"""Site of a node without a `site` setting: the network between two such nodes is unknown."""
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
 """Clients' variable for their folder of certificates: it counts for a daemon without a certificates setting."""
 
@@ -33,15 +33,15 @@ class NodeConfig:
     name: str = ""
     """The node's name in the cluster; the host name when empty."""
     etcd: tuple[str, ...] = ("127.0.0.1:2379",)
-    """host:port of each etcd member, optionally with https://; in the environment separated by commas."""
+    """The etcd members, each as host:port, optionally with https://; in the environment separated by commas."""
     accept_faulty_etcd: bool = False
-    """Work with an etcd on other machines although it is 3.5.0 to 3.5.2, which may lose commits when it is killed."""
+    """True to accept etcd 3.5.0 to 3.5.2 on other machines, although it may lose commits when it is killed."""
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")
     """Folder with ca.pem, cert.pem and key.pem; if no setting names one, HEADWAY_CERTS does, as for clients."""
     listen: str = "0.0.0.0:0"
-    """host:port of the Node service; port 0 takes a free one."""
+    """Address of the Node service as host:port; port 0 takes a free one."""
     advertise_host: str = ""
     """Name or address of this machine that others dial; when empty, the host of `listen`, or this machine's name."""
     worker_ports: str = ""
@@ -49,7 +49,9 @@ class NodeConfig:
     site: str = UNNAMED_SITE
     """Nodes of one site have a fast network between them."""
     site_is_private: bool = False
-    """Nobody else is on the site's network: its machines may send large tensors to each other without encryption."""
+    """True if the site's network is private: its machines may then send large tensors to each other without
+    encryption.
+    """
     state_dir: Path = Path("/var/lib/headway")
     """Folder of the state that survives a restart: generations seen, logs of jobs."""
     store_dir: Path | None = None
@@ -74,18 +76,21 @@ class NodeConfig:
     num_devices: int = 0
     """Number of workers on this node; 0: one per CUDA device, one on the CPU."""
     num_spares: int = 1
-    """Number of further worker processes that hold no device until a worker has died: each costs a Python's memory."""
+    """Number of spare worker processes, which hold no device until a worker dies. Each costs the memory of a Python
+    process.
+    """
     lease_ttl_s: int = 5
     """Seconds of silence after which the node counts as dead."""
     quarantine_after: int = 3
     """Number of failures within ten minutes that exclude a node from plans; 0: never. The leader's setting counts.
 
-    Unless it is 0, running jobs also wait longer and longer before they move to a node that keeps going and coming.
+    Unless it is 0, running jobs also wait longer each time before they move to a node that repeatedly leaves and joins.
+
     """
     stop_timeout_s: float = 120.0
     """Maximum wait for the stop boundary of a clean leave."""
     metrics_listen: str = ""
-    """host:port where Prometheus may scrape, over plain HTTP; empty: nowhere."""
+    """Address for Prometheus as host:port, over plain HTTP; empty: off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     """`auto`: JSON unless stderr is a terminal."""
@@ -114,10 +119,12 @@ FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
 def read_node_config(
     path: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> NodeConfig:
-    """Return settings from a TOML file, the environment (os.environ if None) and flags, the later over the earlier.
+    """Return settings from a TOML file, the environment (os.environ if None) and flags; later ones override earlier
+    ones.
 
-    Only HEADWAY_CERTS counts less than the file. A flag that is None was not given. Raises ConfigError, naming the
-    file, variable or flag and the nearest right name.
+    Only HEADWAY_CERTS has a lower priority than the file. A flag that is None was not given. Raises ConfigError, naming
+    the file, variable or flag and the nearest valid name.
+
     """
     environment = os.environ if environment is None else environment
     settings: dict[str, tuple[str, object]] = {}
@@ -197,7 +204,7 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     if not config.site or len(config.site) > MAX_TEXT or not config.site.isprintable():
         raise refuse("site", f"a site's name is 1 to {MAX_TEXT} printable characters")
     if config.site_is_private and config.site == UNNAMED_SITE:
-        raise refuse("site_is_private", "which site? Name it with `site`, alike on all of its nodes")
+        raise refuse("site_is_private", "name the site with `site`, with the same name on all of its nodes")
     if config.lease_ttl_s < 1:
         raise refuse("lease_ttl_s", "at least 1 second")
     if config.transfer_mbit_s != 0.0 and not 1.0 <= config.transfer_mbit_s < inf:

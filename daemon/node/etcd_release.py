@@ -1,4 +1,4 @@
-"""Checks that a daemon works with the answering release of etcd."""
+"""Checks that a daemon may use the release of etcd that answers."""
 
 import structlog
 

@@ -1,4 +1,4 @@
-"""Finds the leases that keep a daemon's records in etcd: a daemon with proof of its death revokes them."""
+"""Finds the leases that keep a daemon's records in etcd, so that a daemon with proof of its death can revoke them."""
 
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.records.format import UnreadableRecordError, decode
@@ -9,7 +9,9 @@ Record = NodeRecord | LeaderRecord
 
 
 async def leases_of(etcd: EtcdClient, node: str, incarnation: str) -> list[int]:
-    """Return the leases of one life of a daemon. An unreadable record names no daemon, and hides no other record."""
+    """Return the leases of one incarnation of a daemon. An unreadable record names no daemon, and hides no other
+    record.
+    """
     found: list[int] = []
     places: tuple[tuple[str, type[Record]], ...] = ((Keys.node(node), NodeRecord), (Keys.LEADER, LeaderRecord))
     for key, kind in places:

@@ -54,7 +54,7 @@ END_TIMEOUT_S = 30.0
 MAX_RUNTIME_DIR_BYTES = 80
 """Maximum length of the folder's path: a unix socket's whole path has room for 107 bytes."""
 KEPT_BYTES = 64 << 20
-"""Maximum freed memory that stays at the end of a daemon's heap: the next piece of a file needs as much again."""
+"""Maximum freed memory kept at the end of a daemon's heap, because the next piece of a file needs as much again."""
 
 
 def run(config: NodeConfig) -> int:
@@ -82,11 +82,11 @@ class Daemon:
         self._stop, self._force = asyncio.Event(), asyncio.Event()
         self._notifier = Notifier()
         self._refused: BaseException | None = None
-        """etcd's refusal of this daemon, if that ended it."""
+        """The refusal by etcd that ended this daemon, if one did."""
         self._runtime_dir = Path()
 
     async def run(self) -> signal.Signals | None:
-        """Live the whole life. Returns the signal that forced the end, or None after a clean one."""
+        """Run the whole life. Return the signal that forced the end, or None after a clean one."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._notifier)
             membership, desk = await self._start_up(stack)
@@ -97,7 +97,7 @@ class Daemon:
         return self._signals[1] if self._force.is_set() else None
 
     async def _start_up(self, stack: AsyncExitStack) -> tuple[Membership, NodeDesk]:
-        """Start up. Every user's mistake is found here, before the cluster sees the daemon."""
+        """Start up. Every mistake of the user is found here, before the cluster sees the daemon."""
         config = self._config
         # 1. Local parts: certificates, devices, folders, signals.
         identity, password = read_identity(config)
@@ -107,7 +107,7 @@ class Daemon:
         memory.open()
         stack.callback(memory.close)
         owned = OwnedFolder(config.layer_store_dir)
-        # the store lies in shared memory
+        # the store is in shared memory, where folders of killed daemons stay behind
         if not config.store_dir and config.layer_store_dir.parent != config.state_dir:
             for folder in await asyncio.to_thread(remove_ownerless, config.layer_store_dir.parent):
                 log.warning("ownerless_folder_removed", folder=str(folder))
@@ -121,9 +121,10 @@ class Daemon:
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         # 2. The host that others dial, and the port.
         await check_advertised_host(config)
+        # Bound but not started: the port is known for the record, and a caller meets no half-built service.
         server, port = bind_node_service(identity, *listen_address(config))
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
-        # 3. etcd: ask once, so that a wrong address is reported at once; later outages are waited for.
+        # 3. etcd: ask once, so that a wrong address is reported at once. Later outages only delay the start.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
@@ -132,10 +133,11 @@ class Daemon:
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
         stack.push_async_callback(_cancel, following)
+        # Only etcd's final refusal ends the watch; an outage is retried inside.
         following.add_done_callback(self._on_watch_end)
         noting = asyncio.create_task(activities.keep("sightings", lambda: log_plans(cluster)), name="sightings")
         stack.push_async_callback(_cancel, noting)
-        # 4. Signals count from now on, because from now on there is something to leave.
+        # 4. Handle signals from here on, because from here on the daemon has records to remove.
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         client = NodeClient(identity)
@@ -190,6 +192,7 @@ class Daemon:
             dial_peers=membership.dial_peers,
             etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
+        # Last, when everything that the service answers from exists.
         await _start_service(server, desk)
         stack.callback(desk.ending.set)
         if config.metrics_listen:

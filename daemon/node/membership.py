@@ -136,7 +136,7 @@ class Membership:
 
     @property
     def num_devices(self) -> int:
-        """Each has one worker."""
+        """Return the number of devices; each has one worker."""
         return len(self._registration.record.devices)
 
     async def join(self) -> None:
@@ -187,6 +187,7 @@ class Membership:
             registration.record.devices,
             settings,
             agent,
+            # Plans are made from the record, so it must follow each start and death of a worker.
             on_change=lambda: registration.change(
                 down_devices=supervisor.down_devices,
                 workers=supervisor.worker_ports,
@@ -231,6 +232,7 @@ class Membership:
                 }
             )
         finally:
+            # Shielded, because a cancelled stop would leave worker processes behind.
             await asyncio.shield(supervisor.stop())
 
     async def recent_operations(self, device_index: int) -> RecentOperations:

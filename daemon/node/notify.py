@@ -84,7 +84,7 @@ class Notifier:
         try:
             self._socket.send("\n".join(lines).encode())
         except (BlockingIOError, ConnectionRefusedError):
-            return  # its queue is full: the next sign of life follows; or it is gone: nobody listens
+            return  # its queue is full, and the next sign of life follows; or the service manager is gone
 
 
 def _status(text: str) -> str:

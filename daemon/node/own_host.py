@@ -1,4 +1,4 @@
-"""Checks that the host that others dial is this machine's: workers listen there and nowhere else."""
+"""Checks that the host that others dial belongs to this machine: workers listen only there."""
 
 import asyncio
 import errno
@@ -60,7 +60,7 @@ def bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
 
 
 def has_address(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
-    """Return whether an address is this machine's. Without a free file descriptor it counts as its own."""
+    """Return whether an address belongs to this machine. Without a free file descriptor, assume that it does."""
     try:
         bind(family, address)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Streams between daemons, by which the death of one is known at once and not only when its lease ends.
+"""Keeps streams between daemons, so that a daemon's death is known at once and not only when its lease ends.
 
-The leader's daemon keeps a stream to every other one, and every other one to it. A broken stream is a hint, a refused
-connection the proof: if nobody listens there, no process lives. A daemon with the proof revokes the dead daemon's
-leases, so that its records vanish. Silence proves nothing (the network may be cut): then the lease decides.
+The leader's daemon has a stream to every other daemon, and every other daemon has one to the leader's. A broken stream
+is a hint; a refused connection is the proof, because then no process listens there. A daemon with the proof revokes
+the dead daemon's leases, so that its records vanish. Silence proves nothing (the network may be cut): then the lease
+decides.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ ACTIVITY: Final = "peer liveness"
 
 @dataclass(frozen=True, slots=True)
 class PeerLife:
-    """One life of one daemon."""
+    """One incarnation of one daemon."""
 
     node: str
     incarnation: str
@@ -61,7 +62,7 @@ class PeerLiveness:
         self._client = client
         self._streams: dict[PeerLife, asyncio.Task[None]] = {}
         self._met: set[PeerLife] = set()
-        """Daemons that have answered once: an address that never led to its daemon proves nothing."""
+        """Daemons that have answered at least once. An address that never led to its daemon proves nothing."""
 
     async def run(self) -> None:
         """Keep a stream to each daemon that needs one now."""
@@ -121,7 +122,7 @@ class PeerLiveness:
                 for lease_id in await leases_of(self._etcd, peer.node, peer.incarnation):
                     log.warning("dead_daemons_lease_revoked", node=peer.node, lease=f"{lease_id:x}")
                     await self._etcd.revoke_lease(lease_id)
-        except Exception as error:  # the lease ends by itself
+        except Exception as error:  # then the lease ends by itself
             log.warning("lease_not_revoked", node=peer.node, reason=in_one_line(error))
 
 

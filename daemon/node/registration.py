@@ -34,7 +34,7 @@ class Registration:
     def __init__(
         self, record: NodeRecord, *, etcd: EtcdClient, cluster: ClusterWatch, ttl_s: int, predecessor: str
     ) -> None:
-        """predecessor: the incarnation of the process that had this state folder before; empty for none."""
+        """predecessor: the incarnation of the previous process with this state folder; empty for none."""
         self._record = record
         self._etcd = etcd
         self._cluster = cluster
@@ -47,7 +47,7 @@ class Registration:
         """Revision of our last write."""
         self._written_lease_id = 0
         self._leaves = False
-        """True if the drain mark is our own; otherwise people set it in etcd, and remove it."""
+        """True if the drain mark is our own. Otherwise users set and remove it in etcd."""
         self._epoch = cluster.view.epoch
         self._due = asyncio.Event()
 
@@ -145,7 +145,7 @@ class Registration:
             return
 
     async def _bury_predecessor(self, found: KeyValue) -> None:
-        """Revoke the leases of the process before us, which is dead: we hold the lock of its state folder."""
+        """Revoke the leases of our predecessor, which is dead: we hold the lock of its state folder."""
         for lease_id in await leases_of(self._etcd, self._record.name, self._predecessor):
             await self._etcd.revoke_lease(lease_id)
         if not found.lease_id:

@@ -43,7 +43,7 @@ class ClusterPlan:
     codecs: tuple[str, ...] = ()
     """Codecs, as in PlanRecord."""
     was_rounded: bool = False
-    """As in PlanRecord."""
+    """True if this plan or an earlier one has a coded cut, as in PlanRecord."""
     reductions: tuple[ReductionEstimate, ...] = ()
     """Reductions, one for each stage that has several workers."""
     spares: tuple[str, ...] = ()

@@ -24,9 +24,9 @@ TIE: Final = 1e-9
 FEW_SEATS: Final = 8
 """Maximum number of seats for which every length of a pipeline is searched exactly."""
 FEW_ALIKE_SEATS: Final = 12
-"""The maximum for seats that are all alike, which have one order of each length."""
+"""The same maximum for seats that are all equal, which have one order of each length."""
 BALANCED_WORKERS: Final = 32
-"""Maximum number of workers for which layers are evened out in the best pipeline."""
+"""Maximum number of workers for which layers are spread evenly in the best pipeline."""
 FEWER: Final = (0.5, 0.625, 0.75, 0.875)
 """Fractions of many devices that are tried too, so that marginal ones stay unused."""
 SEATS_WITHIN_MEMORY: Final = 16
@@ -34,14 +34,14 @@ SEATS_WITHIN_MEMORY: Final = 16
 one.
 """
 QUICK_SEATS: Final = 100
-"""Maximum number of seats for which these fractions are tried, and more orders."""
+"""Maximum number of seats for which these fractions, and more orders, are tried."""
 
 Holdings = tuple[tuple[str, tuple[str, ...]], ...]
 """(node, layers whose files it holds)"""
 
 
 class AtHome:
-    """Counts the layers of a pipeline that are already where it puts them."""
+    """Counts the layers of a pipeline that its workers already have."""
 
     def __init__(self, names: tuple[str, ...], previous: tuple[StagePlan, ...], holdings: Holdings) -> None:
         """names: the model's layers. previous: the workers of the plan in force, whose layers should stay."""
@@ -55,7 +55,7 @@ class AtHome:
         self.previous = previous
 
     def rank(self, cut: Cut) -> tuple[int, int]:
-        """Return a rank, the lower the better: by the layers that stay, then by those whose files are there."""
+        """Return a rank; lower is better. Layers that stay count first, then layers whose files are on the node."""
         if not self._before and not self._holdings:
             return 0, 0
         placed = [

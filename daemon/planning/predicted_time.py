@@ -95,6 +95,7 @@ class PredictedTime:
         """Per pair of neighbouring stages: a microbatch's frames there and back, both of them late."""
         train = costs.spec.train
         self.batch_seconds = slowest * fill_factor(len(stages), train.microbatches, train.delay)
+        # Without delay the pipeline drains in every batch, so each round trip is paid once a batch.
         if not train.delay:
             self.batch_seconds += sum(self.round_trips_s)
 

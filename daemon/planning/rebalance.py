@@ -123,10 +123,12 @@ def judge(outlook: Outlook) -> Verdict:
     faster = f"a plan predicted {_factor(factor)}× faster"
     forgets_in = WINDOW_S - recent[-1] if recent else 0.0
     unrest = [since for since in recent if since < UNREST_S]
+    # Each recent change raises the bar, so that a job on a restless cluster trains instead of moving.
     worth_a_cut = WORTH_A_CUT + WORTH_A_CUT_MORE * len(unrest)
     if factor < (needed := WORTH_A_CHANGE if outlook.brings_workers else worth_a_cut):
         calmer_in_s = UNREST_S - unrest[-1] if unrest and factor >= WORTH_A_CUT else 0.0
         return Verdict(is_worth_it=False, reason=f"no plan is predicted to be {needed:g}× faster", wait_s=calmer_in_s)
+    # New workers are a gain by themselves; with the same workers, a faster plan may be noise.
     noise = 0.0 if outlook.brings_workers else min(SPREADS * outlook.spread, MOST_NOISE)
     if factor < needed + noise:
         return _no(f"{faster} lies within the noise of the measurements")
@@ -137,6 +139,7 @@ def judge(outlook: Outlook) -> Verdict:
         return _no(f"{faster} is the previous plan: going back needs {WORTH_GOING_BACK:g}×", left_for_s)
     cost_s = outlook.cost.seconds
     horizon_s = outlook.batches_left * outlook.best_s
+    # If plans keep changing, the gain lasts only until the next change.
     plan_life_s = WINDOW_S / len(recent) if recent else horizon_s
     saved_s = (factor - 1) * min(horizon_s, plan_life_s)
     if saved_s <= cost_s * MARGIN:

@@ -54,7 +54,7 @@ class NodeEntry:
     site: str = "default"
     """Nodes of one site have a fast network between them."""
     site_is_private: bool = False
-    """As for a daemon: CPU workers of the site's machines may have plain links."""
+    """True if the site's network is private, as for a daemon: its CPU workers may then have plain links."""
     memory_gb: float = 0.0
     """Memory of the host; 0: enough."""
     devices: tuple[DeviceEntry, ...] = (DeviceEntry(),)
@@ -89,10 +89,10 @@ class NodesFile:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteLinks(LinkAssumptions):
-    """Links that are known by the sites of their ends."""
+    """Links known by the sites of their ends."""
 
     known: tuple[tuple[str, str, float, float], ...] = field(default=())
-    """(site, site that is not before it, round trip in seconds, bytes a second)"""
+    """Each entry is (site, the same or a later site, round trip in seconds, bytes a second)."""
 
     @cached_property
     def _by_sites(self) -> dict[tuple[str, str], tuple[float, float]]:

@@ -32,9 +32,9 @@ class Forecast:
     allows.
     """
     bubbles: tuple[float, ...]
-    """Per worker: the share of that time without an operation."""
+    """Share of that time without an operation, for each worker."""
     peaks: tuple[int, ...]
-    """Per worker: maximum number of microbatches in flight."""
+    """Maximum number of microbatches in flight, for each worker."""
     window: tuple[float, float]
     """Interval in which the pipe was full."""
     timeline: tuple[TimedOp, ...]

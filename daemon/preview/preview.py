@@ -68,7 +68,7 @@ class LinkPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistancePreview:
-    """Whether the microbatches in flight hide the links: the figures."""
+    """The figures that show whether the microbatches in flight hide the links."""
 
     microbatches: int
     """The job's m."""
@@ -92,9 +92,9 @@ class SimulationPreview:
     batches: int
     batch_seconds: float
     bubbles: tuple[float, ...]
-    """Per worker: the share of a batch's time in which it is idle."""
+    """Share of a batch's time in which each worker is idle."""
     peaks_in_flight: tuple[int, ...]
-    """Per worker: maximum number of microbatches in flight."""
+    """Maximum number of microbatches in flight, for each worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

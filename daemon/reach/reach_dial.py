@@ -19,16 +19,19 @@ from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from headway.stages.sockets.tls_sentences import in_words
 
 CONNECT_S: Final = 2.0
-"""Timeout for TCP. The kernel of the other machine answers even when its processes are busy, and a lost packet is sent
-again after a second.
+"""Timeout for TCP. The other machine's kernel answers even if its processes are busy, and resends a lost packet after
+a second.
+
 """
 ANSWER_S: Final = 15.0
 """Timeout for TLS and the hello: a busy process answers late, and a stopped one is noticed by its own daemon sooner."""
 NUM_DIALS: Final = 3
-"""Number of failed attempts in a row after which a port counts as out of reach."""
+"""Number of failed attempts in a row after which a port counts as unreachable."""
 NUM_SILENT: Final = 2
-"""Number of attempts without any answer to TCP after which it does: the kernel has sent four packets by then. With a
-standstill of 5 s before them, these leave time to write within the 15 s in which a job says why.
+"""Number of attempts without any answer to TCP after which a port counts as unreachable: by then the kernel has sent
+four
+packets. After a standstill of 5 s, this leaves time to write the reason within the 15 s in which a job reports it.
+
 """
 PAUSE_S: Final = 0.3
 """Pause after a failed attempt, times its number."""
@@ -53,7 +56,7 @@ async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
 
 
 async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
-    """Dial TCP alone first: its failures are plainer than gRPC's."""
+    """Dial TCP first, because its failures are clearer than gRPC's."""
     try:
         fault_point("reach.dial", node=source, peer=target.node, port=str(target.port))
         await _connect(target.address)
@@ -73,7 +76,7 @@ async def _connect(address: str) -> None:
 
 
 async def _greet(target: Target, identity: TlsIdentity) -> str:
-    """Do TLS and the hello over a new connection: one that is already open proves nothing."""
+    """Do TLS and the hello over a new connection, because an open one proves nothing."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     options = (*_OPTIONS, *expecting(target.node))
     async with grpc.aio.secure_channel(target.address, credentials, options=options) as channel:

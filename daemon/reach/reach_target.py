@@ -43,9 +43,9 @@ class Reach(Protocol):
         ...
 
     def link_failed(self, target: Target, reason: str) -> None:
-        """Note that a worker has dialled a port in vain."""
+        """Record that a worker's dial of a port failed."""
         ...
 
     def hurry(self, node: str) -> None:
-        """Note that a link with a node was lost."""
+        """Record that a link with a node was lost."""
         ...

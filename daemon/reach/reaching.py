@@ -29,7 +29,9 @@ from headway.daemon.view.cluster_watch import ClusterWatch
 log = structlog.get_logger()
 
 MAX_PROVEN: Final = 64
-"""Maximum number of peers. With more nodes each proves those of its plans and some by lot; a plan proves the rest."""
+"""Maximum number of peers that a node proves by itself: those of its plans, and others by lot. A plan proves
+the rest.
+"""
 AT_ONCE: Final = 8
 EVERY_S: Final = 120.0
 """Interval of proofs of a port that answers."""
@@ -37,14 +39,14 @@ FIRST_RETRY_S: Final = 2.0
 """Pause after a port did not answer; doubles with each further failure."""
 LONGEST_RETRY_S: Final = 60.0
 LINK_STANDS_S: Final = 60.0
-"""Minimum time for which a link's discovery stands: a proof may succeed where a link does not."""
+"""Minimum time for which a link's finding stands, because a dial may succeed where a link does not."""
 DATED_EVERY_S: Final = 600.0
-"""Interval at which the date of an unchanged fact is written."""
+"""Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
-"""Pause between looks: facts that are found together are written together."""
+"""Pause between two rounds, so that facts found together are written together."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0
-"""Delay of facts that change no plan: they are written together, and not while etcd is busy with a recovery."""
+"""Delay of facts that change no plan, so that they are written together and not while etcd is busy with a recovery."""
 FRESH_S: Final = 5.0
 """A port that has answered within this time is not dialled again for a plan."""
 
@@ -80,7 +82,7 @@ def ports_of(node: NodeRecord) -> list[Target]:
 
 
 def is_current(view: ClusterView, target: Target) -> bool:
-    """Return whether the dialled process still exists: one that ended is not out of reach but gone."""
+    """Return whether the dialled process still exists. A process that ended is gone, not unreachable."""
     node = view.nodes.get(target.node)
     if node is None or node.incarnation != target.incarnation:
         return False
@@ -92,7 +94,7 @@ def is_current(view: ClusterView, target: Target) -> bool:
 
 
 def key_of(target: Target) -> Key:
-    """Return the key of a fact: a worker that comes back on another port keeps the fact of the one before."""
+    """Return the key of a fact. A worker that returns on another port keeps the fact of its predecessor."""
     return target.node, target.port, target.device_index
 
 
@@ -148,7 +150,7 @@ class ReachBook:
         self._note(target, reason, now=now, due_at=due_at, at=at, num_failures=num_failures)
 
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
-        """Note that a link to a port did not open: that stands for a while against any proof."""
+        """Record that a link to a port did not open. For a while this outweighs any successful dial."""
         self._note(target, reason, now=now, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
         self._proofs[key_of(target)].stands_until = now + LINK_STANDS_S
 
@@ -186,7 +188,7 @@ def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
 
 
 def may_wait(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
-    """Return whether no plan depends on the news: the blocked ways are the same as in etcd."""
+    """Return whether no plan depends on the news, because the blocked ways are the same as in etcd."""
     blocked, known = ([replace(fact, measured_at=0.0) for fact in each if fact.reason] for each in (facts, shown))
     return blocked == known
 
@@ -255,7 +257,7 @@ class Reaching:
         self._changed.set()
 
     def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
-        """Start due dials up to the limit; return the seconds until more are due."""
+        """Start the dials that are due, up to the limit; return the seconds until more are due."""
         view, now = self._cluster.view, time.monotonic()
         targets = targets_of(view, self._node)
         if self._cluster.is_reachable:
@@ -301,10 +303,11 @@ class Reaching:
         finally:
             for wait in waits:
                 wait.cancel()
+        # Cleared after the wait, so that a proof that ended before it wakes the loop at once.
         self._changed.clear()
 
     async def _write(self) -> bool:
-        """Write news that the view does not show yet; while etcd is away it is retried."""
+        """Write news that the view does not show yet. While etcd is unreachable, this is retried."""
         facts = self._book.facts
         seen = self._cluster.view.reach.get(self._node)
         shown = seen.facts if seen is not None and seen.incarnation == self._incarnation else ()
@@ -312,6 +315,7 @@ class Reaching:
             self._news_since = None
             return True
         now = time.monotonic()
+        # The delay counts from the first of several changes, so that a stream of changes is written too.
         self._news_since = self._news_since if self._news_since is not None else now
         if may_wait(shown, facts) and now < self._news_since + UNHURRIED_S:
             return False

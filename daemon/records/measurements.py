@@ -1,6 +1,6 @@
 """Measurements in etcd: a job's progress and goodput, times of layers, ways between nodes.
 
-Records as in records.py; estimates replace a missing one.
+They are records as in records.py. Estimates replace a missing one.
 """
 
 from dataclasses import dataclass, field
@@ -46,9 +46,9 @@ class GoodputRecord:
     trouble: str = ""
     """Reason why its last periodic snapshot was not written, or the present interval of snapshots."""
     waits_for: str = ""
-    """Neighbour, with its address, for which it waits so long that it stands still; empty: it works."""
+    """Neighbour, with its address, for which the worker stands still; empty: the worker is working."""
     awaited_worker: int = -1
-    """Position of that neighbour in the plan; -1: it works, or waits for no neighbour."""
+    """Position of that neighbour in the plan; -1: the worker is working, or waits for no neighbour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class LayerTime:
     update_s: float = 0.0
     """One update."""
     spread: float = 0.0
-    """Relative spread of the samples of a microbatch: half of the range of their middle ones."""
+    """Relative spread of the samples of a microbatch: half of the range of the middle ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class ProfileRecord:
     generation: int
     """Generation of the plan under which it was measured."""
     layers: dict[str, LayerTime] = field(default_factory=dict)
-    """Times by kind of layer: `embed`, `block` or `head`, as far as it has some."""
+    """Times by kind of layer: `embed`, `block` or `head`, for the kinds that the worker has."""
     peak_bytes: int = 0
     """Maximum allocation on a CUDA device; 0: not known."""
     num_samples: int = 0
@@ -89,7 +89,7 @@ class LinkProbe:
     bytes_per_s: float
     """Bytes a second from the other node to this one."""
     loss: float = 0.0
-    """Share of the packets from the other node that is lost; 0: hardly any, or nobody counts them."""
+    """Share of the packets from the other node that is lost; 0: hardly any, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class ReachFact:
     to_incarnation: str
     port: Port
     address: str
-    """host:port that was dialled."""
+    """The dialled address as host:port."""
     device_index: int = -1
     """Device whose worker listens there; -1: the daemon listens there."""
     reason: str = ""
@@ -131,5 +131,5 @@ class ReachRecord:
     """`reach/<node>`, leased by its node: which ports of other nodes it reaches. At most one fact for each port."""
 
     incarnation: str
-    """Incarnation of the dialling node: another process's facts do not count."""
+    """Incarnation of the dialling node. Facts of another process do not count."""
     facts: tuple[ReachFact, ...] = ()

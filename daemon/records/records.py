@@ -51,22 +51,22 @@ class NodeRecord:
     name: str
     incarnation: str
     address: str
-    """host:port of the Node service."""
+    """Address of the Node service as host:port."""
     host: str
     """Host where its workers listen."""
     site: str
     devices: tuple[Device, ...]
     memory_bytes: int
     arithmetic_class: str
-    """torch version, Headway version, device model or CPU capability: equal classes give equal bits."""
+    """The node's torch version, Headway version, and device model or CPU capability. Equal classes give equal bits."""
     protocol: int = PROTOCOL_VERSION
     is_draining: bool = False
     down_devices: tuple[int, ...] = ()
-    """Devices whose worker process died before the next one has started. Plans leave them out."""
+    """Devices whose worker process died and whose next process has not started. Plans leave them out."""
     site_is_private: bool = False
-    """As in NodeConfig: between machines of such a site workers may have plain links."""
+    """True if the site's network is private, as in NodeConfig: workers on its machines may then have plain links."""
     worker_ports: str = ""
-    """As in NodeConfig: outside of these ports, its workers cannot be reached."""
+    """Ports at which its workers can be reached, as in NodeConfig; empty: any port."""
     worker_trouble: str = ""
     """Reason why a worker process does not start; empty: each has started."""
     generations: dict[str, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class NodeRecord:
     """
     started_at: float = 0.0
     workers: tuple[WorkerPort, ...] = ()
-    """Workers of the devices whose process is there."""
+    """The running workers of its devices."""
     stays_out: str = ""
     """Reason why new plans leave this node out at its own request; a plan in force continues. Empty: they may
     use it.
@@ -100,7 +100,9 @@ class NodeRecord:
 
 
 def seen_key(job: str, uid: str) -> str:
-    """Return the key by which generations of a submission are remembered: a later job of its name is another."""
+    """Return the key under which generations of a submission are remembered. A later job of its name has
+    another key.
+    """
     return f"{job}/{uid}"
 
 
@@ -122,14 +124,14 @@ class SpecRecord:
     uid: str = ""
     """Random id of this submission: a later job of this name shares no folder with it."""
     parent: str = ""
-    """Job and boundary from whose checkpoint this job started; empty: it started with its own weights."""
+    """Job and boundary of the checkpoint from which this job started; empty: it started with its own weights."""
     submitted_at: float = 0.0
     submitted_by: str = ""
     """`user@host`"""
 
     @property
     def user(self) -> str:
-        """Return the user to whose share the job counts, from any host of submission."""
+        """Return the user whose share the job uses; the host of the submission does not matter."""
         return self.submitted_by.partition("@")[0]
 
 
@@ -147,7 +149,7 @@ class DesiredRecord:
 
     state: Desired = Desired.RUNNING
     request: int = 0
-    """Number that rises with every request, so that `resume` of a failed job differs from an old request."""
+    """Number that rises with every request, so that a new `resume` of a failed job differs from the previous one."""
 
 
 class Phase(StrEnum):
@@ -206,11 +208,11 @@ class PhaseRecord:
     """
     failures: FailureCount = field(default_factory=FailureCount)
     furthest: int = 0
-    """As in PlanRecord, for the dissolved plan."""
+    """First batch that was not begun under the dissolved plan, as in PlanRecord."""
     arithmetic_classes: tuple[str, ...] = ()
-    """As in PlanRecord, for the plan of `lineage`."""
+    """Arithmetic classes of the plan of `lineage`, as in PlanRecord."""
     was_rounded: bool = False
-    """As in PlanRecord, for the plan of `lineage`."""
+    """True if the plan of `lineage` or an earlier one had a coded cut, as in PlanRecord."""
     outlook: str = ""
     """Reason why a clearly faster plan is not taken; empty: there is none."""
     planning_since: float = 0.0
@@ -248,7 +250,7 @@ class PlanRecord:
     source: str = "initial"
     """Source of the boundary's state: `initial`, `nodes` (holders and live buffers) or `checkpoint`."""
     source_timeline: int = 0
-    """Timeline whose files of the boundary are loaded: the present one, or after a rollback an older one."""
+    """Timeline whose files of the boundary are loaded: the present one or, after a rollback, an older one."""
     furthest: int = 0
     """First batch that was not begun before this plan: computing an earlier one is replay."""
     stages: tuple[StagePlan, ...] = ()
@@ -286,7 +288,7 @@ class PlanRecord:
 
     @property
     def coded_cuts(self) -> tuple[str, ...]:
-        """Return the first layers of the stages whose links with the earlier stage are coded."""
+        """Return the first layer of each stage whose links to the previous stage are coded."""
         return tuple(
             self.stages[workers[0]].layers[0] for stage, workers in enumerate(self.replicas) if self.codec(stage)
         )
@@ -366,7 +368,7 @@ class WorkerRecord:
     boundary: int | None = None
     error: str = ""
     batch: int = -1
-    """Batch in which it failed, as far as its daemon knows; -1: not known."""
+    """Batch in which it failed, if its daemon knows; -1: unknown."""
     fault: str = ""
     """One line that is equal for workers with equal errors; empty when it was killed or lost a neighbour."""
     is_hopeless: bool = False
@@ -376,7 +378,7 @@ class WorkerRecord:
     was_unreached: bool = False
     """True if that neighbour was dialled and never answered: the link never opened."""
     was_moved: bool = False
-    """True if its daemon ended it because the machine has lost its address: nobody is to blame."""
+    """True if its daemon ended it because the machine lost its address. This counts against no node."""
     proven: tuple[int, ...] | None = None
     """Positions of the neighbours that this node has dialled for this plan, once it reaches all of them. None: a daemon
     of an earlier version, which does not dial beforehand.
@@ -398,7 +400,7 @@ class StateRecord:
     """`jobs/<job>/state/<timeline>/<boundary>/<node>`, leased by its node: the files of a boundary that it holds."""
 
     incarnation: str
-    """Incarnation of the node: files die with it, and its record may outlive it by a lease."""
+    """Incarnation of the node. Its files end with it, and its record may outlive it by a lease time."""
     generation: int
     """Generation of the plan under which it was written."""
     files: dict[str, StateFile] = field(default_factory=dict)
@@ -419,13 +421,13 @@ class CheckpointRecord:
     files: dict[str, FileDigest] = field(default_factory=dict)
     """Files by layer; `journal` is one of them."""
     ancestry: tuple[tuple[int, int], ...] = ()
-    """As in PlanRecord."""
+    """Earlier timelines of the run, as in PlanRecord."""
     arithmetic_classes: tuple[str, ...] = ()
-    """As in PlanRecord."""
+    """Arithmetic classes of the job's workers since boundary 0, as in PlanRecord."""
     was_rounded: bool = False
-    """As in PlanRecord."""
+    """True if any plan since boundary 0 had a coded cut, as in PlanRecord."""
     origin_job: str = ""
-    """Job that wrote it, if it is another one: the parent."""
+    """The job that wrote the checkpoint, if it is another job: the parent."""
     earlier: tuple[str, ...] = ()
     """Folders of older checkpoints that are kept, newest first."""
     dropped: tuple[str, ...] = ()
@@ -442,13 +444,13 @@ class NodeFailureRecord:
     at: float
     text: str
     job: str = ""
-    """Job in which it failed; empty: a record from before jobs were named."""
+    """Job in which it failed; empty: the record is older than this field."""
     is_jobs_error: bool = False
     """True if the error may be the job's, because a worker reported it: for other jobs, all such of one job
     count once.
     """
     incarnation: str = ""
-    """Incarnation of the lost daemon; empty: it lives on."""
+    """Incarnation of the lost daemon; empty: the daemon is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,7 +472,7 @@ class SharesRecord:
     weights: dict[str, float] = field(default_factory=dict)
     """Weights by user; the default is 1."""
     slice_s: float = 600.0
-    """Seconds for which a started job is not stopped for another one."""
+    """Minimum time in seconds that a started job runs before another may stop it."""
     half_life_s: float = 7200.0
     """Age at which past use counts half."""
 

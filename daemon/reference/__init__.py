@@ -1,1 +1,1 @@
-"""The oracle: the same recurrence in one plain loop."""
+"""The oracle: the recurrence of the pipeline in one plain loop."""

@@ -49,6 +49,7 @@ async def fetch_from_nodes(
     Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
     come stay for the next attempt, until the file is abandoned.
     """
+    # One incoming file for all holders: each continues where the one before stopped.
     incoming = store.receive(key, size_bytes=expected.size_bytes)
     reasons = []
     for endpoint in endpoints:

@@ -1,4 +1,4 @@
-"""Tells a client whether this node can write to a checkpoint folder, before a job that names it is submitted."""
+"""Tests for a client whether this node can write to a checkpoint folder, before the job that names it is submitted."""
 
 from typing import Final
 

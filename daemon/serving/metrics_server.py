@@ -33,7 +33,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, *, limit_s: float = REQUEST_LIMIT_S) -> None:
-        """port 0: any. Raises OSError when it cannot listen there."""
+        """port 0: any free port. Raises OSError when the server cannot listen there."""
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         self._served = Counter[str]()
         """Number of requests by address."""
@@ -100,7 +100,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def _is_over(self, host: str) -> None:
         with self._changing:
             self._served[host] -= 1
-            self._served += Counter()  # drop addresses without requests
+            self._served += Counter()  # addresses without requests are dropped
 
 
 def _end(request: Any) -> None:

@@ -72,7 +72,7 @@ class NodeDesk:
     checkpoint_root: Path | None
     is_etcd_reachable: Callable[[], bool]
     etcd_away_s: Callable[[], float | None] = lambda: None
-    """Seconds for which etcd has been away; None: it is there."""
+    """Seconds for which etcd has been unreachable; None: it is reachable."""
     recent_operations: Callable[[int], Awaitable[control_pb2.RecentOperations]] = no_workers
     """Returns the last operations of a device's worker; raises UnavailableError."""
     dial_peers: Callable[[Sequence[str]], Awaitable[list[control_pb2.DialledPort]]] = no_ways
@@ -263,7 +263,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             yield control_pb2.LogLine(node=self._desk.node, text=text)
 
     async def _all_logs(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
-        """Yield this node's lines and those of the others, as they come; a failing node has its own line."""
+        """Yield the lines of all nodes as they arrive. A failing node has a line of its own."""
         desk = self._desk
         if request.node and request.node not in desk.view.nodes:
             raise RecoveryError(f"node {request.node}", "is not in the cluster")

@@ -1,4 +1,4 @@
-"""Reports on jobs from a daemon alone, also while etcd is away: its last view, and what has to wait."""
+"""Reports on jobs from a daemon alone, even while etcd is unreachable: its last view, and what waits for etcd."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""The deadlines of a job's waits: each wait has as long as the awaited work takes. Pure.
+"""The deadlines of a job's waits. Each follows the time that the awaited work takes. Pure.
 
-Every deadline counts from when the leader saw the wait begin, and again from when etcd is back in sight. While etcd is
-away, no node can report that the work is done.
+Every deadline counts from when the leader saw the wait begin, and again from when etcd became reachable: while etcd is
+unreachable, no node can report that the work is done.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,15 @@ from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.settling import SETTLE_S
 
 LEASE_TTL_S: Final = 5.0
-"""Maximum time for which a living daemon may be gone from etcd after an outage: by then it has registered again."""
+"""Maximum time for which a living daemon may lack its records after an outage: by then it has registered again."""
 START_DEADLINE_S: Final = 120.0
-"""Time for every worker of a plan in force to load its layers and run, in addition to the time of loading."""
+"""Time for every worker of a new plan to load its layers and run, in addition to the time of loading."""
 STOP_DEADLINE_S: Final = 60.0
 """Time for every worker to reach the stop boundary and write, in addition to the time of batches and bytes."""
 FOLDER_PATIENCE_S: Final = 600.0
-"""Time for which a stop waits for a checkpoint folder that takes no file: an outage of storage is no failure of the
-job.
+"""Time for which a stop waits for a checkpoint folder that accepts no file, because an outage of storage is no failure
+of the job.
+
 """
 CHANGE_RETRY_S: Final = 10.0
 """Pause between a change that was given up and the next one."""
@@ -88,7 +89,9 @@ class Deadlines:
 
     @property
     def _began(self) -> float:
-        """Return from when a start's time counts: a node that reads data progresses, or storage answers again."""
+        """Return from when a start's time counts: later if a node that reads data progresses, or storage
+        answers again.
+        """
         return self.seen(max(self.job.entered_at, self.job.read_at))
 
     @property

@@ -1,6 +1,7 @@
 """Limits how often a job may fail without progress before it is given up. Pure.
 
-A job that goes back and fails again at one place would do so for ever. A job that gets further has a new budget.
+Without a limit, a job that fails at the same place after each rollback would repeat that without end. A job that gets
+further has a new budget.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from headway.daemon.records.records import FailureCount, PlanRecord, WorkerRecor
 MAX_SAME_BATCH: Final = 3
 """Failures in a row at one batch."""
 MAX_DEATHS: Final = 10
-"""Incidents without a new boundary. Workers that fail together count once: a switch may take ten of them."""
+"""Incidents without a new boundary. Workers that fail together count once: one switch may take ten of them."""
 DEATH_SIGNS: Final = ("ended by signal", "it was killed")
 """Signs, in the first lines of a worker's error, that its process was ended from outside."""
 
@@ -30,7 +31,7 @@ class Death:
 
 
 def was_killed(worker: WorkerRecord) -> bool:
-    """Return whether the process was ended from outside, which says nothing about the job."""
+    """Return whether the process was ended from outside, which is not the job's fault."""
     head = worker.error.split("\n", 2)[:2]
     return not worker.fault and any(sign in line for line in head for sign in DEATH_SIGNS)
 

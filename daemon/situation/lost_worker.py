@@ -1,4 +1,4 @@
-"""Describes a worker that a plan has lost, and who is to blame. Pure."""
+"""Describes a worker that a plan has lost, and which node or job the loss counts against. Pure."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,9 @@ class LostWorker:
     """The worker's record, if it failed."""
     is_late: bool = False
     storage_trouble: str = ""
-    """The data or checkpoint that its node cannot read, if the worker is late for that: nobody is to blame."""
+    """Reason why its node cannot read the data or checkpoint, if the worker is late for that. It counts against no
+    node.
+    """
 
     @property
     def stage(self) -> StagePlan:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headway.daemon.situation.situation import JobSituation
 
 CAUSE_GRACE_S: Final = 1.5
-"""Time for a neighbour's own error to become known after a worker has reported a lost link to it."""
+"""Time for a neighbour's own error to become known after a worker reported a lost link to it."""
 
 
 class LostWorkers:

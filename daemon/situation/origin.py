@@ -43,7 +43,7 @@ def find_origin(
         return Origin(source="initial", boundary=0, source_timeline=generation, lineage=Lineage(timeline=generation))
     own = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
     if checkpoint.origin_job:
-        # Another job numbers its timelines by its own generations: those numbers mean nothing here.
+        # Another job numbers its timelines by its own generations, so its numbers mean nothing here.
         own = Lineage(timeline=generation)
     elif lineage is not None or is_forgetful:
         own = own.rolled_back((checkpoint.timeline, checkpoint.boundary), timeline=generation)

@@ -48,9 +48,10 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
-    """Return nodes by name, with the devices of one model all as fast as the fastest of them.
+    """Return nodes by name. All devices of one model count as fast as the fastest of them.
 
     Benchmark differences between devices of one model are noise. A truly slower device shows in its layers' times.
+
     """
     found = {node.name: node for node in nodes}
     fastest: dict[tuple[str, str], float] = {}
@@ -106,6 +107,7 @@ def outlook(
     if predicted_s is None:
         return None
     progress = job.progress
+    # Until this plan has reported a batch, its own prediction is the best knowledge of its speed.
     present_s, done = predicted_s, plan.boundary
     if progress is not None and progress.generation == plan.generation:
         done = progress.batch + 1
@@ -115,14 +117,17 @@ def outlook(
     is_unmoved = is_same(plan.stages, best.stages)
     own = {(stage.node, stage.device_index) for stage in plan.stages}
     brings_workers = not own >= {(stage.node, stage.device_index) for stage in best.stages}
+    # Such a job moves to nodes that have joined, but never because of measurements alone.
     if not spec.placement.recut and newcomers.isdisjoint(stage.node for stage in best.stages):
         return None
+    # With half of the measurements, slow and fast workers cannot be compared, and the job would move twice.
     if job.profiles and not brings_workers and not all(_is_measured(job, plan, device) for device in own):
         return None
     rates = [speed.bytes_per_s for _, speed in profiles.links]
     pauses = [job.profiles[device].replan_s for device in own if device in job.profiles]
     return Outlook(
         present_s=present_s,
+        # Scaled by the same error, because the planner misses the present plan's time by about as much.
         best_s=present_s * best.predicted_batch_seconds / max(predicted_s, 1e-12),
         is_other=not is_unmoved or is_depth_alone(plan.stages, best.stages),
         brings_workers=brings_workers,

@@ -1,7 +1,7 @@
 """Caches the plans that decisions need: which are wanted, which exist, and which may still be used. Pure.
 
-A decision never computes a plan. It looks one up, and names a missing plan in `Decision.missing`; the decision is
-repeated when the answer has come. The cluster changes meanwhile, so an answer may be for an earlier question:
+A decision never computes a plan. It looks one up, and names a missing plan in `Decision.missing`; it is repeated when
+the plan exists. The cluster may change in the meantime, so an answer may be for an earlier question:
 
 - other measurements, but equal devices: the plan is used, and a newer one is requested;
 - other devices: the plan is overtaken, and requested again. After `MAX_OVERTAKEN` in a row, a plan is used if all its
@@ -27,13 +27,13 @@ from headway.daemon.planning.predicted_time import predict
 from headway.daemon.records.records import NodeRecord
 
 MAX_OVERTAKEN: Final = 2
-"""Maximum number of successive answers that come too late for the present devices."""
+"""Maximum number of plans in a row that are overtaken by changes of devices."""
 
 Outcome = ClusterPlan | PlanRefused
 
 
 class Purpose(StrEnum):
-    """The purpose for which a job wants a plan; the last answer is remembered for each."""
+    """The purpose of a plan. The last answer for each purpose is remembered."""
 
     BEST = "best"
     WITH_FLAPPING_NODES = "with flapping nodes"
@@ -75,7 +75,7 @@ class Found:
 
     outcome: Outcome
     is_current: bool = True
-    """True if the plan answers the present question, measurements included; if not, a newer one is wanted."""
+    """True if the plan answers the present question, measurements included; otherwise a newer one is requested."""
 
 
 class PlanMissingError(Exception):
@@ -116,7 +116,7 @@ class Inquiry:
         self._plans = plans
         self._job = job
         self.stale: list[PlanRequest] = []
-        """Plans that were used although measurements have changed since."""
+        """Plans that were used although measurements have changed since then."""
         self._missing: dict[Purpose, PlanMissingError] = {}
 
     @property

@@ -143,7 +143,7 @@ class PlanLookup:
         """Return nodes that are left out because they have just changed, while other nodes are settled."""
         job, view, now = self._situation.job, self._situation.view, self._situation.now
         if now < view.unrest.settled_at:
-            return frozenset()  # before that, nothing starts or changes
+            return frozenset()  # before all nodes have settled, nothing starts or changes
         own = {stage.node for stage in job.plan.stages} if job.plan is not None else set()
         return view.unrest.unsettled(view.nodes, now=now) - own
 
@@ -157,7 +157,7 @@ class PlanLookup:
         left = left_out(charged, limit=situation.quarantine_after, for_job=situation.job.name)
         if len(view.nodes.keys() - left) >= max(situation.spec.placement.min_nodes, 1):
             return left
-        # Its errors are everywhere: its own failure budget ends that.
+        # A job that fails on every node is ended by its own failure budget, not by quarantine.
         return left_out(charged, limit=situation.quarantine_after)
 
     @cached_property

@@ -23,7 +23,7 @@ def standing_pairs(job: JobView, plan: PlanRecord) -> frozenset[Pair]:
 
 
 def awaited_pair(job: JobView, plan: PlanRecord) -> tuple[int, int] | None:
-    """Return the end of the chain of workers that wait for one another, if no other worker works; None: one does."""
+    """Return the end of the chain of workers that wait for one another; None: some other worker is working."""
     waits = standing(job, plan)
     if not waits or len(waits) + 1 < len(plan.stages):
         return None

@@ -223,7 +223,7 @@ def _read(url: str, *, offset: int) -> Iterator[bytes]:
         with told_as(url, "read", StorageAwayError):
             file.seek(offset)
         while True:
-            # The yield is outside: an exception of the chunk's reader is its own.
+            # the yield is outside, so that an error of the chunk's reader is not translated
             with told_as(url, "read", StorageAwayError):
                 chunk = file.read(CHUNK_BYTES)
             if not chunk:

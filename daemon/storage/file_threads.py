@@ -37,7 +37,7 @@ class FileThreads:
     def __init__(
         self, purpose: str, *, num_at_once: int = 2, silence_s: float = SILENCE_S, most_hung: int = MOST_HUNG
     ) -> None:
-        """purpose: for the names of threads. Each file system has num_at_once slots."""
+        """purpose: part of the threads' names. Each file system has num_at_once slots."""
         self._purpose = purpose
         self._silence_s = silence_s
         self._most_hung = most_hung
@@ -95,7 +95,7 @@ class FileThreads:
             system.left.discard(call)
             self._forget_idle()
             if not ended.cancelled():
-                ended.exception()  # nobody waits for the result
+                ended.exception()  # the caller is gone, and needs no result
             on_late()
 
         call.is_abandoned = True
@@ -164,4 +164,4 @@ class _Call:
         try:
             self._loop.call_soon_threadsafe(tell)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed, so no caller waits

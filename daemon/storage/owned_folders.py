@@ -1,4 +1,4 @@
-"""Folders in shared places, such as /dev/shm, that die with their owner: a later process removes those of dead owners.
+"""Folders in shared places, such as /dev/shm, that end with their owner: a later process removes ownerless ones.
 
 Next to a folder lies `<folder>.owner`, which its owner keeps locked. The kernel releases the lock when the process
 ends, in any way. So a lock that can be taken proves that the folder has no owner.

@@ -217,13 +217,13 @@ class IncomingFile:
     """
 
     def __init__(self, what: str, path: Path, *, size_bytes: int) -> None:
-        """what: name of the file for messages."""
+        """what: the file's name in errors."""
         self.path = path
         self._what = what
         self._size_bytes = size_bytes
         self._partial = partial_path(path)
         self._content: ContentCheck | None = None
-        """Checksum of the bytes, if they came from the first byte on without a break."""
+        """Checksum of the bytes, if they arrived without a gap from the first byte."""
 
     @property
     def offset(self) -> int:
@@ -275,7 +275,7 @@ class IncomingFile:
             try:
                 self._content.update(data)
             except DamagedFileError:
-                self._content = None  # `verify` reads it again, and reports
+                self._content = None  # `verify` reads the file again, and reports the error
 
     def put_in_place(self) -> None:
         """Give the verified file its name."""

@@ -33,7 +33,7 @@ class DeviceSpeeds:
     """The measured speeds, by device model and arithmetic class; a damaged file leads to another measurement."""
 
     def __init__(self, directory: Path, *, arithmetic_class: str) -> None:
-        """arithmetic_class: names the torch version, whose kernels determine the speed."""
+        """arithmetic_class: contains the torch version, whose kernels determine the speed."""
         self._path = directory / FILE
         self._class = arithmetic_class
         self._known: dict[str, float] = {}
@@ -43,7 +43,7 @@ class DeviceSpeeds:
             log.info("device_speeds_unknown", path=str(self._path))
 
     def of(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return the devices with their speeds, as far as they are known."""
+        """Return the devices with their known speeds."""
         return tuple(
             replace(device, speed=self._known[key]) if (key := self._key(device)) in self._known else device
             for device in devices

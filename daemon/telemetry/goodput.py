@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 PERIOD_S: Final = 5.0
 LOOK_EVERY_S: Final = 1.0
-"""Interval in which a standstill or a broken link of a worker is noticed: its neighbour is dialled then."""
+"""Interval at which a worker's standstill or broken link is checked; its neighbour is then dialled."""
 STANDS_AFTER_S: Final = 5.0
 """Seconds without an operation after which a worker that waits for a neighbour stands still."""
 RECENT_S: Final = 60.0
@@ -64,12 +64,12 @@ class DeviceBook:
 
     @property
     def waits_for(self) -> str:
-        """Return the neighbour for which it stands still; empty: it works."""
+        """Return the neighbour for which the worker stands still; empty: the worker is working."""
         return self.newest.waiting_for if self.stands_still else ""
 
     @property
     def awaited_worker(self) -> int:
-        """Return that neighbour's position in the plan; -1: it works, or waits for something else."""
+        """Return that neighbour's position in the plan; -1: the worker is working, or waits for another reason."""
         return self.newest.awaited_worker - 1 if self.stands_still else -1
 
     @property

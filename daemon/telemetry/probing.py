@@ -55,7 +55,7 @@ TRANSFER_TIMEOUT_S: Final = 30.0
 MOVED: Final = 0.25
 """A probe that differs by less, relatively, is not reported."""
 LOSS_MOVED: Final = 0.6
-"""The threshold for loss: a dozen packets of ten thousand are counted, or a few more."""
+"""The same threshold for loss, where only a dozen packets of ten thousand may be counted."""
 
 
 def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: bool = False) -> list[NodeRecord]:

@@ -90,9 +90,10 @@ class ProgressReports:
 
 
 def _is_news(job: JobView, generation: int, batch: int) -> bool:
-    """Return whether a plan's batch is worth a record: the plan is in force, or is the job's last and has just ended.
+    """Return whether a plan's batch needs a record: the plan is in force, or was the job's last and has just ended.
 
     A job's end deletes the plan, often before the last losses are written.
+
     """
     if job.plan is not None or job.next is not None:
         return job.plan is not None and job.plan.generation == generation

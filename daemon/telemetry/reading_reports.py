@@ -1,6 +1,6 @@
-"""Reports in etcd how far this node has read a job's data to verify it, so that nobody takes the node for late.
+"""Reports in etcd how far this node has read a job's data to verify it, so that the node does not count as late.
 
-Each node that computes for a job verifies its data while training: any node may have the first stage next.
+Each node that computes for a job verifies its data while training, because any node may have the first stage next.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ class ReadingReports:
         self._library = library
         self._view = view
         self._seen: set[str] = set()
-        """Submissions whose data was looked at."""
+        """Submissions whose data was checked."""
         self._etcd = etcd
         self._node = node
         self._lease_id = lease_id
         self._told: set[str] = set()
-        """Keys that etcd may have: of present reads, and of records that could not be taken back."""
+        """Keys that etcd may have: of running reads, and of records that could not be withdrawn."""
         self._reading: Counter[str] = Counter()
         """The keys of present reads."""
 
@@ -44,7 +44,7 @@ class ReadingReports:
         """Look at the data of the jobs that this node computes for, until cancelled."""
         while True:
             for key in self._told - self._reading.keys():
-                if key not in self._reading:  # nor since the last record was taken back
+                if key not in self._reading:  # nor since the last record was withdrawn
                     await self._take_back(key)
             self._seen &= {job.uid for job in self._view.jobs.values()}
             for job in list(self._view.jobs.values()):
@@ -77,9 +77,11 @@ class ReadingReports:
                 await self._take_back(key)
 
     async def _take_back(self, key: str) -> None:
-        """Take a record back. While etcd is away this stays due: the record would last as long as this node's lease."""
+        """Withdraw a record. While etcd is unreachable this stays due: the record would last as long as this node's
+        lease.
+        """
         is_done = False
-        self._told.discard(key)  # first, because another read that reports meanwhile notes it again
+        self._told.discard(key)  # first, because another read may note it again
         try:
             with suppress(StoreError):
                 await self._etcd.transaction([], [Delete(key)])

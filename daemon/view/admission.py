@@ -1,4 +1,4 @@
-"""The last check before a cluster: limits on a submission in etcd, or on a checkpoint's manifest. Pure.
+"""Validates a submission in etcd, or a checkpoint's manifest, before the cluster uses it. Pure.
 
 A job file is checked when it is read, and every submission again here: by the client that writes it, and by every
 daemon that reads it. A spec that breaks a rule goes no further than this file.

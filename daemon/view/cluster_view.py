@@ -62,11 +62,11 @@ IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERI
 MAX_REMEMBERED: Final = 64
 """Maximum number of moments remembered of one kind."""
 ABSENT_FOR_S: Final = 86400.0
-"""A node that has been gone for so long is forgotten: if it returns, it counts as new."""
+"""A node that has been absent this long is forgotten: if it returns, it counts as new."""
 MAX_ABSENT: Final = 1000
-"""Maximum number of absent nodes remembered: those that left last."""
+"""Maximum number of absent nodes remembered, the latest first."""
 UNREADABLE: Final = -1
-"""A revision that no key ever has."""
+"""A revision that no key has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class JobView:
 
     name: str
     submission: SpecRecord | None = None
-    """None while only other keys of the job are known: the coordinator skips such a job."""
+    """The submission; None while only other keys of the job are known, and then the coordinator skips the job."""
     refusal: str = ""
     """The rule that the submitted spec breaks. `submission` then holds a job of default sizes."""
     spec_revision: int = 0
@@ -404,6 +404,7 @@ class ClusterView:
     def _fold_job(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         name = place.name
         known = name in self.jobs
+        # A deletion of a key that was never seen must not create the job.
         if not known and record is None:
             return
         job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
@@ -426,6 +427,7 @@ class ClusterView:
         elif place.leaf == "progress" and job.progress is not None:
             job.promises = job.promises.progressed(job.progress.generation, job.progress.tokens_per_second)
         if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
+            # A recovery is not a start: the time slice counts from the first batch since the job waited.
             if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
                 job.started_at, job.starting_s = now, now - job.entered_at if known else 0.0
             job.entered_at = now
@@ -440,10 +442,12 @@ class ClusterView:
         if devices(plan_before) != devices(job.plan):
             job.devices_changed_at = now
         if place.leaf in ("spec", "plan", "next"):
+            # Only these keys change the job's devices or its user, by which use is counted.
             num_devices = len(job.devices) if job.submission is not None else 0
             self.usage.hold(name, job.user, num_devices, now=now)
         if not known:
             self.jobs[name] = job
+        # Keys arrive in any order, so the job stays until the last of them is gone.
         if record is None and job.submission is None:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):

@@ -99,6 +99,7 @@ def work(options: argparse.Namespace) -> None:
 
     raise_open_file_limit()
     keep_freed_memory()
+    # Before a device is touched: a spare does this once and is then ready in milliseconds.
     warm_up()
     device = WorkerDevice(options.device, is_to_be_measured=options.measure)
     if not options.spare:

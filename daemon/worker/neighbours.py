@@ -51,6 +51,7 @@ class Neighbours:
             upstream = by_group(start.upstream, own_groups, num_groups, where="upstream")
         if start.stage.index + 1 < start.stage.num_stages:
             downstream = by_group(start.downstream, own_groups, num_groups, where="downstream")
+        # Replicas are known by the index of their groups, which is equal on every replica.
         siblings = {context.replica_groups.index(tuple(peer.groups)): peer for peer in start.siblings}
         below = {k: peer for k, peer in siblings.items() if k < context.replica_index}
         above = {k: peer for k, peer in siblings.items() if k > context.replica_index}
@@ -78,10 +79,13 @@ class Neighbours:
                     gradients=codec,
                 )
 
+        # Both ends follow one rule, so exactly one of them dials: the earlier stage, or the replica with the lower
+        # index.
         accepted = _distinct([*upstream.values(), *below.values()])
         dialled = _distinct([*downstream.values(), *above.values()])
         links: dict[int, Link] = {}
         for endpoint in (self._endpoint, self._collective):
+            # Until the last accept of a generation, the endpoint asks unexpected callers to come again.
             same_kind = [peer for peer in accepted if self._endpoint_of(peer) is endpoint]
             for number, peer in enumerate(same_kind, 1):
                 terms = self._terms(start, spec, peer, contracts[peer.worker], context, _until_dialled(start, spec))
@@ -93,6 +97,7 @@ class Neighbours:
         # last: other threads call `broken`, which looks up the positions of the links it finds
         self._links += links.values()
         for worker, codec in codecs.items():
+            # Last, because positions and `broken` need the bare links; only the executor sees coded tensors.
             if codec:
                 links[worker] = CodedLink(links[worker], codec, spec.train)
         return StageLinks(

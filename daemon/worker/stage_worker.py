@@ -115,6 +115,7 @@ class StageWorker:
         try:
             while not self._is_quitting:
                 deferred, self._deferred = self._deferred, None
+                # An order that ended the run was taken from the inbox inside the run, so it comes before the rest.
                 self._take(deferred if deferred is not None else self._next())
         except Exception as error:
             self._report(self._failed(error, fault=fault_line(error)))
@@ -158,6 +159,7 @@ class StageWorker:
         """Handle one item of the inbox: between two operations of a run, or while no run is active."""
         run = self._run
         match item:
+            # The executor decides about frames of a run; without a run they are late frames of the last one.
             case Frame() | LinkLost() if run is not None:
                 run.executor.accept(item)
             case Frame():
@@ -229,6 +231,7 @@ class StageWorker:
             compile_ahead(order.stage.layers, spec.model, spec.train, device)
         tokens = session.tokens
         is_other_data = session.spec is not None and session.spec.data != spec.data
+        # Opening data reads its index, so open data is kept for every generation of the job.
         if order.data_path and (tokens is None or is_other_data):
             tokens = TokenShards.open(
                 Path(order.data_path), expected_sha256=spec.data.sha256, verified=order.data_state
@@ -301,12 +304,15 @@ class StageWorker:
         if start.stage.index == 0 and tokens is None:
             raise OrderRefusedError("the first stage was prepared without data")
         context = start_context(start, spec, self._device.device)
+        # Refusals come first: below, the layers of the last run are dropped.
         live = live_sources(start, session=session)
+        # Only for accounting: batches that were begun before count as recovery, a planned change as replanning.
         if start.boundary < start.furthest or session.timeline not in (0, start.timeline):
             self._goodput.recovers(perf_counter())
         else:
             self._goodput.waits(REPLAN, perf_counter())
         self._records.begin(start)
+        # Old layers go before new ones are loaded: a device may lack room for both.
         self._drop_all_but(live)
         layers, journal = load_stage(
             start, spec, session=session, device=self._device.device, on_layer=self._records.loading
@@ -322,6 +328,7 @@ class StageWorker:
         self._goodput.begin_generation(furthest=start.furthest)
         snapshots = self._snapshots.open(start, spec, context, live)
         content = StageContent(layers=list(layers.values()), tokens=tokens, journal=journal, snapshots=snapshots)
+        # Links open after the layers are loaded; until then a neighbour that dials is told to come again.
         links = self._neighbours.open(start, spec, context)
         observer = self._records.observer(self._goodput, self._on_batch)
         executor = Executor(context, content, links, observer=observer, make_graph=self._graph_maker())
@@ -355,6 +362,7 @@ class StageWorker:
             log.warning(
                 "neighbour_lost", job=session.job, generation=session.generation, peer=error.peer, reason=error.reason
             )
+            # The daemon must know which neighbour it was: the neighbour's own error is the cause, if it has one.
             lost_peer = self._neighbours.position_of(error.peer)
             self._report(self._failed(error, lost_peer=lost_peer))
         except NonFiniteLossError as error:
@@ -362,6 +370,7 @@ class StageWorker:
             log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
             self._report(self._failed(error, fault=fault_line(error)))
         finally:
+            # From here on heartbeats describe an idle worker; reports still name the batch.
             self._run, self._batch = None, run.executor.batch
             session.did_stop(boundary)
         if boundary is None:

@@ -78,7 +78,7 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
     ("text", "message"),
     [
         ('sites = "x"', r"d\.toml: unknown key 'sites'; did you mean 'site'\?"),
-        ("site_is_private = true", r"site_is_private = True: which site\? Name it with `site`"),
+        ("site_is_private = true", r"site_is_private = True: name the site with `site`"),
         ("lease_ttl_s = 0", r"lease_ttl_s = 0: at least 1 second"),
         ('lease_ttl_s = "soon"', r"lease_ttl_s = 'soon': Expected `int`"),
         ('devices = "tpu"', r"devices = 'tpu': Invalid enum value 'tpu'"),
