@@ -55,7 +55,7 @@ def test_of_saved_splits_one_is_read(tmp_path: Path) -> None:
         prepare([str(tmp_path / "in")], tmp_path / "dev", split="dev")
 
 
-def test_an_arrow_file_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_arrow_file_is_one_line(tmp_path: Path) -> None:
     """Other bytes under that name, and a column that is not there."""
     folder = saved(tmp_path / "in", TEXTS)
     with pytest.raises(ConfigError, match="has no column 'body'; there are text, id"):

@@ -34,8 +34,8 @@ def prepared(tmp_path: Path, **options: Any) -> list[int]:
     return list(TokenShards.open(tmp_path / "out")._maps[0])
 
 
-def test_its_truncation_and_padding_are_not_obeyed(tmp_path: Path) -> None:
-    """A file that says 8 tokens at most, padded to 16: every token of the text is there, and nothing else."""
+def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
+    """Its settings say 8 tokens padded to 16: all tokens of the text are there, and no others."""
     tokenizer = byte_level(tmp_path / "tokenizer.json")
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=16)
@@ -47,8 +47,8 @@ def test_its_truncation_and_padding_are_not_obeyed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-def test_its_name_in_a_text_is_not_the_end(tmp_path: Path, is_special: bool) -> None:
-    """A text about `<|endoftext|>`: its thirteen characters, and one end after the document."""
+def test_the_name_of_the_end_token_in_a_text_is_not_the_end(tmp_path: Path, is_special: bool) -> None:
+    """A text about `<|endoftext|>` keeps its thirteen characters, and one end follows the document."""
     byte_level(tmp_path / "tokenizer.json", is_special=is_special)
     (tmp_path / "in.txt").write_text(f"say {END} twice: {END}")
     found = prepared(tmp_path)
@@ -57,8 +57,8 @@ def test_its_name_in_a_text_is_not_the_end(tmp_path: Path, is_special: bool) -> 
     assert len(found) == len(f"say {END} twice: {END}") + 1
 
 
-def test_its_name_as_a_word_is_not_the_end(tmp_path: Path) -> None:
-    """A vocabulary of words that has the name as a word: the text's is two unknown words."""
+def test_the_name_of_the_end_token_as_a_word_is_not_the_end(tmp_path: Path) -> None:
+    """The vocabulary has the name as a word: in the text it becomes two unknown words."""
     model = tokenizers.models.WordLevel({"?": 0, "one": 1, END: 2}, unk_token="?")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -76,15 +76,15 @@ def words(path: Path, vocabulary: dict[str, int], *, is_folded: bool = False) ->
     tokenizer.save(str(path))
 
 
-def test_its_name_in_other_letters_is_not_the_end(tmp_path: Path) -> None:
+def test_a_word_normalized_to_the_end_token_is_not_the_end(tmp_path: Path) -> None:
     """A normalizer makes the name of a word that is written otherwise: that is cut too."""
     words(tmp_path / "tokenizer.json", {"?": 0, "one": 1, "<eos>": 2}, is_folded=True)
     (tmp_path / "in.txt").write_text("one <EOS> ONE <eos>")
     assert prepared(tmp_path) == [1, 0, 0, 1, 0, 0, 2]
 
 
-def test_its_name_over_and_over_is_not_the_end(tmp_path: Path) -> None:
-    """`aa` is the end, and the text has five of its letters: a cut may make it once more."""
+def test_overlapping_names_of_the_end_token_are_not_the_end(tmp_path: Path) -> None:
+    """The end is `aa` and the text has five `a`: after one cut another may appear."""
     model = tokenizers.models.BPE(vocab={"a": 0, "b": 1, "aa": 2}, merges=[("a", "a")])
     tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "in.txt").write_text("baaaaab")
@@ -114,8 +114,8 @@ def test_the_end_is_what_its_config_names(tmp_path: Path, told: object) -> None:
     assert found.special.texts == {"eos_token": "<fin>"}
 
 
-def test_the_end_may_be_told(tmp_path: Path) -> None:
-    """--end-of-text goes before all else; one that is no token is refused, and none at all is warned of."""
+def test_a_flag_may_name_the_end_token(tmp_path: Path) -> None:
+    """--end-of-text overrides everything. An unknown token is refused, and a missing one gives a warning."""
     byte_level(tmp_path / "tokenizer.json", end="<fin>")
     (tmp_path / "in.txt").write_text("ab")
     with pytest.raises(ConfigError, match=r"--end-of-text: '<end>' is not a token of"):
@@ -132,8 +132,7 @@ def test_the_end_may_be_told(tmp_path: Path) -> None:
     assert prepared(tmp_path, end_of_text="<fin>")[-1] == 256
 
 
-def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
-    """Torn JSON beside the tokenizer."""
+def test_a_torn_tokenizer_config_is_one_line(tmp_path: Path) -> None:
     byte_level(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text("{")
     (tmp_path / "in.txt").write_text("ab")

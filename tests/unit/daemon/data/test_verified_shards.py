@@ -106,8 +106,8 @@ def test_a_worker_takes_the_state_that_was_verified_and_no_other(folder: Path) -
 
 
 @pytest.mark.parametrize("garbage", [b"", b"[", b"[1]", b'{"a": 1}', b'{"a": ["x", [1, 2]]}', b"[" * 100_000])
-def test_a_memory_that_cannot_be_read_is_no_memory(folder: Path, tmp_path: Path, garbage: bytes) -> None:
-    """Half a file, another format: everything is hashed again, and remembered."""
+def test_an_unreadable_memory_of_verified_shards_is_ignored(folder: Path, tmp_path: Path, garbage: bytes) -> None:
+    """Half a file, or another format: everything is hashed again and remembered."""
     memory = tmp_path / "memory.json"
     memory.write_bytes(garbage)
     verified = VerifiedShards(memory)
@@ -116,10 +116,10 @@ def test_a_memory_that_cannot_be_read_is_no_memory(folder: Path, tmp_path: Path,
     assert VerifiedShards(memory).num_bytes_to_read(folder) == 0
 
 
-async def test_who_asks_meanwhile_waits_for_the_same_and_progress_is_told(
+async def test_concurrent_requests_share_one_pass_and_its_progress(
     folder: Path, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two plans and a look ahead at once: one pass over the files, and how far it is can be seen."""
+    """Two plans and a look ahead ask at once: the files are read once."""
     monkeypatch.setattr(verified_shards, "CHUNK_BYTES", 1000)
     opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
     seen: list[Reading] = []
@@ -150,7 +150,7 @@ async def test_the_same_data_in_two_folders_has_two_states(folder: Path, tmp_pat
 
 
 async def test_one_job_s_wrong_path_is_not_another_s_error(folder: Path, tmp_path: Path) -> None:
-    """Both ask for the same data at once, and one names a folder that is not there: the other opens its own."""
+    """Two jobs ask for the same data at once, and one names a missing folder: the other opens its own."""
     opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
     wrong = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
     asked = [opened.open(each) for each in (wrong, data, wrong)]
@@ -161,8 +161,8 @@ async def test_one_job_s_wrong_path_is_not_another_s_error(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["a folder above", "a name that is too long", "a circle of links"])
-async def test_a_path_that_leads_nowhere_is_a_mistake(folder: Path, tmp_path: Path, kind: str) -> None:
-    """Data was read in a folder below it, and not there: that is no outage."""
+async def test_a_wrong_path_is_a_mistake_and_no_outage(folder: Path, tmp_path: Path, kind: str) -> None:
+    """The data lies in a folder below it."""
     opened, data = library(folder, tmp_path / "memory.json"), spec_of(folder)
     await opened.open(data)
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
@@ -204,8 +204,8 @@ def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Deadlines]) -
     assert deadlines.prepare == 520.0 + within_s
 
 
-def test_a_node_that_stands_still_gets_no_longer(waiting: tuple[ClusterView, Deadlines]) -> None:
-    """It says the same again, is gone and says it again: nothing counts that was not new."""
+def test_a_node_without_progress_gets_no_more_time(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """Repeated reports of the same progress do not count, even after the node was away."""
     view, deadlines = waiting
     reading(view, "a", 5, now=500.0)
     until = deadlines.prepare
@@ -218,8 +218,8 @@ def test_a_node_that_stands_still_gets_no_longer(waiting: tuple[ClusterView, Dea
     assert deadlines.prepare == 630.0 + preparation_s(deadlines.spec.train), "a file is done: fewer bytes are left"
 
 
-def test_a_node_that_fetches_what_proved_damaged_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
-    """Its copy is read to the end and is damaged: the same bytes come from another node, and take as long again."""
+def test_a_node_that_replaces_a_damaged_copy_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """The copy is read to its end and is damaged: fetching it again from another node gets as much time."""
     view, deadlines = waiting
     within_s = preparation_s(deadlines.spec.train)
     for num_bytes, now in ((1, 500.0), (9, 510.0), (0, 520.0), (1, 600.0), (8, 700.0)):
@@ -227,8 +227,8 @@ def test_a_node_that_fetches_what_proved_damaged_is_not_late(waiting: tuple[Clus
         assert deadlines.prepare == now + within_s
 
 
-def test_a_node_that_begins_again_for_ever_is_late(waiting: tuple[ClusterView, Deadlines]) -> None:
-    """So often it counts as getting on, and no more."""
+def test_a_node_that_starts_over_again_and_again_is_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+    """Only a few restarts count as progress."""
     view, deadlines = waiting
     now = 500.0
     for _ in range(MOST_READINGS):

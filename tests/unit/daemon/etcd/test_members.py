@@ -42,8 +42,8 @@ NO_URL = ("etcd://a:1", "://a:1", "https://a", "https://a:1/v3", "https://me@a:1
 
 
 @pytest.mark.parametrize("member", [*NO_HOST_AND_PORT, *NO_IPV6, *NO_URL])
-def test_what_is_no_member_is_one_line(member: str) -> None:
-    """Beside a good one too: the line names what was told where, and the member."""
+def test_an_invalid_member_is_one_line(member: str) -> None:
+    """Even next to a valid one. The line names the member and the setting."""
     with pytest.raises(ConfigError) as caught:
         read_members([f"good:1,{member}"], "HEADWAY_ETCD", has_certificates=True)
     assert str(caught.value).startswith(f"HEADWAY_ETCD: etcd member {member!r} is not host:port; commas stand between")
@@ -75,8 +75,8 @@ def test_a_scheme_has_to_fit_the_certificates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pids", [{"pid": 10**30}, {"pid": -1}, {"pid": 0}, {"pid": 1, "pids": {"node-1": -1}}])
-def test_a_number_that_is_no_process_is_one_line(pids: dict[str, object], tmp_path: Path) -> None:
-    """Nobody asks after it, and chaos sends no signal to it: -1 would be every process of the machine."""
+def test_an_invalid_process_number_is_one_line(pids: dict[str, object], tmp_path: Path) -> None:
+    """Chaos sends no signal to it: -1 would be every process of the machine."""
     found = {"etcd": ["127.0.0.1:1"], "certificates": "/x", **pids}
     (tmp_path / CLUSTER_FILE).write_text(json.dumps(found))
     with pytest.raises(ConfigError, match=r"cluster\.json: cannot be read: (Expected|Integer)"):

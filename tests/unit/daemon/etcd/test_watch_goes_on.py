@@ -36,7 +36,7 @@ class Call:
 
 
 async def test_an_event_during_the_question_does_not_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is asked whether it is there, and speaks before the question is out: the call goes on."""
+    """The server sends an event before the client's progress request is written: the call continues."""
     monkeypatch.setattr(watch, "QUIET_S", 0.01)
     call = Call()
     reply = await watch._next(cast(Any, call), "etcd")
@@ -56,8 +56,8 @@ class Connection:
         self.left = endpoint
 
 
-async def test_a_call_that_somebody_else_cancelled_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancellation that was not asked of the task that watches must not end it without a word."""
+async def test_a_call_cancelled_by_grpc_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation that the watching task did not get must not end it silently."""
 
     async def cancelled(*_: object) -> AsyncIterator[etcd_pb2.WatchResponse]:
         raise asyncio.CancelledError

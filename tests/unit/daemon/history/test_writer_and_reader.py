@@ -87,8 +87,8 @@ def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
     assert numbers == list(range(numbers[0], 200))
 
 
-def test_a_history_that_cannot_be_written_ends_with_a_word(tmp_path: Path) -> None:
-    """The file takes no writes: the line that could not be copied says so, the next ones go on without a history."""
+def test_a_history_that_cannot_be_written_ends_with_one_log_line(tmp_path: Path) -> None:
+    """The daemon's next log lines continue without a history."""
     writer = HistoryWriter(tmp_path, node="n")
     writer.close()
     with Path("/proc/self/comm").open("rb", buffering=0) as unwritable:
@@ -111,8 +111,8 @@ def test_a_full_disk_delays_the_history_and_loses_nothing(tmp_path: Path) -> Non
     assert [line["number"] for line in read_events([tmp_path])] == [1, 2, 3]
 
 
-def test_a_log_that_cannot_be_written_ends_nothing() -> None:
-    """Two lines meet a full disk: nothing is raised; the first line that finds room comes with their number."""
+def test_a_log_that_cannot_be_written_raises_nothing() -> None:
+    """Two lines meet a full disk; the first line that finds room comes with their number."""
 
     class FullStream(StringIO):
         def flush(self) -> None:
@@ -150,8 +150,8 @@ def test_plans_and_operations_of_one_job_are_read(tmp_path: Path) -> None:
     assert found.ended_at is not None
 
 
-def test_a_torn_last_line_is_counted_and_a_broken_one_is_told(tmp_path: Path) -> None:
-    """A writer killed in the middle of a line is no error; rubbish in the middle of a file is."""
+def test_a_torn_last_line_is_counted_and_a_broken_line_is_an_error(tmp_path: Path) -> None:
+    """A writer may be killed in the middle of a line; garbage inside a file is an error."""
     path = tmp_path / "job-x-0000.jsonl"
     recorded(tmp_path, "job").close()
     whole = path.read_bytes()
@@ -163,7 +163,7 @@ def test_a_torn_last_line_is_counted_and_a_broken_one_is_told(tmp_path: Path) ->
         read_history(tmp_path, "job")
 
 
-def test_each_plan_and_phase_is_said_once(tmp_path: Path) -> None:
+def test_each_plan_and_phase_is_logged_once(tmp_path: Path) -> None:
     """A view shown twice, then with a new plan and phase: two plans and two phases in the log."""
     view, plan_log = ClusterView(), PlanLog()
     key, phase_key = Keys.of("job", "plan"), Keys.of("job", "phase")

@@ -112,8 +112,7 @@ def test_checkpoints_lie_where_every_node_sees_them(place: str, line: str) -> No
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "/mnt/a", "s3://bucket/x", "file:///mnt/a", "gs://b", "a/b.c"])
-def test_places_that_serve(place: str) -> None:
-    """Folders and stores that nodes share."""
+def test_shared_folders_and_stores_are_accepted(place: str) -> None:
     assert parse_job(NAMED + f'[fault]\ncheckpoint_dir = "{place}"').fault.checkpoint_dir == place
 
 

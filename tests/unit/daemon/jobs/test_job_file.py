@@ -166,8 +166,8 @@ def test_every_job_of_the_docs_can_be_run(path: Path) -> None:
     read_job(path)
 
 
-def test_faults_are_the_jobs_to_choose() -> None:
-    """Every [fault] key is taken; a checkpoint may come more often than a snapshot, and either may be off."""
+def test_every_fault_setting_is_accepted() -> None:
+    """A checkpoint may come more often than a snapshot, and either may be off."""
     told = "snapshot_every = 0\ncopies = 16\ncheckpoint_every = 3\nlink_timeout_s = 5\nnon_finite = 'continue'"
     fault = parse_job(NAMED + "[fault]\n" + told).fault
     assert (fault.snapshot_every, fault.copies, fault.checkpoint_every) == (0, 16, 3)

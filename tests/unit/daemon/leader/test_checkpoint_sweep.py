@@ -40,36 +40,35 @@ def left(of: JobView, *places: tuple[int, int], has_manifest: bool = False, view
     return [folder.place for folder in stale_checkpoints(view or ClusterView(jobs={"j": of}), of, found)]
 
 
-def test_what_a_plan_may_still_complete_stays() -> None:
+def test_boundaries_that_a_plan_may_still_complete_stay() -> None:
     """60 of timeline 3 is the run's past and due; of 5 anything may come; of 6 this view has not heard yet."""
     places = ((1, 20), (3, 40), (3, 60), (5, 80), (6, 80))
     assert left(job(), *places) == left(job(), *places, has_manifest=True) == []
 
 
-def test_what_was_rolled_back_or_overtaken_is_left() -> None:
+def test_rolled_back_and_overtaken_boundaries_are_stale() -> None:
     """80 of timeline 3 and all of 4 were given up, with a manifest or without; 30 is older than the checkpoint."""
     places = ((1, 40), (3, 30), (3, 80), (4, 20), (4, 80))
     assert left(job(), *places) == left(job(), *places, has_manifest=True) == list(places)
 
 
-def test_a_job_that_is_over_completes_nothing_more() -> None:
-    """Cancelled while 80 was copied; one whose manifest is there stays, for people. Failed or paused: may go on."""
+def test_a_cancelled_job_leaves_its_incomplete_boundary_stale() -> None:
+    """It was cancelled while 80 was copied. A complete checkpoint stays; a failed or paused job may resume."""
     for phase, expected in ((Phase.CANCELLED, [(5, 80)]), (Phase.FAILED, []), (Phase.PAUSED, [])):
         of = job(plan=None, phase=PhaseRecord(phase=phase, lineage=PLAN.lineage))
         assert left(of, (5, 80)) == expected
         assert left(of, (5, 80), has_manifest=True) == []
 
 
-def test_a_job_without_a_past_leaves_all_as_it_is() -> None:
-    """It began with a parent's checkpoint, or with nothing, and no plan is known yet; or its folder is not its own."""
+def test_nothing_is_swept_for_a_job_without_a_known_past() -> None:
+    """It has no plan yet, or its folder belongs to another job."""
     parents = CheckpointRecord(timeline=9, boundary=40, url="/parents/p/v/00000009-0000000040", origin_job="p")
     for checkpoint in (None, parents):
         assert left(job(plan=None, checkpoint=checkpoint), (3, 40)) == []
     assert left(job(submission=replace(job().submission, uid="")), (4, 20)) == []  # type: ignore[type-var]
 
 
-def test_what_another_job_begins_with_stays() -> None:
-    """A person submitted a job from a folder that this one has no use for."""
+def test_a_checkpoint_that_another_job_starts_from_stays() -> None:
     child = JobView(
         name="c", checkpoint=CheckpointRecord(timeline=4, boundary=80, url=url(4, 80, "/root/checkpoints/"))
     )
@@ -78,8 +77,8 @@ def test_what_another_job_begins_with_stays() -> None:
     assert left(of, (4, 80), (4, 20), view=view) == [(4, 20)]
 
 
-def test_a_driver_that_fails_in_a_way_of_its_own_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not an OSError: it is told, and the next job is looked at."""
+def test_an_unusual_error_of_a_driver_does_not_end_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no OSError: it is logged, and the next job follows."""
     asked: list[str] = []
 
     def listing(url: str) -> list[tuple[int, int, bool]]:
@@ -92,8 +91,8 @@ def test_a_driver_that_fails_in_a_way_of_its_own_ends_nothing(tmp_path: Path, mo
     assert [url.rpartition("checkpoints/")[2] for url in asked] == ["j/u", "k/u"]
 
 
-def test_left_folders_go_from_the_file_system(tmp_path: Path) -> None:
-    """By the leader alone, while etcd is in sight; a job that stands still is looked at no more after a few times."""
+def test_only_the_leader_deletes_stale_folders(tmp_path: Path) -> None:
+    """Only while etcd is reachable. A job that does not change is checked a few times only."""
     for place in ((3, 40), (3, 80), (5, 80)):
         folder = tmp_path / url(*place)
         folder.mkdir(parents=True)
@@ -126,11 +125,8 @@ def test_left_folders_go_from_the_file_system(tmp_path: Path) -> None:
     assert "00000004-0000000020" not in folders()
 
 
-def test_what_a_late_write_leaves_goes_from_where_nobody_looks(tmp_path: Path) -> None:
-    """A manifest appears after its boundary was swept and its job is over. Its writer does not lead, and deletes it.
-
-    While etcd is out of sight it waits. What the job keeps stays.
-    """
+def test_a_late_manifest_of_a_swept_boundary_is_deleted_by_its_writer(tmp_path: Path) -> None:
+    """Its job is over and its writer does not lead. The writer waits while etcd is unreachable."""
     of = job(plan=None, phase=PhaseRecord(phase=Phase.FINISHED, lineage=PLAN.lineage))
     view = ClusterView(jobs={"j": of})
     sweep = CheckpointSweep(view, is_leading=lambda: False, checkpoint_root=tmp_path)
@@ -161,10 +157,7 @@ def test_what_a_late_write_leaves_goes_from_where_nobody_looks(tmp_path: Path) -
     assert kept.exists()
 
 
-def test_a_late_write_that_cannot_be_looked_after_is_looked_after_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder cannot be listed just then: the next round does it."""
+def test_a_late_write_in_an_unreadable_folder_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[str] = []
 
     def listing(url: str) -> list[tuple[int, int, bool]]:
@@ -182,8 +175,8 @@ def test_a_late_write_that_cannot_be_looked_after_is_looked_after_again(
     assert len(attempts) == 2
 
 
-async def test_late_writes_do_not_put_off_the_look_at_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come more often than all jobs are looked at."""
+async def test_late_writes_do_not_delay_the_sweep_of_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come more often than the sweep."""
     monkeypatch.setattr("headway.daemon.leader.checkpoint_sweep.SWEEP_PERIOD_S", 0.05)
     sweep = CheckpointSweep(ClusterView(), is_leading=lambda: True, checkpoint_root=None)
     swept: list[object] = []

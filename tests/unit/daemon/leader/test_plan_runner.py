@@ -95,7 +95,7 @@ async def test_a_small_plan_is_there_at_once() -> None:
 
 
 async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_turn() -> None:
-    """It never ends: its job hears that there is none, another job has its turn; if it ends after all, it is used."""
+    """Its job hears that there is no plan, and another job's plan is computed. A late answer is still used."""
     release, now = threading.Event(), 100.0
 
     def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
@@ -127,8 +127,8 @@ async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_tur
     assert isinstance(found.outcome, ClusterPlan)
 
 
-async def test_what_the_planner_raises_is_a_refused_plan_of_that_job() -> None:
-    """The reason names the error, whether the answer comes at once or later; another job has its plan."""
+async def test_an_error_of_the_planner_refuses_the_plan_of_that_job_alone() -> None:
+    """The reason names the error, whether the answer is immediate or late."""
     release = threading.Event()
 
     def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:

@@ -16,8 +16,8 @@ def fake(name: str, *, failure: str = "", has_left: bool = False) -> Any:
     return SimpleNamespace(name=name, failure=failure, has_left=has_left)
 
 
-def test_one_daemon_that_does_not_start_ends_nobody(tmp_path: Path) -> None:
-    """Told once; when none starts, that is the end, with the reason."""
+def test_one_daemon_that_does_not_start_does_not_end_the_others(tmp_path: Path) -> None:
+    """It is logged once. When none starts, the command ends with the reason."""
     told: list[str] = []
     cluster = LocalCluster(tmp_path, num_nodes=2, on_trouble=told.append)
     cluster._etcd = object()  # type: ignore[assignment]
@@ -33,7 +33,7 @@ def test_one_daemon_that_does_not_start_ends_nobody(tmp_path: Path) -> None:
         cluster.check()
 
 
-def test_a_daemon_that_never_starts_is_tried_ever_less_and_never_given_up(
+def test_a_daemon_that_never_starts_is_retried_for_ever_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every attempt ends with status 1: after five it counts as failing, and there is a sixth."""

@@ -42,10 +42,10 @@ class Machine:
         self.trouble = trouble
 
 
-async def test_the_address_that_reaches_etcd_takes_the_place_of_one_that_is_gone(
+async def test_a_lost_address_is_replaced_by_the_one_that_reaches_etcd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not at the first look, and once: afterwards it is the new one that has to stay."""
+    """Not at the first look, and only once."""
     machine = Machine(monkeypatch, "10.0.0.7")
     await machine.look(3)
     machine.addresses, machine.towards_etcd = {"10.0.0.9"}, "10.0.0.9"
@@ -84,7 +84,7 @@ async def test_a_node_without_an_address_says_so_until_it_has_one(
     assert machine.trouble == ""
 
 
-async def test_a_name_server_that_is_away_takes_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_name_server_does_not_change_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody says what the host means, for many looks: nothing moves, and nothing is said."""
     machine = Machine(monkeypatch, "10.0.0.7")
     machine.towards_etcd, machine.has_names = "10.0.0.9", False
@@ -113,8 +113,8 @@ async def test_connections_from_an_address_that_is_gone_are_shut_at_once(monkeyp
             assert living.recv(1) == b"y"
 
 
-def test_a_process_without_an_open_file_to_spare_loses_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was said of the address: neither are connections shut, nor do workers move."""
+def test_a_process_out_of_open_files_keeps_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look gives no answer: connections stay, and workers do not move."""
     assert is_here("127.0.0.1")
     assert not is_here("192.0.2.1")
     assert not is_here("fe80::1%gone")

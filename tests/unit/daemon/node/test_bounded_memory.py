@@ -124,10 +124,8 @@ async def test_file_systems_that_nobody_asks_are_forgotten() -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_of_many_data_sets_the_last_ones_are_known_by_heart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three data sets and room for two: the first is not served to others, until it is asked for again."""
+async def test_only_the_last_data_sets_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three data sets and room for two: the first is not served to others until it is asked for again."""
     monkeypatch.setattr(library, "MAX_DATA_SETS", 2)
     books = DataLibrary(tmp_path / "cache", cast(Any, None), list)
     specs = []
@@ -146,8 +144,8 @@ async def test_of_many_data_sets_the_last_ones_are_known_by_heart(
     assert not books._fetching
 
 
-async def test_a_sweep_forgets_what_ailed_jobs_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job's folder cannot be listed, and the job is removed: one of the same name is told of again."""
+async def test_a_sweep_forgets_troubles_of_removed_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder cannot be listed and its job is removed: a new job of the name is reported again."""
     spec = JobSpec(job=JobSection(name="j"), fault=FaultSpec(checkpoint_dir="checkpoints"))
     job = JobView(name="j", submission=SpecRecord(spec=spec, uid="u"))
     view = ClusterView(jobs={"j": job}, steady_since=0.0)

@@ -21,8 +21,8 @@ def test_a_certificate_has_to_bear_the_nodes_name(tmp_path: Path) -> None:
     assert str(caught.value) == f"{folder}/cert.pem: {bears}: `headway certs` makes one that does"
 
 
-def test_a_name_that_every_certificate_bears_is_no_nodes(tmp_path: Path) -> None:
-    """A machine that calls itself localhost has to be given a name."""
+def test_a_name_in_every_certificate_cannot_name_a_node(tmp_path: Path) -> None:
+    """A machine that calls itself localhost needs a configured name."""
     folder = CertificateAuthority.create(tmp_path / "ca").issue("node-a")
     with pytest.raises(ConfigError, match="every machine's name"):
         read_identity(NodeConfig(name="localhost", certificates=folder))

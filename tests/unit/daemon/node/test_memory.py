@@ -27,7 +27,7 @@ def saw(memory: NodeMemory, job: str, uid: str, generation: int, **others: int) 
     return memory.saw_generations({job: generation, seen_key(job, uid): generation} | others)
 
 
-def test_only_a_higher_generation_is_news_and_it_lasts(memory: NodeMemory, tmp_path: Path) -> None:
+def test_only_a_higher_generation_is_written_and_it_survives_a_restart(memory: NodeMemory, tmp_path: Path) -> None:
     """3, then 2 of the same job: nothing new. The next daemon on this folder knows 3."""
     assert saw(memory, "demo", "u", 3)
     assert not saw(memory, "demo", "u", 2)
@@ -50,7 +50,7 @@ def test_the_oldest_of_many_jobs_are_forgotten_with_their_submissions(memory: No
     }  # fmt: skip
 
 
-def test_of_one_name_the_newest_submissions_are_remembered(memory: NodeMemory, tmp_path: Path) -> None:
+def test_the_newest_submissions_of_a_name_are_remembered(memory: NodeMemory, tmp_path: Path) -> None:
     """A name is submitted again and again, also after a restart: the last few are known, and the highest of all."""
     num = 3 * NUM_SUBMISSIONS_REMEMBERED
     for number in range(num):
@@ -64,8 +64,10 @@ def test_of_one_name_the_newest_submissions_are_remembered(memory: NodeMemory, t
     memory.close()
 
 
-def test_what_cannot_be_written_is_not_taken_over(memory: NodeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No room on the disk: the node knows what it knew before; with room again, everything is remembered."""
+def test_a_generation_that_cannot_be_written_does_not_count(
+    memory: NodeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: the node keeps its old numbers until there is room."""
     assert saw(memory, "demo", "u", 3)
 
     def full(*_: object) -> None:
@@ -107,8 +109,8 @@ def test_a_full_file_system_keeps_the_old_memory(tmp_path: Path) -> None:
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_state_folder_that_was_made_anew_is_locked_again(memory: NodeMemory, tmp_path: Path) -> None:
-    """Deleted under the daemon: it locks the new one and writes what it knows; one that another has locked ends it."""
+def test_a_recreated_state_folder_is_locked_again(memory: NodeMemory, tmp_path: Path) -> None:
+    """It was deleted under the daemon. If another daemon has locked the new one, this daemon ends."""
     saw(memory, "demo", "u", 3)
     for path in tmp_path.iterdir():
         path.unlink()

@@ -109,8 +109,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_node_config(tmp_path / "none.toml", {})
 
 
-def test_a_slip_in_a_variable_is_told_and_strangers_are_left_alone() -> None:
-    """HEADWAY_STATEDIR is a slip; HEADWAY_ETCD_BINARY and HEADWAY_DEBUG belong to others."""
+def test_a_misspelt_variable_is_reported() -> None:
+    """HEADWAY_STATEDIR is a slip; HEADWAY_ETCD_BINARY and HEADWAY_DEBUG belong to other parts."""
     read_node_config(None, {"HEADWAY_ETCD_BINARY": "/bin/etcd", "HEADWAY_DEBUG": "1"})
     with pytest.raises(ConfigError, match=r"HEADWAY_STATEDIR: unknown variable; did you mean HEADWAY_STATE_DIR\?"):
         read_node_config(None, {"HEADWAY_STATEDIR": "/s"})
@@ -138,7 +138,7 @@ NO_PORT = ("far", "far:", "far:-1", "far:7a", "far:65536", "far:٧", "far:" + "7
 
 
 @pytest.mark.parametrize("text", [*IPV6_WITHOUT_ITS_BRACKETS, *NO_IPV6_IN_BRACKETS, *NO_PORT])
-def test_what_is_no_host_and_port_is_one_line(text: str) -> None:
+def test_an_invalid_host_and_port_is_one_line(text: str) -> None:
     """Brackets where none belong or none where they do, or no port: the line names the setting, and what to write."""
     for key in ("listen", "metrics_listen"):
         with pytest.raises(ConfigError) as caught:
@@ -158,7 +158,7 @@ def test_what_is_no_host_and_port_is_one_line(text: str) -> None:
         ("7070-7080", "worker_ports = '7070-7080': has the daemon's own port 7071, which `listen` names"),
     ],
 )
-def test_what_is_no_range_of_ports_is_one_line(text: str, line: str) -> None:
+def test_an_invalid_range_of_ports_is_one_line(text: str, line: str) -> None:
     """The line names the setting and what is wrong with it."""
     with pytest.raises(ConfigError) as caught:
         read_node_config(None, {}, {"worker_ports": text, "listen": "0.0.0.0:7071"})

@@ -96,7 +96,7 @@ async def test_a_manager_that_is_gone_is_no_error(tmp_path: Path) -> None:
             notifier.status("hello?")
 
 
-async def test_a_manager_that_never_was_is_told(tmp_path: Path) -> None:
+async def test_a_wrong_notify_socket_is_logged_once(tmp_path: Path) -> None:
     """NOTIFY_SOCKET names nothing: one line."""
     with (
         pytest.raises(ConfigError, match="NOTIFY_SOCKET: cannot be reached"),

@@ -60,15 +60,14 @@ async def test_an_own_address_and_an_own_name_are_taken() -> None:
 
 
 async def test_an_address_that_no_interface_has_is_refused_and_may_come() -> None:
-    """Behind NAT it never comes, with a VPN it does: the line names setting and address; another start may cure it."""
+    """A VPN may bring it later, so another start may succeed. The line names setting and address."""
     said = await refusal(node(FOREIGN), (UnavailableError,))
     assert re.match(rf"advertise_host: '{FOREIGN}': this machine cannot listen at {FOREIGN} \(", said)
     said = await refusal(NodeConfig(name="n", listen=f"{FOREIGN}:7070"), (UnavailableError,))
     assert said.startswith(f"advertise_host: not set, and '{FOREIGN}' stands in for it: this machine cannot listen at")
 
 
-async def test_an_address_that_is_kept_from_us_will_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other refusal of the system is a wrong setting."""
+async def test_an_address_that_the_system_denies_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Forbidden(socket.socket):
         def bind(self, _address: Any, /) -> None:
@@ -86,7 +85,7 @@ async def test_another_machines_ipv6_address_is_refused() -> None:
 
 
 async def test_a_name_has_to_mean_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name of two own addresses is taken; one that another machine shares is not, and the line names that address."""
+    """A name of two own addresses is accepted; one that another machine shares is refused with that address."""
     names(monkeypatch, "127.0.0.1", "127.0.0.2")
     await check_advertised_host(node("name"))
     names(monkeypatch, "127.0.0.1", FOREIGN)
@@ -132,7 +131,7 @@ async def test_one_address_beyond_loopback_is_enough(monkeypatch: pytest.MonkeyP
     await check_advertised_host(node("gpu-7", "etcd.far:2379"))
 
 
-async def test_a_slow_name_server_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_name_server_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the answer is awaited, the event loop runs: here it is what lets the answer come."""
     answer = threading.Event()
 
@@ -169,13 +168,13 @@ async def test_a_wildcard_cannot_be_dialled(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["gpu..7", "x" * 70])
-async def test_what_is_no_host_is_refused(host: str) -> None:
+async def test_an_invalid_host_name_is_refused(host: str) -> None:
     """An empty or a long label: no address and no name."""
     assert f"advertise_host: '{host}': no address and no name" in await refusal(node(host))
 
 
-async def test_a_host_that_nobody_told_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host name stands in, and means another machine: the line says that the setting is not set."""
+async def test_a_default_host_name_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says that the setting is not set."""
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-7")
     names(monkeypatch, FOREIGN)
     said = await refusal(NodeConfig(name="n"))

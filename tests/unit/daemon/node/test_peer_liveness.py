@@ -105,8 +105,8 @@ class _Client:
         raise UnavailableError(address, "the stream was reset")
 
 
-async def test_a_burial_outlives_the_change_that_it_makes() -> None:
-    """The first lease that ends takes the dead leader out of the view; the second is revoked nevertheless."""
+async def test_revoking_a_dead_peers_leases_survives_its_own_effect() -> None:
+    """The first lease that ends removes the dead leader from the view; the second is revoked nevertheless."""
     watch = _Watch()
     etcd = _Etcd(watch)
     peer_liveness = PeerLiveness(

@@ -8,7 +8,7 @@ import pytest
 from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES, _make_runtime_dir
 
 
-def test_what_a_killed_daemon_left_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remains_of_a_killed_daemon_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two daemons in a row on one state folder, the first killed: the second has the same folder, empty and private."""
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
     monkeypatch.setattr("headway.daemon.node.lifecycle.MAX_RUNTIME_DIR_BYTES", 1000)

@@ -86,7 +86,7 @@ def test_a_port_is_dialled_at_first_sight_and_seldom_while_it_answers() -> None:
     assert book.due([B], now=2 * EVERY_S) == [B]
 
 
-def test_a_port_that_does_not_answer_is_dialled_again_soon_and_then_more_seldom() -> None:
+def test_a_silent_port_is_dialled_again_with_growing_pauses() -> None:
     book, waits, now = ReachBook(), [], 0.0
     for _ in range(12):
         book.found(B, "refused", now=now, at=now)
@@ -101,7 +101,7 @@ def test_a_port_that_does_not_answer_is_dialled_again_soon_and_then_more_seldom(
 
 
 def test_another_address_or_process_is_dialled_at_once() -> None:
-    """The fact of the one before stands until then: what was blocked is not taken for open because a worker died."""
+    """The old fact stands until then: a blocked direction does not count as open because a worker died."""
     book = ReachBook()
     book.found(WORKER, "refused", now=0.0, at=0.0)
     successor = replace(WORKER, address="b:7101", worker="w-2")
@@ -111,7 +111,7 @@ def test_another_address_or_process_is_dialled_at_once() -> None:
     assert [(fact.address, fact.reason) for fact in book.facts] == [("b:7101", "")]
 
 
-def test_what_was_found_of_a_daemon_that_is_gone_is_forgotten() -> None:
+def test_facts_about_a_lost_daemon_are_forgotten() -> None:
     book = ReachBook()
     book.found(B, "refused", now=0.0, at=0.0)
     book.forget([("b", "b-1")])
@@ -166,7 +166,7 @@ async def test_one_dial_serves_all_who_want_to_know_at_the_same_time() -> None:
     assert dialled == [WORKER], "it has just answered"
 
 
-def test_what_a_link_found_stands_though_a_proof_would_succeed() -> None:
+def test_a_link_failure_outweighs_a_successful_dial() -> None:
     book = ReachBook()
     book.found(WORKER, "", now=0.0, at=0.0)
     book.link_failed(WORKER, "did not open", now=0.0, at=0.0)
@@ -201,8 +201,8 @@ def test_a_fresh_date_alone_is_seldom_written(changed: dict[str, object], expect
     assert is_news((), (fact,))
 
 
-def test_a_process_that_ended_while_it_was_dialled_is_not_out_of_reach() -> None:
-    """Its worker died and a spare took the device, its daemon moved or started anew: no fact follows."""
+def test_a_process_that_ended_during_a_dial_is_not_unreachable() -> None:
+    """A spare took the device, or the daemon moved or restarted: no fact follows."""
     b = node("b")
     worker = next(each for each in targets_of(view_of(node("a"), b), "a") if each.port is Port.WORKER)
     assert is_current(view_of(b), worker)
@@ -222,8 +222,8 @@ def test_a_running_job_says_within_fifteen_seconds_which_way_is_blocked() -> Non
     assert seen_s + reach_dial.NUM_SILENT * reach_dial.CONNECT_S + pauses_s <= 12.0
 
 
-def test_a_dial_that_was_under_way_when_a_link_failed_does_not_say_that_the_link_opens() -> None:
-    """The worker's failure waits in its daemon until the pair is a fact: without it the job would stand still."""
+def test_a_dial_from_before_a_link_failure_does_not_prove_the_link() -> None:
+    """The worker's failure waits in its daemon until the pair is a fact."""
     book = ReachBook()
     book.link_failed(WORKER, "nobody answers the hello", now=0.0, at=0.0)
     book.found(WORKER, "", now=1.0, at=1.0)
@@ -235,7 +235,7 @@ def test_a_dial_that_was_under_way_when_a_link_failed_does_not_say_that_the_link
     assert [fact.reason for fact in book.facts] == [""]
 
 
-async def test_dials_end_with_who_makes_them() -> None:
+async def test_dials_end_with_run() -> None:
     """`run` ends while a port is dialled for a plan that nobody waits for any more."""
     dialled, ended = asyncio.Event(), asyncio.Event()
 
@@ -258,8 +258,8 @@ async def test_dials_end_with_who_makes_them() -> None:
     await asyncio.wait_for(ended.wait(), 10.0)
 
 
-async def test_a_dial_that_fails_with_nobody_waiting_is_not_complained_about() -> None:
-    """Python tells of errors that nobody has looked at: whoever asked has gone."""
+async def test_a_failed_dial_without_a_waiter_logs_no_error() -> None:
+    """Python otherwise logs exceptions of tasks that nobody has awaited."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     is_asked, fails = asyncio.Event(), asyncio.Event()

@@ -49,7 +49,7 @@ def test_the_newest_whole_batches_are_shown() -> None:
     assert 0.0 <= times.idle < 0.2
 
 
-def test_what_one_worker_has_forgotten_is_not_shown() -> None:
+def test_batches_that_one_worker_has_forgotten_are_not_shown() -> None:
     """One memory begins in the middle of batch 5, another was told before batch 9 was over: of 6 to 8."""
     told = memories()
     cut = next(k for k, done in enumerate(told[1]) if done.op == Backward(5, 1))

@@ -142,8 +142,8 @@ def _killed_after(num_steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
     return False
 
 
-def test_what_a_killed_export_left_goes_with_the_next_one(folder: Path) -> None:
-    """A draft that no process owns any more; one that is being written stays."""
+def test_the_next_export_deletes_a_killed_exports_draft(folder: Path) -> None:
+    """A draft that is being written stays."""
     code = (
         "import sys, time; from pathlib import Path; from headway.daemon.results.model_place import Draft\n"
         "draft = Draft(Path(sys.argv[1])); (draft.folder / 'large').write_text('x'); print(draft.folder, flush=True)\n"
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_replaced_costs_neither_model(folder: Path, monkey
     assert _seed_of(Path(told.value.what.rsplit(" ", 1)[-1])) == 2
 
 
-def test_a_disk_that_takes_nothing_is_one_line(folder: Path) -> None:
+def test_a_full_disk_during_an_export_is_one_line(folder: Path) -> None:
     """While a layer is written: the folder's name and the reason; the older model is whole, and no draft is left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

@@ -44,7 +44,7 @@ def test_an_activity_that_ran_for_long_begins_with_a_short_pause_again() -> None
 
 
 async def test_an_activity_that_raises_is_restarted_and_the_others_do_not_notice() -> None:
-    """One fails three times, in a group and by a cancellation of nobody's; the other runs once, from end to end."""
+    """One fails three times, also by an exception group and a stray cancellation; the other runs once."""
     errors: Iterator[BaseException] = iter(
         [
             ExceptionGroup("two", [KeyError("missing"), OSError(28, "full")]),
@@ -109,8 +109,8 @@ async def test_the_traceback_of_one_error_is_logged_once() -> None:
     assert sum(line["event"] == "activity_failed" for line in logs) == 5
 
 
-async def test_an_invariant_that_is_lost_ends_them_all() -> None:
-    """A ConfigError is one job's or one folder's matter; a lost invariant ends the daemon, as itself."""
+async def test_a_lost_invariant_ends_all_activities() -> None:
+    """A ConfigError restarts one activity; a lost invariant ends the daemon with its own exception."""
     ended, num = [], 0
 
     async def losing() -> None:
@@ -129,8 +129,7 @@ async def test_an_invariant_that_is_lost_ends_them_all() -> None:
     assert (num, ended) == (2, ["other"])
 
 
-async def test_what_a_callback_raises_is_told() -> None:
-    """A timer of nobody's: it is counted and named among the ailments."""
+async def test_an_error_of_a_callback_is_counted_and_reported() -> None:
     owner = Activities()
     owner.watch_callbacks()
     asyncio.get_running_loop().call_soon(lambda: 1 // 0)
@@ -140,8 +139,7 @@ async def test_what_a_callback_raises_is_told() -> None:
     assert "ZeroDivisionError" in owner.ailments[CALLBACKS]
 
 
-def test_a_condition_ails_until_it_is_over() -> None:
-    """Told when it begins, when it is another, and when it ends; not in between."""
+def test_a_trouble_is_reported_when_it_begins_changes_and_ends() -> None:
     told: list[dict[str, str]] = []
     owner = Activities()
     owner.on_change = lambda: told.append(owner.ailments)

@@ -80,7 +80,7 @@ def job(state: dict[tuple[int, int], dict[str, StateRecord]], **fields: object) 
 
 
 def test_a_boundary_is_never_put_together_from_two_timelines() -> None:
-    """a has the front of boundary 20 of timeline 1, b has the back of boundary 20 of timeline 3: nobody has 20."""
+    """a has half of boundary 20 of timeline 1 and b the other half of timeline 3's: nobody has 20."""
     two = {
         (1, 20): {"a": told("a", *FRONT, of="old ")},
         (3, 20): {"b": told("b", *BACK, of="new ")},
@@ -93,8 +93,8 @@ def test_a_boundary_is_never_put_together_from_two_timelines() -> None:
     assert (origin.source_timeline, origin.boundary) == (1, 0)
 
 
-def test_what_lies_beyond_the_point_of_return_is_not_the_jobs_past() -> None:
-    """Timeline 1 was left at 20: its 40 and 60 are whole, and of no use; of timeline 2 nothing is."""
+def test_boundaries_after_the_point_of_return_do_not_count() -> None:
+    """The job left timeline 1 at 20, so 40 and 60 are useless there; timeline 2 has no boundaries."""
     state = {place: both(*PARTS) for place in ((1, 20), (1, 40), (1, 60), (2, 60))}
     assert own_places(job(state)) == ((1, 20),)
     assert newest_complete(job(state), NODES) == (1, 20)
@@ -108,8 +108,8 @@ def test_a_new_timeline_remembers_where_each_older_one_was_left() -> None:
     assert [origin.lineage.has(*place) for place in ((4, 40), (3, 20), (1, 20), (1, 21))] == [True, False, True, False]
 
 
-def test_a_holder_is_a_living_daemon_that_told_of_it_itself() -> None:
-    """b's daemon started anew, or is gone: what the one before told is no copy."""
+def test_only_a_living_daemons_own_records_make_it_a_holder() -> None:
+    """Records of b's earlier daemon are no copies."""
     state = {(3, 40): both(*PARTS), (3, 60): {"b": told("b", *PARTS)}}
     assert newest_complete(job(state), NODES) == (3, 60)
     assert restorable(job(state), NODES) == ((3, 40),)
@@ -162,7 +162,7 @@ def test_a_boundary_that_a_stage_missed_goes_when_a_newer_one_is_safe() -> None:
 
 @pytest.mark.parametrize("has_begun_safe", [True, False])
 @pytest.mark.parametrize("has_copies", [True, False])
-def test_what_is_kept_does_not_grow_while_a_stage_misses_its_snapshots(has_begun_safe: bool, has_copies: bool) -> None:
+def test_kept_files_stay_bounded_while_a_stage_misses_its_snapshots(has_begun_safe: bool, has_copies: bool) -> None:
     """a goes on to write, alone, for a thousand batches: what was safe stays, with a handful of what came after."""
     state = {(3, boundary): both(*PARTS) for boundary in (40, 60)} if has_begun_safe else {}
     state |= {(3, 80): {"a": told("a", *PARTS)}}
@@ -174,7 +174,7 @@ def test_what_is_kept_does_not_grow_while_a_stage_misses_its_snapshots(has_begun
     assert len(found) <= 10
 
 
-def test_what_was_safe_stays_while_holders_register_again() -> None:
+def test_safe_boundaries_stay_while_holders_register_again() -> None:
     """After an outage only a is back, with what it wrote meanwhile: 40 and 60 are whole again once b is back."""
     state = {(3, boundary): {"a": told("a", *FRONT)} for boundary in range(40, 400, 20)}
     assert {(3, 40), (3, 60)} <= kept(job(state), NODES)

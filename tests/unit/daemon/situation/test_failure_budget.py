@@ -51,16 +51,16 @@ def test_hopeless_at_once() -> None:
     assert rule_after(Death(node="a", is_hopeless=True)) == "another attempt would end in the same error"
 
 
-def test_a_newer_boundary_starts_the_count_anew() -> None:
-    """The job got further: what was is forgotten. An older one, after a loss of files, is no progress."""
+def test_a_newer_boundary_resets_the_failure_budget() -> None:
+    """The job made progress. An older boundary, after files were lost, is no progress."""
     count = FailureCount(boundary=40, num_deaths=9, batch=47, num_same_batch=2, faults=(("x", "a"),))
     assert counted(count, [Death(node="b", batch=47)], boundary=60).num_deaths == 1
     assert counted(count, [Death(node="b", batch=47)], boundary=20).num_deaths == 10
     assert counted(count, [], boundary=40) == count, "a node's loss is no worker's failure"
 
 
-def test_progress_after_files_were_lost_starts_the_count_anew() -> None:
-    """Back from 40 to 0, and each of ten killed workers finds the job further: that is no job that stands still."""
+def test_progress_after_lost_files_resets_the_failure_budget() -> None:
+    """The job goes back from 40 to 0, and each of ten kills finds it further."""
     before, again = PlanRecord(generation=1, timeline=1), PlanRecord(generation=2, timeline=2)
     count = counted(FailureCount(boundary=40, timeline=1, num_deaths=1), [], boundary=0, plan=before)
     for boundary in (0, 5, 10, 15, 20, 25, 30, 35, 40):

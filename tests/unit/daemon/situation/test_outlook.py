@@ -246,7 +246,7 @@ def test_without_new_cuts_a_node_that_is_released_or_heals_is_used_again(how: st
     assert better_plan_found(scene.situation())
 
 
-def test_too_few_samples_say_nothing() -> None:
+def test_too_few_samples_do_not_change_the_plan() -> None:
     scene = Scene()
     scene.profile("a", slower=1.0)
     scene.profile("b", slower=3.0, num_samples=LEAST_SAMPLES - 1)
@@ -254,7 +254,7 @@ def test_too_few_samples_say_nothing() -> None:
     assert [device for device, _ in measured(scene.view.jobs["demo"], scene.view).layers] == [("a", 0)]
 
 
-def test_half_a_measurement_cuts_nothing() -> None:
+def test_a_measurement_of_one_worker_alone_does_not_change_the_plan() -> None:
     """One of two workers is measured, or both but under an earlier plan: the cut stays until both are."""
     scene = Scene()
     scene.profile("b", slower=3.0)
@@ -268,7 +268,7 @@ def test_half_a_measurement_cuts_nothing() -> None:
     assert not better_plan_found(scene.situation())
 
 
-def test_a_node_that_is_gone_says_nothing() -> None:
+def test_measurements_of_a_lost_node_do_not_change_the_plan() -> None:
     scene = Scene()
     scene.profile("b", slower=3.0)
     scene.put(Keys.probes("b"), ProbeRecord(incarnation="b-1", peers={"a": LinkProbe(round_trip_s=1, bytes_per_s=1)}))

@@ -78,7 +78,7 @@ def test_a_layer_that_finds_no_place_here_is_no_outage_there(folder: str, tmp_pa
     assert not isinstance(caught.value, StorageAwayError)
 
 
-def test_the_manifest_says_what_it_was_given(folder: str) -> None:
+def test_a_manifest_reads_back_as_it_was_written(folder: str) -> None:
     """Written and read: the same record. Without it there is no checkpoint."""
     record = CheckpointRecord(timeline=1, boundary=5, url=folder, files={"head": FILE})
     with pytest.raises(RecoveryError, match=r"manifest\.json: cannot be read"):
@@ -87,7 +87,7 @@ def test_the_manifest_says_what_it_was_given(folder: str) -> None:
     assert read_manifest(folder) == record
 
 
-def test_a_damaged_manifest_is_told(folder: str) -> None:
+def test_a_damaged_manifest_is_an_error(folder: str) -> None:
     """Half a manifest, as a crashed copy of the folder may have it."""
     write_manifest(folder, b'{"timeline": 1,')
     with pytest.raises(RecoveryError, match="is not a checkpoint's manifest"):

@@ -101,7 +101,7 @@ def test_a_cause_counts_as_well(mood: Mood) -> None:
         read_manifest(URL)
 
 
-def test_a_package_that_is_missing_is_told() -> None:
+def test_a_missing_driver_package_is_named() -> None:
     """fsspec knows the protocol, and its package is not installed here."""
     with pytest.raises(NoAccessError, match=r"^dropbox://folder: cannot be opened: .*nstall"):
         open_url("dropbox://folder")
@@ -182,7 +182,7 @@ def test_a_manifest_of_any_length_is_not_read_whole(mood: Mood, monkeypatch: pyt
         read_manifest(URL)
 
 
-def test_what_hangs_is_told_apart_by_file_system() -> None:
+def test_hung_calls_are_counted_per_file_system() -> None:
     """Two buckets, two mounts: each is its own."""
     assert file_system_of("s3://a/x/y") == file_system_of("s3://a/z") != file_system_of("s3://b/x")
     assert file_system_of("/mnt/a/x/y") == file_system_of("/mnt/a/z") != file_system_of("/mnt/b/x")

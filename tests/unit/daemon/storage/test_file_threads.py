@@ -111,10 +111,10 @@ BOUNDARY = "00000001-0000000005"
 
 @pytest.mark.parametrize("what", ["manifest", "layer"])
 @pytest.mark.parametrize("where", ["object store", "local"])
-async def test_what_was_given_up_does_not_appear_later(
+async def test_a_write_that_was_given_up_does_not_appear_later(
     mood: Mood, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, what: str
 ) -> None:
-    """A write hangs for its time and is given up. The file system answers again: the file does not appear."""
+    """It hangs for its time. When the file system answers again, the file does not appear."""
     source = tmp_path / "layer"
     source.write_bytes(b"layer")
     folder, go_on = tmp_path / "checkpoints", threading.Event()
@@ -140,7 +140,7 @@ async def test_what_was_given_up_does_not_appear_later(
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
-async def test_what_hangs_in_its_last_step_is_told_when_it_ends(mood: Mood) -> None:
+async def test_a_write_that_hangs_in_its_last_step_is_reported_when_it_ends(mood: Mood) -> None:
     """The manifest was sent and its server is silent: it appears after it was given up, and its owner hears of it."""
     threads, late = FileThreads("manifests", silence_s=0.05), asyncio.Event()
     mood.closing.clear()
@@ -164,8 +164,8 @@ async def test_whatever_a_call_raises_names_the_url() -> None:
         await threads.run(URL, lambda _: raise_(ConfigError("wrong")))
 
 
-async def test_an_exception_that_no_future_takes_is_no_hang() -> None:
-    """A driver that ends an iterator of its own too far: the slot is free at once, and no thread counts as left."""
+async def test_a_stop_iteration_from_a_driver_is_no_hang() -> None:
+    """No future accepts it, yet the slot is free at once."""
     threads = FileThreads("manifests", num_at_once=1, silence_s=30.0)
 
     def act(_: Beat) -> int:

@@ -101,8 +101,8 @@ def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
         again.append(DATA[200:], offset=200)
 
 
-def test_what_came_before_a_break_counts(store: StateStore) -> None:
-    """One byte of an earlier attempt is wrong: the whole is refused; when all are right, it is taken."""
+def test_bytes_from_before_a_break_are_verified_too(store: StateStore) -> None:
+    """One byte of the earlier attempt is wrong: the whole file is refused."""
     for first, is_good in ((b"!" + DATA[1:100], False), (DATA[:100], True)):
         store.receive(KEY, size_bytes=len(DATA)).append(first, offset=0)
         again = store.receive(KEY, size_bytes=len(DATA))
@@ -123,7 +123,7 @@ def test_bytes_that_were_refused_are_forgotten(store: StateStore) -> None:
     incoming.verify(CHECKSUM)
 
 
-def test_what_is_abandoned_leaves_nothing(store: StateStore, tmp_path: Path) -> None:
+def test_an_abandoned_fetch_leaves_nothing(store: StateStore, tmp_path: Path) -> None:
     """The fetch is given up: its partial file and its folders go, and its room is free again."""
     store.receive(KEY, size_bytes=9000).append(DATA[:100], offset=0)
     other = replace(KEY, layer="embed")

@@ -12,7 +12,7 @@ from headway.stages.telemetry.history import HistoryFile
 from headway.stages.telemetry.recent_ops import RecentOps
 
 
-def test_everybody_hears_of_each_moment(tmp_path: Path) -> None:
+def test_every_listener_gets_each_moment_of_a_run(tmp_path: Path) -> None:
     """Three operations, a wait and a batch → goodput, memory, history, test and daemon know what is theirs."""
     goodput, recent, history = Goodput(now=0.0), RecentOps(), HistoryFile(tmp_path, "a")
     goodput.begin_generation(furthest=1)

@@ -29,7 +29,7 @@ def ended(boundary: int, *, trouble: str = "") -> SnapshotEnded:
     return SnapshotEnded(**about, boundary=Boundary(boundary), files=files, trouble=trouble)
 
 
-def test_a_late_snapshot_is_not_told_as_one_that_is_not_there() -> None:
+def test_a_late_snapshot_is_not_reported_as_missed() -> None:
     """In time; late, so that later ones are further apart; as before; failed → written, written and late, written, not.
 
     Who hears that a boundary was missed fetches its layers from a sibling.

@@ -12,8 +12,8 @@ from headway.proto.control_pb2 import Write
 from headway.stages.state.snapshot_writer import SnapshotWriter
 
 
-def test_nothing_is_written_that_a_stuck_writer_would_take_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it gets on, it removes what its cancelled snapshot left, by name: the write is refused instead."""
+def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the writer continues, it deletes the files of its cancelled snapshot by name."""
     monkeypatch.setattr(SnapshotWriter, "cancel", lambda _self, **_: False)
     nothing = cast(Any, None)
     worker = StageWorker(

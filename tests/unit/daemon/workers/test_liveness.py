@@ -76,7 +76,7 @@ def first_complaint(liveness: Liveness, status: WorkerStatus, *, beats: Beat | N
         (RUNNING, SERVING_SILENCE_S),
     ],
 )
-def test_silence_is_borne_for_as_long_as_what_the_worker_does_needs(status: WorkerStatus, limit_s: float) -> None:
+def test_the_limit_of_silence_follows_the_workers_task(status: WorkerStatus, limit_s: float) -> None:
     """Nothing is heard from the start on: the complaint comes at the limit, not before."""
     assert first_complaint(Liveness(0.0), status, until_s=limit_s + 5) == limit_s
 
@@ -103,8 +103,8 @@ def test_the_first_operation_may_compile() -> None:
     assert first_complaint(Liveness(0.0), RUNNING, beats=beat(0, typical_s=0.0), until_s=200) == FIRST_OPERATION_S
 
 
-def test_an_update_of_a_minute_that_moves_on_stands_not_still() -> None:
-    """Forwards take 10 ms. The update has one more matrix every 4 s, and no operation is done for five minutes."""
+def test_a_long_update_that_progresses_is_no_standstill() -> None:
+    """A new matrix every 4 s counts, although no operation ends for five minutes."""
     liveness = Liveness(0.0)
     for second in range(300):
         liveness.on_heartbeat(beat(40, typical_s=0.01, expected_s=0.0, num_steps=second // 4), float(second))
@@ -134,8 +134,8 @@ def test_progress_is_no_standstill() -> None:
         assert liveness.complaint(RUNNING, float(second)) == ""
 
 
-def test_who_waits_for_a_neighbour_does_not_stand_still() -> None:
-    """No operation could run; and when one can again, the time begins then."""
+def test_a_worker_that_waits_for_a_neighbour_does_not_stand_still() -> None:
+    """The time begins when an operation can run again."""
     liveness = Liveness(0.0)
     assert first_complaint(liveness, RUNNING, beats=beat(40, is_runnable=False), until_s=60) == -1.0
     for second in range(61, 66):
@@ -203,8 +203,8 @@ def test_answered_orders_have_no_deadline_any_more() -> None:
         assert liveness.complaint(RUNNING, float(second)) == ""
 
 
-def test_a_daemon_that_was_stopped_itself_judges_nobody_for_it() -> None:
-    """Stopped for an hour with Start unanswered: every clock starts anew, and the order keeps the time it had left."""
+def test_a_daemon_that_was_stopped_blames_no_worker() -> None:
+    """Stopped for an hour with Start unanswered: every clock restarts, and the order keeps its remaining time."""
     stalls, liveness = StallWatch(0.0), Liveness(0.0)
     status = PREPARED.ordered(OrderKind.START, OF)
     liveness.ordered(OrderKind.START, OF, 0.0)
