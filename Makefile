@@ -24,7 +24,8 @@ check: setup
 
 test: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
-	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15 tests/chaos tests/integration
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadgroup --durations=15 \
+	    tests/chaos tests/integration
 
 test-all: setup
 	$(BIN)/python -m pytest --durations=30

@@ -1,4 +1,4 @@
-"""A minute of the soak in the default run, with fixed seeds."""
+"""Some seconds of the soak in the default run, with fixed seeds."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from tests.integration.exactness.training import Oracle
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [4])
 async def test_random_faults_change_no_bit(tmp_path: Path, seed: int) -> None:
-    """Three nodes, about eight random faults: the reference's bits, every rule of the history kept, nothing left."""
+    """Three nodes, about four random faults: the reference's bits, every rule of the history kept, nothing left."""
     case = SoakCase(
         seed=seed,
         num_nodes=3,
-        batches=160,
-        duration_s=15.0,
+        batches=100,
+        duration_s=8.0,
         rate_per_minute=32.0,
         schedule="2bw",
         reduction_groups=1,
@@ -27,5 +27,5 @@ async def test_random_faults_change_no_bit(tmp_path: Path, seed: int) -> None:
     told: list[str] = []
     outcome = await soak(case, tmp_path, Oracle(tmp_path / "oracle"), say=told.append)
     assert not outcome.troubles, "\n".join([*told, *outcome.troubles])
-    assert len(outcome.blows) >= 3, told
+    assert len(outcome.blows) >= 2, told
     assert outcome.recoveries_s, "no fault needed a new generation"

@@ -66,10 +66,10 @@ async def test_etcd_that_comes_back_with_its_data_is_followed_on(server: EtcdSer
         view_s = time.monotonic() - back_at
         await client.put(KEY, PAUSED)
         await until_desired(cluster, Desired.PAUSED)
-        assert time.monotonic() - back_at < 1.5
+        assert time.monotonic() - back_at < 5.0
         assert cluster.view.steady_since is not None
         assert cluster.view.steady_since >= away_until
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(5.0):
             while lease.remaining_s == 0:
                 await asyncio.sleep(0.02)
         assert not lease.lost.is_set()

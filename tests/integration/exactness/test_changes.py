@@ -1,5 +1,6 @@
 """The promise through planned changes: joins, drains, pauses, and a cluster that is stopped and started again."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.node_drain import drain, release
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
@@ -22,30 +24,35 @@ from tests.integration.exactness.training import (
     until_batch,
 )
 
-pytestmark = pytest.mark.timeout(240)  # hundreds of batches in the cluster and in the plain loop, on a loaded machine
+pytestmark = pytest.mark.timeout(240)  # several starts of a cluster, on a loaded machine
 
-BATCHES = 120  # about 20 ms each: long enough for a change that is asked for at the start
-BATCHES_FOR_TWO_CHANGES = 300  # changes of a running job lie seconds apart
+BATCHES = 60
 BATCHES_WHILE_A_NODE_STARTS = 800
+MICROBATCHES = 2
+LAYER_S = 0.02
+"""Pace of the layers until the last change has happened: half a second a batch, so that no change comes too late."""
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_node_that_is_free_again_in_the_middle_changes_no_bit(
-    cluster: LocalCluster, tmp_path: Path, oracle: Oracle
+    cluster: LocalCluster, set_pace: Callable[[float], None], tmp_path: Path, oracle: Oracle
 ) -> None:
     """Two nodes train, a third is released, the stages are cut anew between two batches: the reference's bits."""
-    spec = small_job("release", batches=BATCHES_FOR_TWO_CHANGES)
+    spec = small_job("release", batches=BATCHES, microbatches=MICROBATCHES)
     spec = replace(spec, placement=PlacementSpec(max_nodes=3))
+    set_pace(LAYER_S)
     async with ClusterSession(cluster.address) as session:
         away = [node.name for node in cluster.nodes[2:]]
         for name in away:
             await drain(session, name)
         try:
             await submit(session, spec)
-            first = await until_batch(session, "release", 5)
+            first = await until_batch(session, "release", 2)
             assert first.plan is not None
             assert len(first.plan.stages) == 2
             await release(session, away[0])
+            await until_batch(session, "release", 3, generation=first.phase.generation + 1)
+            set_pace(0)
             result = await finished(session, "release", tmp_path / "out")
         finally:
             for name in away:
@@ -75,13 +82,14 @@ async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, or
 
 async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Two nodes stop half way, which saves the job; three start on the same folder and finish: the same bits."""
-    spec = small_job("stop-start", batches=BATCHES)
+    spec = small_job("stop-start", batches=BATCHES, microbatches=MICROBATCHES)
+    paces = paced_layers(tmp_path, LAYER_S)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES, environment=paces) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await submit(session, spec)
-        await until_batch(session, "stop-start", 5)
+        await until_batch(session, "stop-start", 2)
     async with (
         LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
         ClusterSession(cluster.address) as session,
@@ -96,14 +104,15 @@ async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_pa
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(
-    cluster: LocalCluster, tmp_path: Path, oracle: Oracle
+    cluster: LocalCluster, set_pace: Callable[[float], None], tmp_path: Path, oracle: Oracle
 ) -> None:
     """Three nodes train; the job is paused and resumed, then a node is told to leave: the reference's bits."""
-    spec = small_job("pause-drain", batches=BATCHES_FOR_TWO_CHANGES)
+    spec = small_job("pause-drain", batches=BATCHES, microbatches=MICROBATCHES)
     spec = replace(spec, placement=PlacementSpec(max_nodes=3))
+    set_pace(LAYER_S)
     async with ClusterSession(cluster.address) as session:
         await submit(session, spec)
-        await until_batch(session, "pause-drain", 5)
+        await until_batch(session, "pause-drain", 2)
         await pause(session, "pause-drain")
         paused = await wait_for_phase(session, "pause-drain", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
         assert paused.checkpoint is not None
@@ -115,6 +124,8 @@ async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(
         leaving = running.plan.stages[0].node
         await drain(session, leaving)
         try:
+            await until_batch(session, "pause-drain", 0, generation=running.phase.generation + 1)
+            set_pace(0)
             result = await finished(session, "pause-drain", tmp_path / "out")
             view = await session.view()
         finally:

@@ -17,7 +17,7 @@ from tests.integration.faults.fault_harness import FaultHarness
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-BATCHES = 200
+BATCHES = 100
 
 
 async def test_every_microbatch_is_computed_once_on_the_version_before(harness: FaultHarness, tmp_path: Path) -> None:

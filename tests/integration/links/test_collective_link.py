@@ -434,7 +434,7 @@ def test_a_link_to_a_peer_that_stands_still_is_closed_within_seconds(
         peer.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         link.close()
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 2.0
         wait_until(lambda: link.is_ended, within_s=8)
         assert inbox.empty()
 

@@ -309,7 +309,7 @@ def test_a_killed_peer_is_lost_after_the_timeout(tmp_path: Path) -> None:
             process.kill()
         killed_at = time.monotonic()
         told = lost(upper)
-        assert 0.9 < time.monotonic() - killed_at < 5
+        assert 0.9 < time.monotonic() - killed_at < 20
         assert told.peer == f"stage 1 at 127.0.0.1:{port}"
         assert told.reason.startswith("not resumed within 1 s: UNAVAILABLE")
         link.close()

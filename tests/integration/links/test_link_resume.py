@@ -165,7 +165,7 @@ def test_an_outage_that_lasts_too_long_ends_the_link_on_both_sides(make_pair: Pa
         assert isinstance(told, LinkLost)
         assert told.peer == link.peer
         assert told.reason.startswith("not resumed within 1.5 s: ")
-    assert 1.4 < time.monotonic() - begun_at < 6
+    assert 1.4 < time.monotonic() - begun_at < 20
 
 
 def test_a_closed_link_is_not_retried_and_its_last_frames_arrive(make_pair: Pairs, proxy: TcpProxy) -> None:

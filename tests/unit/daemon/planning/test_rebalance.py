@@ -143,7 +143,7 @@ def test_plans_of_other_depths_are_the_same_and_of_other_groups_are_not() -> Non
 # --- A scripted hour ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
 def test_an_hour_of_joins_leaves_and_speed_changes(seed: int) -> None:
     """An event a minute, speeds measured late and with noise: nine tenths of free and instant moves."""
     outcome = ScriptedHour(SPEC, seed).run()
