@@ -9,6 +9,7 @@ from tests.chaos.soak_job import SoakCase, soak
 from tests.integration.exactness.training import Oracle
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [4])
 async def test_random_faults_change_no_bit(tmp_path: Path, seed: int) -> None:

@@ -28,6 +28,7 @@ SHARED_CLUSTERS = ("shared_harness", "cluster", "standing", "daemon")
 """Fixtures that start a cluster, or workers, for many tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of one shared cluster in one process of pytest-xdist; all others go wherever there is time."""
     for item in items:

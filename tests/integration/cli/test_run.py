@@ -32,7 +32,7 @@ def plain(standing: Any) -> Path:
     return Path(standing.folder / "plain")
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_equals_the_reference_bit_for_bit(program: Any, plain: Path, num_nodes: int) -> None:
     """One job by the plain loop and by 1 or 2 nodes: equal losses, equal tensors, no process left."""
     job = program.job(min_nodes=num_nodes)

@@ -39,7 +39,7 @@ async def test_a_node_that_is_free_again_in_the_middle_changes_no_bit(
 ) -> None:
     """Two nodes train, a third is released, the stages are cut anew between two batches: the reference's bits."""
     spec = small_job("release", batches=BATCHES, microbatches=MICROBATCHES)
-    spec = replace(spec, placement=PlacementSpec(max_nodes=3))
+    spec = replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3))
     set_pace(LAYER_S)
     async with ClusterSession(cluster.address) as session:
         away = [node.name for node in cluster.nodes[2:]]
@@ -81,17 +81,17 @@ async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, or
 
 
 async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
-    """Two nodes stop half way, which saves the job; three start on the same folder and finish: the same bits."""
+    """A node stops half way, which saves the job; two start on the same folder and finish: the same bits."""
     spec = small_job("stop-start", batches=BATCHES, microbatches=MICROBATCHES)
     paces = paced_layers(tmp_path, LAYER_S)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES, environment=paces) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=paces) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await submit(session, spec)
         await until_batch(session, "stop-start", 2)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         before = job_of(await session.view(), "stop-start")
@@ -108,7 +108,7 @@ async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(
 ) -> None:
     """Three nodes train; the job is paused and resumed, then a node is told to leave: the reference's bits."""
     spec = small_job("pause-drain", batches=BATCHES, microbatches=MICROBATCHES)
-    spec = replace(spec, placement=PlacementSpec(max_nodes=3))
+    spec = replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3))
     set_pace(LAYER_S)
     async with ClusterSession(cluster.address) as session:
         await submit(session, spec)

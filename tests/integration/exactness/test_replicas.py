@@ -35,8 +35,14 @@ def shape_of(plan: PlanSeen) -> tuple[int, ...]:
 
 
 SHAPES_AND_LINKS = [
-    pytest.param(shape, link, id=f"{'-'.join(map(str, shape))}-{link}")
-    for shape, link in (((1,), "grpc"), ((2,), "grpc"), ((3,), "grpc"), ((2, 1, 2), "grpc"), ((2, 1, 2), "collective"))
+    pytest.param(shape, link, id=f"{'-'.join(map(str, shape))}-{link}", marks=marks)
+    for shape, link, marks in (
+        ((1,), "grpc", pytest.mark.slow),
+        ((2,), "grpc", pytest.mark.slow),
+        ((3,), "grpc", ()),
+        ((2, 1, 2), "grpc", ()),
+        ((2, 1, 2), "collective", ()),
+    )
 ]
 
 

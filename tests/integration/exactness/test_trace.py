@@ -17,12 +17,15 @@ from tests.integration.faults.fault_harness import FaultHarness
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-BATCHES = 100
+BATCHES = 60
 
 
 async def test_every_microbatch_is_computed_once_on_the_version_before(harness: FaultHarness, tmp_path: Path) -> None:
     """Two stages, paused and resumed: forward and backward of each microbatch read W(b-1), and none runs twice."""
-    spec = replace(small_job("trace", batches=BATCHES), placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False))
+    spec = replace(
+        small_job("trace", batches=BATCHES, microbatches=4),
+        placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False),
+    )
     await submit(harness.session, spec)
     await harness.until_batch("trace", 3)
     await pause(harness.session, "trace")

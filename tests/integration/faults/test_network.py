@@ -12,7 +12,9 @@ from tests.integration.faults.fault_harness import FaultHarness, at_operation, f
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(10.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(1.5, marks=pytest.mark.slow), pytest.param(10.0, marks=pytest.mark.slow)]
+)
 async def test_link_cut(harness: FaultHarness, oracle: Oracle, seconds: float) -> None:
     """The streams of a stage break in the middle of a batch and are resumed: no rollback, no batch again."""
     spec = faulty_job(f"cut-{seconds:.0f}", batches=40)

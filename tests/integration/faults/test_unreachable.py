@@ -45,7 +45,7 @@ async def test_a_pair_that_cannot_talk_is_planned_around(tmp_path: Path, oracle:
     """One direction between two of three nodes is blocked: they are no neighbours, nobody is blamed, bits are equal."""
     spec = faulty_job("planned-around")
     spec = replace(spec, placement=replace(spec.placement, min_nodes=3))
-    async with fault_harness(tmp_path, num_nodes=3) as harness:
+    async with fault_harness(tmp_path, num_nodes=3, num_spares=0) as harness:
         one, other, third = await names_of(harness)
         harness.arm(unreachable(one, other))
         await until_found(harness, one, other)

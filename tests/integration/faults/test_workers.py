@@ -30,6 +30,7 @@ async def test_worker_sigkill(harness: FaultHarness, oracle: Oracle, stage: int,
     assert outcome.num_rollbacks == 1
 
 
+@pytest.mark.slow
 async def test_worker_sigstop_under_a_healthy_daemon(harness: FaultHarness, oracle: Oracle) -> None:
     """It says nothing any more: its daemon kills it."""
     outcome = await harness.train(faulty_job("stop"), at_operation(1, 10, do="stop"))

@@ -49,7 +49,7 @@ def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(
 
 def test_the_lead_of_the_first_stage_chooses_where_all_stop(five_workers: list[Worker], make_case: CaseMaker) -> None:
     """2-1-2 workers stop in the middle, then go on as 1-2 on what the leads have written and what is live."""
-    case = make_case("shared-stop", batches=120, microbatches=6, reduction_groups=2)
+    case = make_case("shared-stop", batches=60, microbatches=6, reduction_groups=2)
     first = LAYOUTS["2-1-2"]
     case.begin(1, first, five_workers)
     lead, *others = five_workers
