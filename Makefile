@@ -24,7 +24,7 @@ check: setup
 
 test: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
-	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadgroup --durations=15 \
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadscope --durations=15 \
 	    tests/chaos tests/integration
 
 test-all: setup

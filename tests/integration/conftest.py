@@ -24,19 +24,6 @@ NUM_NODES = 5
 """Number of nodes of the cluster for faults: as many as 2-1-2 replicas need."""
 
 
-SHARED_CLUSTERS = ("shared_harness", "cluster", "standing", "daemon")
-"""Fixtures that start a cluster, or workers, for many tests."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of one shared cluster in one process of pytest-xdist; all others go wherever there is time."""
-    for item in items:
-        shared = next((name for name in SHARED_CLUSTERS if name in getattr(item, "fixturenames", ())), None)
-        if shared is not None:
-            item.add_marker(pytest.mark.xdist_group(shared))
-
-
 @dataclass(frozen=True, slots=True)
 class Etcd:
     """A running etcd, and how to reach it."""

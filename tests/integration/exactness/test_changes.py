@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(240)  # several starts of a cluster, on a loade
 
 BATCHES = 60
 BATCHES_WHILE_A_NODE_STARTS = 800
-MICROBATCHES = 2
-LAYER_S = 0.02
+MICROBATCHES = 8
+LAYER_S = 0.005
 """Pace of the layers until the last change has happened: half a second a batch, so that no change comes too late."""
 
 
