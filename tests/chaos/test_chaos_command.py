@@ -23,7 +23,7 @@ from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--faults", "maim"), "there are: kill, "),
+        (("--faults", "maim"), "choose from: kill, "),
         (("--rate", "often"), "6/min"),
         (("--for", "ever"), "90s"),
     ],

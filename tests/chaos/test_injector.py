@@ -150,5 +150,7 @@ async def test_a_distant_cluster_is_struck_by_its_records_only(pids: Pids) -> No
         injector.refuse([FaultKind.LEASE_LOSS, FaultKind.DRAIN])
         with pytest.raises(ConfigError, match="lease-loss"):
             injector.refuse([FaultKind.DRAIN, FaultKind.KILL])
-    with pytest.raises(ConfigError, match="no daemon"):
-        LocalTargets(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as lonely:
+        with pytest.raises(ConfigError, match="no daemon"):
+            LocalTargets(lonely.pid)
+        lonely.kill()

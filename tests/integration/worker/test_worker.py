@@ -125,7 +125,7 @@ def test_impossible_orders_are_refused_in_one_line(workers: list[Worker], make_c
     worker.order(start=start)
     worker.expect("started")
     worker.expect("at_boundary")
-    assert "generation 1 of job refused is over" in refusal(worker, prepare=case.prepare(1, 0, ONE_STAGE))
+    assert "generation 1 of job refused has ended" in refusal(worker, prepare=case.prepare(1, 0, ONE_STAGE))
     stale = control_pb2.StopAt(job_name=case.name, generation=1, boundary=10)
     assert "generation 1 of job refused has ended; the worker runs 2" in refusal(worker, stop_at=stale)
     early = control_pb2.Write(
