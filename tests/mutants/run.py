@@ -108,9 +108,9 @@ def plant(mutant: Mutant, tree: Path) -> str:
         apply(mutant, tree)
     except subprocess.CalledProcessError as error:
         return f"DOES NOT APPLY: {error.stderr.strip()}"
-    is_caught = run_test(mutant.test, tree) == TEST_FAILED
+    status = run_test(mutant.test, tree)
     apply(mutant, tree, reverse=True)
-    return CAUGHT if is_caught else "SURVIVED"
+    return {TEST_FAILED: CAUGHT, 0: "SURVIVED"}.get(status, f"pytest ended with {status}")
 
 
 def main(names: list[str]) -> int:
