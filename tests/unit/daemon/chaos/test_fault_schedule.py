@@ -82,7 +82,7 @@ def test_lengths_of_time(text: str, seconds: float) -> None:
 def test_unknown_kinds_of_faults_are_refused() -> None:
     """Two kinds are read in order; an unknown kind, or no kind at all, gives a line that helps."""
     assert parse_kinds("kill, pause") == (FaultKind.KILL, FaultKind.PAUSE)
-    for wrong, told in (("maim", "daemon-kill"), (",", "there are")):
+    for wrong, told in (("maim", "daemon-kill"), (",", "choose from")):
         with pytest.raises(ConfigError, match=told):
             parse_kinds(wrong)
 
