@@ -104,7 +104,7 @@ def judge(watcher: Watcher, *, breaches: Sequence[str] | None) -> Verdict:
     )
     phase = watcher.phase.value if watcher.phase is not None else "unknown"
     return Verdict(
-        is_passed=True, reasons=(f"all {len(watcher.blows)} faults were overcome; the job is {phase}", checked)
+        is_passed=True, reasons=(f"all {len(watcher.blows)} faults were overcome; the job's phase: {phase}", checked)
     )
 
 

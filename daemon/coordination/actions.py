@@ -86,7 +86,7 @@ def offer_change(situation: JobSituation, to: Phase) -> Command:
 
 
 def recover(situation: JobSituation, to: Phase) -> Command:
-    """delete `stop`; `next` on the surviving nodes if a plan exists, else delete `next`; count the failure"""
+    """delete `stop`; `next` on the surviving nodes if a plan exists, else delete `next`; count failures, if any"""
     cause, plan = why_recovering(situation), situation.plans.recovery
     error = situation.lost.first_error or situation.job.phase.error
     leased = held_against_nodes(situation, situation.lost.found)

@@ -78,7 +78,7 @@ def choose_link(
         return LinkChoice(False, 'links by NCCL are not measured yet: link = "collective" asks for them')
     size = f"frames of {frame_bytes / 2**20:.3g} MiB"
     if frame_bytes < WORTH_A_GROUP_BYTES:
-        return LinkChoice(False, f"{size}: gRPC carries them as fast, and resumes after a break")
+        return LinkChoice(False, f"{size}: gRPC carries them as fast as a process group, and resumes after a break")
     return LinkChoice(True, f"{size} inside site {one.site}: process groups carry them faster")
 
 

@@ -59,6 +59,8 @@ LAYOUTS = (
     (0, False, False, 0),
 )
 """Rows of the curve, whether nodes and details are listed, number of events: from a full picture to a low terminal."""
+FEWEST_LOSSES = 5
+"""Losses from which on a curve is drawn: a single look knows only the newest."""
 PLAIN_INTERVAL_S = 1.0
 ROWS_ABOVE = 2
 """Rows left free above the live picture, so that messages there (`stopping`) are seen."""
@@ -252,7 +254,7 @@ def _picture(
     inner = max(20, width - 4)
     report = snapshot.report
     parts: list[RenderableType] = [_head(report), _progress(report, inner)]
-    if curve_height and len(snapshot.losses) > 1:
+    if curve_height and len(snapshot.losses) >= FEWEST_LOSSES:
         curve = draw_curve(snapshot.losses, width=inner, height=curve_height, last=report.batches - 1)
         parts += [Text(), Text("\n".join(curve), style="bright_blue", no_wrap=True)]
     if troubles := (*report.waits, *report.ailments):

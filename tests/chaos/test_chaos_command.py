@@ -49,7 +49,7 @@ async def chaos_program(state_dir: Path, *options: str) -> asyncio.subprocess.Pr
     )
 
 
-@pytest.mark.slow  # test_soak_short.py strikes with the same hands in the default run
+@pytest.mark.slow
 async def test_a_real_job_is_struck_at_and_holds(tmp_path: Path) -> None:
     """Two nodes train; kills and a pause from a seed: each is listed, the verdict is good, every rule was checked.
 

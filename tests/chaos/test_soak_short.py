@@ -1,4 +1,4 @@
-"""Some seconds of the soak in the default run, with fixed seeds."""
+"""Some seconds of the soak, with a fixed seed."""
 
 from pathlib import Path
 
