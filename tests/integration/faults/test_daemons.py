@@ -182,7 +182,7 @@ async def test_all_nodes_killed_at_once(harness: FaultHarness, oracle: Oracle) -
 @pytest.mark.slow
 async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> None:
     """The only other node dies and stays away: the job says what it waits for, and goes on when one comes."""
-    spec = faulty_job("wait", batches=300, num_nodes=2)
+    spec = faulty_job("wait", batches=150, num_nodes=2)
     spec = replace(spec, placement=replace(spec.placement, min_nodes=2))
     async with fault_harness(tmp_path, num_nodes=2) as harness:
 
