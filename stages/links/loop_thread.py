@@ -16,6 +16,7 @@ ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
 START_TIMEOUT = timedelta(seconds=10)
+_GRPC_POLLER = "PollerCompletionQueue._handle_events"
 
 
 class LoopThread:
@@ -104,6 +105,8 @@ class LoopThread:
 
     def _on_loop_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if _GRPC_POLLER in str(context.get("message")) and str(error) == "Event loop is closed":
+            return  # gRPC has one poller for all loops of a process, and another of them has ended
         self._fail(error if isinstance(error, BaseException) else RuntimeError(context["message"]))
 
     def _fail(self, error: BaseException) -> None:
