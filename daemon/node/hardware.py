@@ -22,8 +22,10 @@ def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tupl
     if not num_cuda:
         model = f"{_cpu_name()} {torch.backends.cpu.get_cpu_capability()}".strip()
         share_bytes = memory_bytes() // max(num_devices, 1)
+        name = arithmetic_class(torch.device("cpu"))
         return tuple(
-            Device(kind="cpu", index=index, model=model, memory_bytes=share_bytes) for index in range(num_devices or 1)
+            Device(kind="cpu", index=index, model=model, memory_bytes=share_bytes, arithmetic_class=name)
+            for index in range(num_devices or 1)
         )
     if num_devices > num_cuda:
         raise ConfigError(f"{num_devices} workers for {num_cuda} CUDA devices", "num_devices")
@@ -31,8 +33,8 @@ def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tupl
 
 
 def class_of(devices: tuple[Device, ...]) -> str:
-    """Return the arithmetic class of a node's devices, which are assumed to be alike."""
-    return arithmetic_class(torch.device(devices[0].kind))
+    """Return the arithmetic class of a node: that of its devices, joined if they are unlike."""
+    return " and ".join(sorted({device.arithmetic_class for device in devices}))
 
 
 def memory_bytes() -> int:
@@ -51,4 +53,10 @@ def _cpu_name() -> str:
 
 def _cuda_device(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
-    return Device(kind="cuda", index=index, model=properties.name, memory_bytes=properties.total_memory)
+    return Device(
+        kind="cuda",
+        index=index,
+        model=properties.name,
+        memory_bytes=properties.total_memory,
+        arithmetic_class=arithmetic_class(torch.device("cuda", index)),
+    )

@@ -158,6 +158,10 @@ def _reason_of_classes(order: Sequence[DeviceSlot], classes: tuple[str, ...]) ->
     if len(here) > 1:
         examples = (next(slot for slot in order if slot.arithmetic_class == name) for name in here)
         return "the workers are of several arithmetic classes: " + ", ".join(
-            f"{slot.node} has {slot.arithmetic_class}" for slot in examples
+            f"{_name(slot)} has {slot.arithmetic_class}" for slot in examples
         )
     return f"the job has run on several arithmetic classes: {', '.join(classes)}"
+
+
+def _name(slot: DeviceSlot) -> str:
+    return slot.node if slot.is_only_one else f"{slot.node}:{slot.device.index}"

@@ -140,6 +140,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             model=device.model,
             memory_bytes=round(device.memory_gb * GB),
             speed=_speed(device, train),
+            arithmetic_class=_class(device),
         )
         for index, device in enumerate(each)
     )
@@ -152,8 +153,12 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
         site_is_private=entry.site_is_private,
         devices=devices,
         memory_bytes=round(entry.memory_gb * GB),
-        arithmetic_class=" and ".join(sorted({device.model or f"any {device.kind}" for device in entry.devices})),
+        arithmetic_class=" and ".join(sorted(set(map(_class, entry.devices)))),
     )
+
+
+def _class(device: DeviceEntry) -> str:
+    return device.model or f"any {device.kind}"
 
 
 def _speed(device: DeviceEntry, train: TrainSpec) -> float:

@@ -32,6 +32,8 @@ class Device:
     memory_bytes: int = 0
     speed: float = 1.0
     """Relative speed; estimated seconds of a layer are divided by it."""
+    arithmetic_class: str = ""
+    """Like NodeRecord's, of this device alone. Empty: the node does not say, and its own class counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,9 @@ class NodeRecord:
     devices: tuple[Device, ...]
     memory_bytes: int
     arithmetic_class: str
-    """The node's torch version, Headway version, and device model or CPU capability. Equal classes give equal bits."""
+    """The torch version, Headway version, and device model or CPU capability. Equal classes give equal bits. Unlike
+    devices have their classes joined here, so that a leader that reads only this field takes no other node for equal.
+    """
     protocol: int = PROTOCOL_VERSION
     is_draining: bool = False
     down_devices: tuple[int, ...] = ()
@@ -87,6 +91,10 @@ class NodeRecord:
     def endpoint(self) -> NodeEndpoint:
         """Return its daemon's address, for dialling."""
         return NodeEndpoint(self.name, self.address)
+
+    def class_of(self, device: Device) -> str:
+        """Return the arithmetic class of one of its devices."""
+        return device.arithmetic_class or self.arithmetic_class
 
     def storage_trouble(self, job: str) -> str:
         """Return why it cannot read the data or the checkpoint that a job starts from; empty: it can."""

@@ -33,7 +33,9 @@ class DeviceSpeeds:
     """The measured speeds, by device model and arithmetic class; a damaged file leads to another measurement."""
 
     def __init__(self, directory: Path, *, arithmetic_class: str) -> None:
-        """arithmetic_class: contains the torch version, whose kernels determine the speed."""
+        """arithmetic_class: of devices that do not say theirs. It contains the torch version, whose kernels determine
+        the speed.
+        """
         self._path = directory / FILE
         self._class = arithmetic_class
         self._known: dict[str, float] = {}
@@ -77,4 +79,4 @@ class DeviceSpeeds:
                     tell(self.of(devices))
 
     def _key(self, device: Device) -> str:
-        return f"{device.kind} {device.model} {self._class}"
+        return f"{device.kind} {device.model} {device.arithmetic_class or self._class}"

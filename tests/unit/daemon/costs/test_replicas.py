@@ -105,6 +105,19 @@ def test_replicas_are_of_one_arithmetic() -> None:
     assert refused(wanted, [node("a"), node("b", arithmetic_class="two")])
 
 
+def test_unlike_cards_of_one_node_are_no_replicas() -> None:
+    """The class belongs to the device: two models in one machine share no stage, wherever the plan puts them."""
+    classes = ("one", "two", "one", "two")
+    unlike = node("a", device_classes=classes)
+    plan = planned(job(num_blocks=1, microbatches=16, reduction_groups=8), [unlike])
+    assert max(map(len, replicas_of(plan.stages))) > 1
+    for positions in replicas_of(plan.stages):
+        assert len({classes[plan.stages[position].device_index] for position in positions}) == 1
+    wanted = job(num_blocks=1, microbatches=16, reduction_groups=8, placement=PlacementSpec(replicas=(2,)))
+    assert refused(wanted, [node("a", device_classes=("one", "two"))])
+    assert planned(wanted, [unlike]).is_exact
+
+
 def test_never_more_replicas_than_groups() -> None:
     """Two groups: two replicas at most, however many nodes there are."""
     plan = planned(job(num_blocks=1, microbatches=4, reduction_groups=2), [node(f"n{index}") for index in range(7)])

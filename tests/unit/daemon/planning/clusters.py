@@ -14,10 +14,14 @@ def node(
     host_bytes: int = 0,
     site: str = "here",
     arithmetic_class: str = "one",
+    device_classes: tuple[str, ...] = (),
     num_devices: int = 1,
     is_draining: bool = False,
 ) -> NodeRecord:
-    """A machine of CPU devices. memory_bytes: of each device; host_bytes: of the machine."""
+    """A machine of CPU devices. memory_bytes: of each device; host_bytes: of the machine.
+
+    device_classes: each device's own class, as a node of unlike cards says it.
+    """
     return NodeRecord(
         name=name,
         incarnation=f"{name}-1",
@@ -25,7 +29,8 @@ def node(
         host="",
         site=site,
         devices=tuple(
-            Device(kind="cpu", index=index, speed=speed, memory_bytes=memory_bytes) for index in range(num_devices)
+            Device(kind="cpu", index=index, speed=speed, memory_bytes=memory_bytes, arithmetic_class=name)
+            for index, name in enumerate(device_classes or ("",) * num_devices)
         ),
         memory_bytes=host_bytes,
         arithmetic_class=arithmetic_class,

@@ -179,6 +179,24 @@ def test_one_class_is_exact_and_two_are_not() -> None:
     assert "a has one, b has two" in mixed.exact_reason
 
 
+def test_unlike_cards_of_one_node_are_not_exact() -> None:
+    """The verdict names each device by its class; a node that does not say its devices' classes has one for all."""
+    unlike = planned(job(placement=PlacementSpec(replicas=(1, 1))), [node("a", device_classes=("one", "two"))])
+    assert not unlike.is_exact
+    assert "a:0 has one, a:1 has two" in unlike.exact_reason
+    assert unlike.arithmetic_classes == ("one", "two")
+    older = planned(job(placement=PlacementSpec(replicas=(1, 1))), [node("a", num_devices=2)])
+    assert older.is_exact
+    assert older.arithmetic_classes == ("one",)
+
+
+def test_required_exactness_uses_one_model_of_a_nodes_cards() -> None:
+    """Three cards, two of them alike: the job runs on those two."""
+    unlike = node("a", device_classes=("one", "two", "one"))
+    plan = planned(job(exactness="required", placement=PlacementSpec(replicas=(1, 1))), [unlike])
+    assert sorted(stage.device_index for stage in plan.stages) == [0, 2]
+
+
 def test_history_counts_for_exactness() -> None:
     """All workers are of one class now, but the job began on another."""
     plan = planned(job(), [node("a")], history=("zero",))

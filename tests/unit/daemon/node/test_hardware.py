@@ -1,0 +1,51 @@
+"""What a node finds in its machine: each card with its own name, memory and arithmetic class."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from headway.daemon.node.hardware import class_of, find_devices
+
+GIB = 1 << 30
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models of the machine's cards: torch answers as if they were there."""
+    models = [H100, A100, H100]
+
+    def properties(index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=models[index], total_memory=80 * GIB, major=9, minor=0)
+
+    def name(device: torch.device) -> str:
+        return models[device.index or 0]  # torch takes the current device where no index is given
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(models))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
+    return models
+
+
+def test_unlike_cards_of_one_node_have_their_own_classes(cards: list[str]) -> None:
+    """Two models, two classes, each with its card's name; equal cards have equal ones."""
+    first, second, third = find_devices("auto", 0)
+    assert [device.model for device in (first, second, third)] == cards
+    assert first.arithmetic_class == third.arithmetic_class != second.arithmetic_class
+    assert H100 in first.arithmetic_class
+    assert A100 in second.arithmetic_class
+
+
+def test_a_node_of_unlike_cards_has_no_class_of_another_node(cards: list[str]) -> None:
+    """A leader that reads only the node's class takes it for equal to neither kind of node."""
+    mixed = find_devices("auto", 0)
+    assert class_of(mixed) not in {device.arithmetic_class for device in mixed}
+    assert class_of(mixed[:1]) == mixed[0].arithmetic_class
+
+
+def test_workers_on_the_cpu_share_its_class_and_its_memory() -> None:
+    """Each has its part of the machine's memory."""
+    one, other = find_devices("cpu", 2)
+    assert one.arithmetic_class == other.arithmetic_class == class_of((one, other)) != ""
+    assert find_devices("cpu", 1)[0].memory_bytes // 2 == one.memory_bytes
