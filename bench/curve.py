@@ -31,7 +31,7 @@ from headway.daemon.client.node_drain import drain
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase, PlanRecord, WorkerRecord
+from headway.daemon.records.records import Device, Phase, PlanRecord, WorkerRecord
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.view.cluster_view import JobView
@@ -77,7 +77,7 @@ def curve_job() -> JobSpec:
         optim=OPTIM,
         fault=FaultSpec(snapshot_every=10, copies=2),
     )
-    return resolve_job(spec, job_file=Path("curve.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+    return resolve_job(spec, job_file=Path("curve.toml"), devices=(Device(kind="cpu"),), cache_dir=default_cache_dir())
 
 
 class Story:

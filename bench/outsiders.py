@@ -28,7 +28,7 @@ from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -73,7 +73,9 @@ def job_spec() -> JobSpec:
         fault=FaultSpec(snapshot_every=50, copies=2, checkpoint_every=0),
         placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False),
     )
-    return resolve_job(spec, job_file=Path("outsiders.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+    return resolve_job(
+        spec, job_file=Path("outsiders.toml"), devices=(Device(kind="cpu"),), cache_dir=default_cache_dir()
+    )
 
 
 class Beside:

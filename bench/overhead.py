@@ -30,7 +30,7 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Device, Phase
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.boundaries import restorable
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -157,7 +157,9 @@ def overhead_job(model: ModelSpec, batches: int) -> JobSpec:
         train=TrainSpec(batches=batches, microbatches=8, microbatch_size=2, sequence_length=128),
         fault=WITHOUT_SNAPSHOTS,
     )
-    return resolve_job(spec, job_file=Path("overhead.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+    return resolve_job(
+        spec, job_file=Path("overhead.toml"), devices=(Device(kind="cpu"),), cache_dir=default_cache_dir()
+    )
 
 
 async def measure(model: ModelSpec, *, num_pairs: int, batches: int) -> tuple[dict[str, Figure], dict[str, object]]:

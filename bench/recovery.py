@@ -37,7 +37,7 @@ from headway.daemon.history.events import MONOTONIC
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Device, Phase
 from headway.daemon.situation.boundaries import restorable
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -81,7 +81,9 @@ def recovery_job() -> JobSpec:
         fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0),
         placement=PlacementSpec(max_nodes=NUM_NODES),
     )
-    return resolve_job(spec, job_file=Path("recovery.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+    return resolve_job(
+        spec, job_file=Path("recovery.toml"), devices=(Device(kind="cpu"),), cache_dir=default_cache_dir()
+    )
 
 
 class Range:

@@ -32,7 +32,7 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpe
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.measurements import LayerTime
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Device, Phase
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.view.cluster_view import JobView
 from headway.stages.data.tokens import TokenShards
@@ -100,7 +100,9 @@ def straggler_job(name: str, *, batches: int, num_nodes: int) -> JobSpec:
         fault=FaultSpec(snapshot_every=0, checkpoint_every=0),
         placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes),
     )
-    return resolve_job(spec, job_file=Path("straggler.toml"), device_kinds=("cpu",), cache_dir=default_cache_dir())
+    return resolve_job(
+        spec, job_file=Path("straggler.toml"), devices=(Device(kind="cpu"),), cache_dir=default_cache_dir()
+    )
 
 
 async def apart(folder: Path) -> dict[str, list[float]]:

@@ -80,6 +80,9 @@ def daemon(
         Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Device type on which workers compute.")
     ] = None,
     num_devices: Annotated[int | None, typer.Option(help="Number of workers on this node; 0: one per device.")] = None,
+    card_sharers: Annotated[
+        int | None, typer.Option(help="Number of daemons on this machine that share each of its cards.")
+    ] = None,
     num_spares: Annotated[int | None, typer.Option(help="Number of spare worker processes.")] = None,
     lease_ttl_s: Annotated[
         int | None, typer.Option(help="Seconds of silence after which the node counts as dead.")

@@ -122,6 +122,8 @@ def up(
             say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
             option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
             say(f"in another terminal, in this folder: headway submit JOB.toml{option}")
+            if cluster.card_sharing:
+                say(cluster.card_sharing)
             if cluster.etcd_remark:
                 say(cluster.etcd_remark)
             for name, listen in cluster.metrics.items():

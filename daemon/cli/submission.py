@@ -73,8 +73,8 @@ def submit(
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
-        kinds = {device.kind for node in view.nodes.values() for device in node.devices}
-        resolved = resolve_job(spec, job_file=source, device_kinds=kinds, cache_dir=default_cache_dir())
+        devices = [device for node in view.nodes.values() for device in node.devices]
+        resolved = resolve_job(spec, job_file=source, devices=devices, cache_dir=default_cache_dir())
         are_nodes_asked = session.identity is not None
         root = session.address.state_dir
         check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)

@@ -48,7 +48,7 @@ class DeviceSlot:
             site=node.site,
             device=node.devices[position],
             host_memory_bytes=node.memory_bytes // len(node.devices),
-            arithmetic_class=node.class_of(node.devices[position]),
+            arithmetic_class=node.devices[position].arithmetic_class or node.arithmetic_class,
             is_only_one=len(node.devices) == 1,
         )
 

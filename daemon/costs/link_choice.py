@@ -36,19 +36,22 @@ class LinkEnd:
     """True if the administrator declares that the site's network is private."""
     has_ports: bool = False
     """True if its workers are restricted to some ports: a process group takes any."""
+    shares_its_card: bool = False
+    """True if several nodes share the card, so that two ends of a link may be on it."""
 
     @classmethod
     def of(cls, node: NodeRecord, device_index: int) -> "LinkEnd":
         """Return the end for a node's device; of no kind if the node no longer has the device."""
-        kind = next((device.kind for device in node.devices if device.index == device_index), "")
+        device = next((device for device in node.devices if device.index == device_index), None)
         has_ports = bool(node.worker_ports)
         return cls(
             node=node.name,
             site=node.site,
             host=node.host,
-            device_kind=kind,
+            device_kind=device.kind if device is not None else "",
             site_is_private=node.site_is_private,
             has_ports=has_ports,
+            shares_its_card=device is not None and device.num_sharers > 1,
         )
 
 
@@ -72,6 +75,8 @@ def choose_link(
         return LinkChoice(False, f"{one.device_kind} and {other.device_kind}: one group has one kind of device")
     if one.host != other.host and (refusal := _not_between_hosts(one, other)):
         return LinkChoice(False, refusal)
+    if one.host == other.host and one.shares_its_card and other.shares_its_card:
+        return LinkChoice(False, "several nodes share a card, and NCCL gives a card to one process")
     if wanted == "collective":
         return LinkChoice(True, f"the job asks for collective links, and both are in site {one.site}")
     if one.device_kind != "cpu":

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.attention_choice import attention_backend
 from headway.daemon.jobs.job import DataSpec, JobSpec
-from headway.stages.spec import TrainSpec
+from headway.daemon.records.records import Device
 
 BUILT_IN_SOURCE = "python-stdlib"
 
@@ -23,16 +23,16 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
 
 
-def resolve_job(spec: JobSpec, *, job_file: Path, device_kinds: Iterable[str], cache_dir: Path) -> JobSpec:
-    """Return the job with everything fixed. device_kinds: of the devices that may compute it, `cpu` and `cuda`.
+def resolve_job(spec: JobSpec, *, job_file: Path, devices: Iterable[Device], cache_dir: Path) -> JobSpec:
+    """Return the job with everything fixed. devices: those that may compute it.
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
-    other than the job's sha256, too short, or of a larger vocabulary.
+    other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has.
     """
     return replace(
         spec,
         data=_resolve_data(spec, job_file, cache_dir),
-        train=replace(spec.train, attention_backend=attention_backend(spec.train, device_kinds)),
+        train=replace(spec.train, attention_backend=attention_backend(spec, devices, str(job_file))),
     )
 
 
@@ -44,19 +44,6 @@ def data_folder(source: str, cache_dir: Path) -> Path:
     from headway.stages.data.stdlib_corpus import builtin_corpus
 
     return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
-
-
-def attention_backend(train: TrainSpec, device_kinds: Iterable[str]) -> Literal["auto", "math", "flash", "efficient"]:
-    """Return the backend for `auto`: the fastest that every device has.
-
-    CPUs have the flash kernel, CUDA devices have it for bfloat16 only and the memory-efficient one for float32.
-    """
-    if train.attention_backend != "auto":
-        return train.attention_backend
-    kinds = frozenset(device_kinds) or frozenset({"cpu"})
-    if train.dtype == "bfloat16" or kinds == {"cpu"}:
-        return "flash"
-    return "efficient" if kinds == {"cuda"} else "math"
 
 
 def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:

@@ -30,6 +30,7 @@ from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
 from headway.daemon.jobs.resolve import default_cache_dir
+from headway.daemon.local.cards import CardShare, machine_cards, share_cards, sharing
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
@@ -55,6 +56,7 @@ class LocalCluster:
         state_dir: Path,
         *,
         num_nodes: int,
+        most_nodes: int = 0,
         etcd_binary: Path | None = None,
         etcd_port: int = 0,
         force: asyncio.Event | None = None,
@@ -63,7 +65,9 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """on_trouble: called for each daemon that does not start, while others run.
+        """most_nodes: number of nodes with those that are added later; the machine's cards are dealt out to so many.
+
+        on_trouble: called for each daemon that does not start, while others run.
 
         etcd_port: 0 takes a free one. force: once set, a stop no longer waits for checkpoints.
 
@@ -102,6 +106,10 @@ class LocalCluster:
         self._etcd: EtcdServer | None = None
         self.etcd_remark = ""
         """Remark on the release of etcd, for people, once it has started; empty: none."""
+        self.card_sharing = ""
+        """Sentence on nodes that share a card, once it has started; empty: none do."""
+        self._most_nodes = max(num_nodes, most_nodes)
+        self._shares: tuple[CardShare, ...] = ()
 
     @property
     def address(self) -> ClusterAddress:
@@ -140,6 +148,7 @@ class LocalCluster:
         binary = find_etcd_binary(self._etcd_binary)
         self.etcd_remark = remark(await asyncio.to_thread(binary_release, binary))
         self._take_state_dir()
+        await self._share_cards()
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-"))
         in_memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else self._run_dir
         await asyncio.to_thread(remove_ownerless, in_memory)
@@ -165,6 +174,16 @@ class LocalCluster:
         await self._registered(self.nodes, is_any_enough=True)
         self._write_cluster_file()
         self._keeping_up = asyncio.create_task(self._keep_up(), name="local cluster")
+
+    async def _share_cards(self) -> None:
+        """Deal this machine's cards out to the nodes."""
+        cards = await asyncio.to_thread(machine_cards, {**os.environ, **self._environment})
+        self._shares = () if self._node_settings.get("devices") == "cpu" else share_cards(cards, self._most_nodes)
+        self.card_sharing = sharing(self._shares)
+
+    def _cards_of(self, number: int) -> CardShare | None:
+        """Return the share of the node of a number, from 1; nodes beyond the expected ones begin again at the first."""
+        return self._shares[(number - 1) % len(self._shares)] if self._shares else None
 
     async def _start_etcd(self, config: EtcdServerConfig) -> EtcdServer:
         """Start the etcd that is watched over."""
@@ -356,6 +375,8 @@ class LocalCluster:
         name = f"node-{self._num_named}"
         state_dir = self.state_dir / "nodes" / name
         state_dir.mkdir(parents=True, exist_ok=True)
+        share = self._cards_of(self._num_named)
+        seen = share.environment if share is not None else {}
         flags = self._metrics_of(name) | {
             "etcd": ",".join(self.etcd_endpoints),
             "certificates": self._authority.issue(name),
@@ -366,10 +387,12 @@ class LocalCluster:
             "stop_timeout_s": self._stop_timeout_s,
             "log_format": "json",
         }
+        if share is not None and share.num_sharers > 1:
+            flags["card_sharers"] = share.num_sharers
         node = NodeProcess(
             name=name,
             flags=flags | self._node_settings | dict(settings or {}),
-            environment={"TMPDIR": str(self._run_dir / "tmp"), **self._environment, **(environment or {})},
+            environment={"TMPDIR": str(self._run_dir / "tmp"), **seen, **self._environment, **(environment or {})},
             log_path=state_dir / "daemon.log",
         )
         self.nodes.append(node)

@@ -95,6 +95,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     job = await run_job(
         job_file,
         num_nodes=NUM_NODES,
+        most_nodes=NUM_NODES + 1,
         out=out,
         display=open_display(),
         force=force,

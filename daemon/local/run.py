@@ -1,6 +1,7 @@
 """`headway run`: a cluster for one job, from the job file to the model folder."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
@@ -54,17 +56,11 @@ class RunFolder:
         return self.out / FAILURE_NAME
 
 
-def local_device_kinds() -> frozenset[str]:
-    """Return the kinds of device on which a local cluster computes."""
-    import torch
-
-    return frozenset({"cuda" if torch.cuda.is_available() else "cpu"})
-
-
 async def run_job(
     job_file: Path,
     *,
     num_nodes: int,
+    most_nodes: int = 0,
     link: Literal["auto", "grpc", "collective"] | None = None,
     out: Path,
     state_dir: Path | None = None,
@@ -75,11 +71,13 @@ async def run_job(
 ) -> JobView:
     """Train a job in its own cluster and write DIR/metrics.jsonl and DIR/model/; return the ended job.
 
+    most_nodes: number of nodes with those that join later.
+
     An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
     JobFailedError when the job did not finish.
     """
     spec = read_job(job_file).with_link(link)
-    spec = resolve_job(spec, job_file=job_file, device_kinds=local_device_kinds(), cache_dir=default_cache_dir())
+    spec = resolve_job(spec, job_file=job_file, devices=local_devices(), cache_dir=default_cache_dir())
     folder = RunFolder(out=out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -92,9 +90,13 @@ async def run_job(
     state_dir = state_dir or out / "state"
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
     async with (
-        LocalCluster(state_dir, num_nodes=num_nodes, etcd_binary=etcd_binary, force=force) as cluster,
+        LocalCluster(
+            state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force
+        ) as cluster,
         ClusterSession(cluster.address) as session,
     ):
+        if cluster.card_sharing:
+            sys.stderr.write(f"headway: {cluster.card_sharing}\n")
         await _submit_or_continue(session, spec, folder)
         job = await _guarded(cluster, _train(cluster, session, spec.job.name, folder, display, on_view))
         if job.phase.phase is Phase.FAILED:

@@ -75,6 +75,8 @@ class NodeConfig:
     """`auto`: every CUDA device, or the CPU when there is none."""
     num_devices: int = 0
     """Number of workers on this node; 0: one per CUDA device, one on the CPU."""
+    card_sharers: int = 1
+    """Number of daemons that share each of this node's cards; each uses its part of a card's memory."""
     num_spares: int = 1
     """Number of spare worker processes, which hold no device until a worker dies. Each costs the memory of a Python
     process.
@@ -212,6 +214,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):
         if getattr(config, key) < 0:
             raise refuse(key, "must not be negative")
+    if config.card_sharers < 1:
+        raise refuse("card_sharers", "at least 1, this daemon")
     if config.etcd_user and config.etcd_password_file is None:
         raise refuse("etcd_user", "needs etcd_password_file too")
     _, port = listen_address(config)

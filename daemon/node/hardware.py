@@ -11,8 +11,10 @@ from headway.daemon.records.records import Device
 from headway.stages.model.determinism import arithmetic_class
 
 
-def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tuple[Device, ...]:
+def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int, *, num_sharers: int = 1) -> tuple[Device, ...]:
     """Return one Device per worker. num_devices 0: every CUDA device, or one worker on the CPU.
+
+    num_sharers: number of nodes that share each card; a card's memory is divided among them.
 
     Raises ConfigError when the machine has fewer CUDA devices than requested.
     """
@@ -29,7 +31,7 @@ def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int) -> tupl
         )
     if num_devices > num_cuda:
         raise ConfigError(f"{num_devices} workers for {num_cuda} CUDA devices", "num_devices")
-    return tuple(_cuda_device(index) for index in range(num_devices or num_cuda))
+    return tuple(_cuda_device(index, num_sharers) for index in range(num_devices or num_cuda))
 
 
 def class_of(devices: tuple[Device, ...]) -> str:
@@ -51,12 +53,14 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _cuda_device(index: int) -> Device:
+def _cuda_device(index: int, num_sharers: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     return Device(
         kind="cuda",
         index=index,
         model=properties.name,
-        memory_bytes=properties.total_memory,
+        memory_bytes=properties.total_memory // num_sharers,
         arithmetic_class=arithmetic_class(torch.device("cuda", index)),
+        capability=f"{properties.major}.{properties.minor}",
+        num_sharers=num_sharers,
     )

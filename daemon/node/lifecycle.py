@@ -101,7 +101,7 @@ class Daemon:
         config = self._config
         # 1. Local parts: certificates, devices, folders, signals.
         identity, password = read_identity(config)
-        devices = find_devices(config.devices, config.num_devices)
+        devices = find_devices(config.devices, config.num_devices, num_sharers=config.card_sharers)
         check_worker_ports(config, len(devices))
         memory = NodeMemory(config.state_dir)
         memory.open()

@@ -12,11 +12,12 @@ from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.device_order import DeviceSlot, natural
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.jobs.attention_choice import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings
 from headway.daemon.planning.plan_links import linked_pairs
-from headway.daemon.records.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import PROTOCOL_VERSION, Device, NodeRecord, PlanRecord, StagePlan
 
 MAX_TROUBLE: Final = 200
 """Maximum number of characters of a worker's error in a reason."""
@@ -71,6 +72,7 @@ def ask(
     wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes if node.stays_out]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
+    out += [told for node in wanted for told in _no_kernel(spec, node)]
     out += [no_worker(node, node.down_devices) for node in wanted if node.down_devices and node.name not in quarantined]
     return PlanQuestion(
         spec=spec,
@@ -80,6 +82,7 @@ def ask(
             if node.name not in quarantined
             for index, device in enumerate(node.devices)
             if (node.name, device.index) not in busy and device.index not in node.down_devices
+            if not _lacks_kernel(spec, device)
         ),
         previous=previous.stages if previous else (),
         history=conditions.get("history", ()),
@@ -101,6 +104,18 @@ def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
         and node.protocol == PROTOCOL_VERSION
         and (not spec.placement.sites or node.site in spec.placement.sites)
     )
+
+
+def _lacks_kernel(spec: JobSpec, device: Device) -> str:
+    """Return why a device cannot compute the job's attention; empty: it can. `auto` is not decided yet, and fits."""
+    kernel = spec.train.attention_backend
+    return "" if kernel == "auto" else lacks_kernel(kernel, spec, (device,))[0]
+
+
+def _no_kernel(spec: JobSpec, node: NodeRecord) -> list[str]:
+    """Return a sentence for each reason why devices of a node cannot compute the job's attention."""
+    reasons = sorted(set(filter(None, (_lacks_kernel(spec, device) for device in node.devices))))
+    return [f'node {node.name} has no attention_backend = "{spec.train.attention_backend}": {why}' for why in reasons]
 
 
 def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:

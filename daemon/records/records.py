@@ -34,6 +34,10 @@ class Device:
     """Relative speed; estimated seconds of a layer are divided by it."""
     arithmetic_class: str = ""
     """Like NodeRecord's, of this device alone. Empty: the node does not say, and its own class counts."""
+    capability: str = ""
+    """Compute capability of a CUDA device, such as `9.0`; empty: a CPU, or the node does not say."""
+    num_sharers: int = 1
+    """Number of nodes that share the card; `memory_bytes` is this node's part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +64,8 @@ class NodeRecord:
     devices: tuple[Device, ...]
     memory_bytes: int
     arithmetic_class: str
-    """The torch version, Headway version, and device model or CPU capability. Equal classes give equal bits. Unlike
-    devices have their classes joined here, so that a leader that reads only this field takes no other node for equal.
-    """
+    """Versions of torch and Headway, and device model or CPU capability; of unlike devices, joined. Equal ones give
+    equal bits."""
     protocol: int = PROTOCOL_VERSION
     is_draining: bool = False
     down_devices: tuple[int, ...] = ()
@@ -74,9 +77,7 @@ class NodeRecord:
     worker_trouble: str = ""
     """Reason why a worker process does not start; empty: each has started."""
     generations: dict[str, int] = field(default_factory=dict)
-    """Highest generation that this node has seen: by name, of all jobs of that name; by `seen_key`, of one
-    submission.
-    """
+    """Highest generation seen: by name, of all jobs of that name; by `seen_key`, of one submission."""
     started_at: float = 0.0
     workers: tuple[WorkerPort, ...] = ()
     """The running workers of its devices."""
@@ -91,10 +92,6 @@ class NodeRecord:
     def endpoint(self) -> NodeEndpoint:
         """Return its daemon's address, for dialling."""
         return NodeEndpoint(self.name, self.address)
-
-    def class_of(self, device: Device) -> str:
-        """Return the arithmetic class of one of its devices."""
-        return device.arithmetic_class or self.arithmetic_class
 
     def storage_trouble(self, job: str) -> str:
         """Return why it cannot read the data or the checkpoint that a job starts from; empty: it can."""

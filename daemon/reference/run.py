@@ -12,7 +12,7 @@ from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
-from headway.daemon.node.hardware import memory_bytes
+from headway.daemon.node.hardware import find_devices, memory_bytes
 from headway.daemon.planning.cluster_plan import size
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.metrics_file import MetricsFile
@@ -40,9 +40,10 @@ def run_reference(
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise ConfigError("this machine has no CUDA device that torch can use", "--device cuda")
-    chosen = "cuda" if device != "cpu" and has_cuda else "cpu"
+    chosen: Literal["cpu", "cuda"] = "cuda" if device != "cpu" and has_cuda else "cpu"
     cache_dir = default_cache_dir()
-    spec = resolve_job(read_job(job_file), job_file=job_file, device_kinds=(chosen,), cache_dir=cache_dir)
+    devices = find_devices(chosen, 0)
+    spec = resolve_job(read_job(job_file), job_file=job_file, devices=devices, cache_dir=cache_dir)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
     shards = data_folder(spec.data.source, cache_dir)

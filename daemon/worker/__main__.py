@@ -44,6 +44,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     which.add_argument("--device-index", type=int)
     which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--card-sharers", type=int, default=1, help="nodes that share the card and its memory")
     parser.add_argument("--measure", action="store_true", help="measure the device's speed, once there is time")
     parser.add_argument("--history-dir", type=Path, help="write what each stage did, for tests")
     return parser.parse_args(arguments)
@@ -101,7 +102,7 @@ def work(options: argparse.Namespace) -> None:
     keep_freed_memory()
     # Before a device is touched: a spare does this once and is then ready in milliseconds.
     warm_up()
-    device = WorkerDevice(options.device, is_to_be_measured=options.measure)
+    device = WorkerDevice(options.device, is_to_be_measured=options.measure, num_sharers=options.card_sharers)
     if not options.spare:
         device.claim(options.device_index)
     incarnation = uuid.uuid4().hex

@@ -13,9 +13,10 @@ log = structlog.get_logger()
 class WorkerDevice:
     """The device. CUDA is not touched before the index is known: a context costs memory on the device."""
 
-    def __init__(self, kind: str, *, is_to_be_measured: bool = False) -> None:
-        """kind: `cpu` or `cuda`."""
+    def __init__(self, kind: str, *, is_to_be_measured: bool = False, num_sharers: int = 1) -> None:
+        """kind: `cpu` or `cuda`. num_sharers: nodes that share the card, each with its part of the memory."""
         self._kind = kind
+        self._num_sharers = num_sharers
         self.is_to_be_measured = is_to_be_measured
         """True if its speed is not known yet."""
         self.speed = 0.0
@@ -37,6 +38,9 @@ class WorkerDevice:
                 self._device = torch.device("cuda", index)
                 torch.cuda.set_device(self._device)
                 torch.cuda.init()  # type: ignore[no-untyped-call]
+                if self._num_sharers > 1:
+                    # Otherwise torch keeps freed memory that the other nodes' workers were promised.
+                    torch.cuda.set_per_process_memory_fraction(1 / self._num_sharers, self._device)
             log.info("device_claimed", device=str(self._device), device_index=index)
         elif index != self._index and self._kind == "cuda":
             raise OrderRefusedError(f"this worker computes on device {self._index}, not on {index}")

@@ -238,6 +238,7 @@ class Roster:
         arguments = ["-m", "headway.daemon.worker", "--socket", str(settings.socket_path)]
         arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
         arguments += ["--device", handle.device.kind]
+        arguments += ["--card-sharers", str(handle.device.num_sharers)]
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
         arguments += ["--ports", settings.ports] if settings.ports else []
         if not is_spare and settings.is_to_be_measured(handle.device):

@@ -118,8 +118,8 @@ class Attention(nn.Module):
         key = _rotate(self.k_proj(hidden).view(split), cosine, sine).transpose(1, 2)
         value = self.v_proj(hidden).view(split).transpose(1, 2)
         is_grouped = self.num_groups > 1
-        if is_grouped and hidden.is_cuda and hidden.dtype == torch.float32:
-            # No fused fp32 kernel on CUDA reads shared key/value heads in place: copies beat the unfused one.
+        if is_grouped and hidden.is_cuda and (hidden.dtype == torch.float32 or self.backend == "efficient"):
+            # Of the fused kernels on CUDA, only flash reads shared key/value heads in place, and it takes no fp32.
             key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
             is_grouped = False
         with _chosen(self.backend):

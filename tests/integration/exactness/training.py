@@ -18,7 +18,7 @@ from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec, QueueSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Device, Phase
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.view.cluster_view import ClusterView, JobView
@@ -74,7 +74,7 @@ def small_job(
         train=TrainSpec(**fields),  # type: ignore[arg-type]
         optim=optim,
     )
-    return resolve_job(spec, job_file=Path("job.toml"), device_kinds=(device,), cache_dir=default_cache_dir())
+    return resolve_job(spec, job_file=Path("job.toml"), devices=(Device(kind=device),), cache_dir=default_cache_dir())
 
 
 class Oracle:

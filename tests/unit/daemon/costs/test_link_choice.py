@@ -37,6 +37,14 @@ BIG = WORTH_A_GROUP_BYTES
         ("auto", {"device_kind": "cuda"}, BIG, False, "not measured"),
         ("collective", {}, 1, True, "the job asks for collective links"),
         ("collective", {"device_kind": "cuda"}, 1, True, "the job asks for collective links"),
+        ("collective", {"device_kind": "cuda", "shares_its_card": True}, 1, True, "the job asks for collective links"),
+        (
+            "collective",
+            {"device_kind": "cuda", "shares_its_card": True, "host": "10.0.0.1"},
+            1,
+            False,
+            "NCCL gives a card to one process",
+        ),
         ("grpc", {}, BIG, False, "the job asks for gRPC links"),
     ],
 )

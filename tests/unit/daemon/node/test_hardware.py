@@ -44,6 +44,14 @@ def test_a_node_of_unlike_cards_has_no_class_of_another_node(cards: list[str]) -
     assert class_of(mixed[:1]) == mixed[0].arithmetic_class
 
 
+def test_nodes_that_share_a_card_share_its_memory(cards: list[str]) -> None:
+    """Each plans with its part, and says with how many it shares; a card's compute capability is in the record."""
+    (device,) = find_devices("cuda", 1, num_sharers=4)
+    assert (device.memory_bytes, device.num_sharers, device.capability) == (20 * GIB, 4, "9.0")
+    (whole,) = find_devices("cuda", 1)
+    assert (whole.memory_bytes, whole.num_sharers) == (80 * GIB, 1)
+
+
 def test_workers_on_the_cpu_share_its_class_and_its_memory() -> None:
     """Each has its part of the machine's memory."""
     one, other = find_devices("cpu", 2)

@@ -262,6 +262,18 @@ def test_state_is_two_versions_and_the_optimizers_buffers() -> None:
 # --- Nodes that failed ----------------------------------------------------------------------------------------------
 
 
+def test_devices_without_the_jobs_kernel_of_attention_are_left_out() -> None:
+    """A card that came after the job was submitted, or a CPU: the plan goes without it, and a refusal says why."""
+    card = node("b")
+    card = replace(card, devices=(replace(card.devices[0], kind="cuda", capability="9.0"),))
+    spec = job(attention_backend="efficient")
+    assert {stage.node for stage in planned(spec, [node("a"), card]).stages} == {"b"}
+    assert refused(spec, [node("a")]) == (
+        'waits for 1 node; node a has no attention_backend = "efficient": a CPU has no memory-efficient kernel'
+    )
+    assert {stage.node for stage in planned(job(), [node("a"), card]).stages} <= {"a", "b"}
+
+
 def test_nodes_in_quarantine_and_devices_without_a_worker_are_left_out() -> None:
     """b failed too often and c's only worker is gone: a plan on a; without a, the reason names both."""
     crippled = replace(node("c"), down_devices=(0,))

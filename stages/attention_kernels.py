@@ -1,0 +1,58 @@
+"""Says which of torch's kernels of attention a device has for a job's heads and dtype. Pure, without torch.
+
+The rules are those of torch 2.13 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). With one kernel named, torch
+takes no other in its place, so a wrong choice ends the worker.
+"""
+
+from typing import Final, Literal
+
+from headway.stages.spec import ModelSpec, TrainSpec
+
+Kernel = Literal["flash", "efficient", "math"]
+
+FASTEST_FIRST: Final[tuple[Kernel, ...]] = ("flash", "efficient", "math")
+
+_AMPERE: Final = (8, 0)
+_LARGEST_FLASH_HEAD: Final = 256
+
+
+def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: str, capability: str = "") -> str:
+    """Return why a device has no such kernel for a job; empty: it has one.
+
+    capability: of a CUDA device, such as "9.0"; empty: not known, and it counts as Ampere or newer.
+    """
+    if kernel == "math":
+        return ""
+    if device_kind != "cuda":
+        return "" if kernel == "flash" else "a CPU has no memory-efficient kernel"
+    compute = _numbers(capability)
+    if train.dtype == "bfloat16" and compute is not None and compute < _AMPERE:
+        return f"in bfloat16 it needs a card of compute capability 8.0 or newer, and this one has {capability}"
+    if kernel == "efficient":
+        return _why_not_efficient(model.head_dim, train.dtype, compute)
+    return _why_not_flash(model.head_dim, train.dtype, compute)
+
+
+def _why_not_efficient(head_dim: int, dtype: str, compute: tuple[int, int] | None) -> str:
+    is_any_width = dtype == "float32" and compute is not None and compute < _AMPERE
+    multiple = 8 if dtype == "bfloat16" else 4
+    if head_dim % multiple and not is_any_width:
+        return f"on a card in {dtype} it needs heads of a multiple of {multiple}, and these have {head_dim}"
+    return ""
+
+
+def _why_not_flash(head_dim: int, dtype: str, compute: tuple[int, int] | None) -> str:
+    if dtype == "float32":
+        return "on a card it takes bfloat16 only, and the job's dtype is float32"
+    if head_dim > _LARGEST_FLASH_HEAD:
+        return f"on a card it takes heads up to {_LARGEST_FLASH_HEAD}, and these have {head_dim}"
+    # Its backward pass needs more shared memory than these cards have. A card that is not known may be one of them.
+    is_small = compute is None or (8, 6) <= compute <= (8, 9) or compute[0] == 12
+    if is_small and 192 < head_dim <= 224:
+        return f"a card of compute capability 8.6 to 8.9 or 12 has no backward pass for heads of {head_dim}"
+    return ""
+
+
+def _numbers(capability: str) -> tuple[int, int] | None:
+    major, _, minor = capability.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None

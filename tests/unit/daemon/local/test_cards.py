@@ -1,0 +1,68 @@
+"""The nodes of a local cluster get different cards, or say which they share."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.daemon.local import cards as module
+from headway.daemon.local.cards import machine_cards, share_cards, sharing
+from headway.daemon.local.cluster import LocalCluster
+
+
+@pytest.mark.parametrize("num_cards", range(1, 10))
+@pytest.mark.parametrize("num_nodes", range(1, 10))
+def test_every_card_is_used_and_as_evenly_as_possible(num_cards: int, num_nodes: int) -> None:
+    """Each node has a card; loads differ by one at most; a card has several nodes only if there are more nodes."""
+    names = tuple(f"GPU-{index}" for index in range(num_cards))
+    shares = share_cards(names, num_nodes)
+    assert len(shares) == num_nodes
+    counts = Counter(card for share in shares for card in share.cards)
+    assert set(counts) == set(names)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    sizes = [len(share.cards) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(share.num_sharers == counts[card] for share in shares for card in share.cards)
+    assert (max(counts.values()) > 1) is (num_nodes > num_cards)
+    assert bool(sharing(shares)) is (num_nodes > num_cards)
+
+
+def test_the_sentence_names_who_shares_which_card() -> None:
+    """Three nodes on two cards."""
+    told = sharing(share_cards(("0", "1"), 3))
+    assert told.startswith("2 cards for 3 nodes: node-1 and node-2 share card 0; node-3 has card 1. Nodes")
+
+
+def test_without_cards_nothing_is_dealt_out() -> None:
+    """The nodes compute on the CPU."""
+    assert share_cards((), 3) == ()
+    assert sharing(()) == ""
+
+
+def test_the_machines_cards_are_those_that_this_process_may_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list in CUDA_VISIBLE_DEVICES is dealt out; a machine without driver, or told to use the CPU, has none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert machine_cards({"HEADWAY_DEVICES": "cpu"}) == ()
+    monkeypatch.setattr(module, "_DRIVER_FILES", (tmp_path / "none",))
+    assert machine_cards({}) == ()
+    monkeypatch.setattr(module, "_DRIVER_FILES", (tmp_path,))
+    assert machine_cards({}) == ("0", "1")
+    assert machine_cards({"CUDA_VISIBLE_DEVICES": "3, GPU-ab"}) == ("3", "GPU-ab")
+
+
+async def test_each_daemon_of_a_local_cluster_sees_its_own_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four cards for three nodes and one that joins later: one each."""
+    monkeypatch.setattr("headway.daemon.local.cluster.machine_cards", lambda _: ("0", "1", "2", "3"))
+    cluster = LocalCluster(tmp_path, num_nodes=3, most_nodes=4)
+    await cluster._share_cards()
+    seen = [share.environment for number in range(1, 5) if (share := cluster._cards_of(number)) is not None]
+    assert seen == [{"CUDA_VISIBLE_DEVICES": str(index)} for index in range(4)]
+    assert cluster.card_sharing == ""
+    on_cpus = LocalCluster(tmp_path, num_nodes=3, node_settings={"devices": "cpu"})
+    await on_cpus._share_cards()
+    assert on_cpus._cards_of(1) is None
