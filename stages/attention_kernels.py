@@ -4,7 +4,7 @@ The rules are those of torch 2.13 (aten/src/ATen/native/transformers/cuda/sdp_ut
 takes no other in its place, so a wrong choice ends the worker.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -14,6 +14,18 @@ FASTEST_FIRST: Final[tuple[Kernel, ...]] = ("flash", "efficient", "math")
 
 _AMPERE: Final = (8, 0)
 _LARGEST_FLASH_HEAD: Final = 256
+
+
+class KernelDevice(Protocol):
+    """What decides which kernels a device has."""
+
+    @property
+    def kind(self) -> str:
+        """Return `cpu` or `cuda`."""
+
+    @property
+    def capability(self) -> str:
+        """Return the compute capability of a CUDA device, such as `9.0`; empty: not known."""
 
 
 def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: str, capability: str = "") -> str:

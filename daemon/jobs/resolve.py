@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.attention_choice import attention_backend
 from headway.daemon.jobs.job import DataSpec, JobSpec
-from headway.daemon.records.records import Device
+from headway.stages.attention_kernels import KernelDevice
 
 BUILT_IN_SOURCE = "python-stdlib"
 
@@ -23,7 +23,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
 
 
-def resolve_job(spec: JobSpec, *, job_file: Path, devices: Iterable[Device], cache_dir: Path) -> JobSpec:
+def resolve_job(spec: JobSpec, *, job_file: Path, devices: Iterable[KernelDevice], cache_dir: Path) -> JobSpec:
     """Return the job with everything fixed. devices: those that may compute it.
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
