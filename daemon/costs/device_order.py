@@ -87,7 +87,7 @@ class Kinds:
             self._blocked.get(slot.node, "") if is_alike else slot.node,
             device.kind,
             self.speed(slot),
-            device.memory_bytes,
+            device.usable_bytes,
             slot.host_memory_bytes,
             slot.arithmetic_class,
             self._pace_of(slot) if self._pace_of else (),
@@ -194,7 +194,7 @@ def _good_orders(slots: tuple[DeviceSlot, ...], length: int, kinds: Kinds) -> li
                 key=lambda slot, by_memory=by_memory: (  # type: ignore[misc]
                     -totals[slot.site],
                     slot.site,
-                    -(slot.device.memory_bytes if by_memory else kinds.speed(slot)),
+                    -(slot.device.usable_bytes if by_memory else kinds.speed(slot)),
                     kinds.of(slot),
                 ),
             )
@@ -258,7 +258,7 @@ def _fast_with_slow(group: list[DeviceSlot]) -> list[DeviceSlot]:
 
 def _most_memory_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return the seats by memory, because the first stages hold most microbatches in flight."""
-    return sorted(group, key=lambda slot: -slot.device.memory_bytes)
+    return sorted(group, key=lambda slot: -slot.device.usable_bytes)
 
 
 def _every_third(group: list[DeviceSlot]) -> list[DeviceSlot]:

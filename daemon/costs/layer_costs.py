@@ -32,6 +32,8 @@ class LayerCost:
     backward_flops: float
     update_flops: float
     """Operations of Newton–Schulz."""
+    update_dtype: str
+    """Their dtype: its rate counts for them, whatever the job's dtype."""
     update_bytes: float
     """Bytes that the elementwise part of the update moves."""
     state_bytes: int
@@ -44,8 +46,10 @@ class LayerCost:
     """Bytes on the device for each reduction group whose gradient is summed there."""
     activation_bytes: int
     """Bytes on the device for each microbatch in flight."""
-    recomputed_bytes: int = 0
-    """Additional bytes while a dropped graph is recomputed: of one microbatch, in one layer at a time."""
+    passing_bytes: int = 0
+    """Additional bytes for a moment of the backward: a recomputed graph, or the loss's gradients. They count for one
+    microbatch, in one layer at a time.
+    """
 
 
 def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
@@ -62,13 +66,14 @@ def kind_of_layer(name: str) -> str:
 
 def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     """Return the seconds of forward and backward of one microbatch of one layer on a device."""
-    return (cost.forward_flops + cost.backward_flops) / _flops(device, train) / device.speed
+    return (cost.forward_flops + cost.backward_flops) / _flops(device, train.dtype, train.threads)
 
 
 def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     """Return the seconds of one update of one layer on a device."""
     bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
-    return (cost.update_flops / _flops(device, train) + cost.update_bytes / bandwidth) / device.speed
+    products = cost.update_flops / _flops(device, cost.update_dtype, train.threads)
+    return products + cost.update_bytes / bandwidth / device.speed
 
 
 def num_hidden(spec: JobSpec) -> int:
@@ -86,10 +91,10 @@ def element_bytes(train: TrainSpec) -> int:
     return 2 if train.dtype == "bfloat16" else FP32_BYTES
 
 
-def _flops(device: Device, train: TrainSpec) -> float:
-    if device.kind == "cuda":
-        return CUDA_FLOPS[train.dtype]
-    return CPU_FLOPS_PER_THREAD[train.dtype] * train.threads
+def _flops(device: Device, dtype: str, threads: int) -> float:
+    """Return the operations a second of matrix products of a dtype on a device."""
+    reference = CUDA_FLOPS[dtype] if device.kind == "cuda" else CPU_FLOPS_PER_THREAD[dtype] * threads
+    return reference * device.speed_of(dtype)
 
 
 def _tokens(train: TrainSpec) -> int:
@@ -125,11 +130,10 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
     num_rest = 2 * model.hidden_size
     tokens, size = _tokens(train), element_bytes(train)
     attention = 4.0 * train.sequence_length * model.hidden_size
-    scores = model.num_attention_heads * train.sequence_length
-    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix, the residual; three of the MLP's width;
-    # the scores before and after the softmax.
+    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix, the residual; four of the MLP's width.
     width = 8 * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
-    whole = kept = tokens * size * (width + 2 * scores)
+    whole = kept = tokens * size * width + _attention_bytes(model, train)
+    passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
     if train.recompute == "block":
         kept = tokens * size * model.hidden_size
     update_flops = 0.0
@@ -142,7 +146,7 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
         activation_bytes=kept,
-        recomputed_bytes=whole - kept,
+        passing_bytes=passing + whole - kept,
     )
 
 
@@ -160,7 +164,11 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
 
 
 def _head_cost(spec: JobSpec) -> LayerCost:
-    """Return the cost of norm, product with the vocabulary, and the loss on fp32 logits (kept, and their softmax)."""
+    """Return the cost of norm, product with the vocabulary, and the loss.
+
+    The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
+    bytes a logit in all, in either dtype. Its forward needs less.
+    """
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
     logits = _tokens(train) * model.vocab_size
@@ -170,8 +178,30 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         parts=((num_matrix + model.hidden_size, spec.optim.rest),),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         update_flops=0.0,
-        activation_bytes=2 * hidden_bytes(spec) + 2 * FP32_BYTES * logits,
+        activation_bytes=2 * hidden_bytes(spec) + FP32_BYTES * logits,
+        passing_bytes=2 * FP32_BYTES * logits,
     )
+
+
+def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:
+    """Return what the kernel of attention keeps of a microbatch, beside its inputs and its output.
+
+    A fused kernel keeps one fp32 log-sum-exp a token and head, `math` all scores after the softmax, in fp32. `auto` is
+    resolved when a job is submitted; before that it counts as fused.
+    """
+    tokens = _tokens(train)
+    has_copies = train.attention_backend == "math" or (train.attention_backend, train.dtype) == ("efficient", "float32")
+    num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim if has_copies else 0
+    if train.attention_backend == "math":
+        return FP32_BYTES * tokens * num_copied + _score_bytes(model, train)
+    return FP32_BYTES * tokens * (num_copied + model.num_attention_heads)
+
+
+def _score_bytes(model: ModelSpec, train: TrainSpec) -> int:
+    """Return the bytes of a microbatch's fp32 scores in one block; 0: the kernel keeps none."""
+    if train.attention_backend != "math":
+        return 0
+    return FP32_BYTES * model.num_attention_heads * _tokens(train) * train.sequence_length
 
 
 def _cost(
@@ -182,7 +212,7 @@ def _cost(
     forward_flops: float,
     update_flops: float,
     activation_bytes: int,
-    recomputed_bytes: int = 0,
+    passing_bytes: int = 0,
 ) -> LayerCost:
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
@@ -202,11 +232,12 @@ def _cost(
         forward_flops=forward_flops,
         backward_flops=backward_flops,
         update_flops=update_flops,
+        update_dtype=spec.optim.matrices.newton_schulz_dtype,
         # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
         update_bytes=2.0 * FP32_BYTES * (3 * num_parameters + 2 * slots),
         state_bytes=live_bytes + FP32_BYTES * slots,
         resident_bytes=master_bytes + 2 * set_bytes + FP32_BYTES * (slots + gradient_sets * num_parameters),
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
-        recomputed_bytes=recomputed_bytes,
+        passing_bytes=passing_bytes,
     )

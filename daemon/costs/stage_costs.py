@@ -74,8 +74,8 @@ class StageCosts:
         self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
         self.group_bytes = self._sum(lambda kind: self._by_kind[kind].group_bytes)
         self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
-        again = np.array([self._by_kind[kind].recomputed_bytes for kind in self._kinds], dtype=np.float64)
-        self.recomputed_bytes: Floats = np.max(np.where(counts > 0, again, 0.0), axis=1)
+        passing = np.array([self._by_kind[kind].passing_bytes for kind in self._kinds], dtype=np.float64)
+        self.passing_bytes: Floats = np.max(np.where(counts > 0, passing, 0.0), axis=1)
         copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
         self.host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
@@ -236,7 +236,7 @@ class StageCosts:
 
     def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
         """Return the bytes for a number of group sums and of microbatches in flight. [num slices]"""
-        needed: Floats = self.resident_bytes + self.recomputed_bytes
+        needed: Floats = self.resident_bytes + self.passing_bytes
         return needed + self.group_bytes * num_sets + self.activation_bytes * held
 
     def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
@@ -254,7 +254,7 @@ class StageCosts:
 
     def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int) -> Counts:
         """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
-        limit = slot.device.memory_bytes
+        limit = slot.device.usable_bytes
         key = (limit, slot.host_memory_bytes, depth, num_replicas)
         if key in self._most_groups:
             return self._most_groups[key]

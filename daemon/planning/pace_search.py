@@ -68,7 +68,7 @@ class PaceSearch:
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
         self._widest = costs.widest_boundary_s(order)
-        self._has_limits = any(slot.device.memory_bytes or slot.host_memory_bytes for slot in order)
+        self._has_limits = any(slot.device.usable_bytes or slot.host_memory_bytes for slot in order)
         per_layer = self._each[:, costs.slice_of[np.arange(costs.num_layers), np.arange(1, costs.num_layers + 1)]]
         self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
         whole = costs.slice_of[0, costs.num_layers]
@@ -261,4 +261,4 @@ class PaceSearch:
 
 
 def _limits(slot: DeviceSlot) -> tuple[int, int]:
-    return slot.device.memory_bytes, slot.host_memory_bytes
+    return slot.device.usable_bytes, slot.host_memory_bytes

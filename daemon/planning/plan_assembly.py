@@ -90,7 +90,7 @@ def _all_fit(costs: StageCosts, stage: PlacedStage, depth: int) -> bool:
 
 
 def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> bool:
-    limit = worker.slot.device.memory_bytes
+    limit = worker.slot.device.usable_bytes
     return not limit or _device_bytes(costs, stage, worker, depth) <= limit
 
 
@@ -119,7 +119,7 @@ def _estimate(
         ),
         batch_seconds=times.worker_seconds[index][position],
         device_bytes=_device_bytes(costs, stage, worker, depths[index]),
-        device_limit_bytes=worker.slot.device.memory_bytes,
+        device_limit_bytes=worker.slot.device.usable_bytes,
         host_bytes=int(costs.host_bytes[costs.slice_of[stage.span]]),
         host_limit_bytes=worker.slot.host_memory_bytes,
         stage_index=index,

@@ -154,7 +154,7 @@ class _Planner:
         costs = self._costs
         largest = max(range(costs.num_layers), key=lambda layer: (self._alone(layer, layer + 1), -layer))
         whole = self._alone(0, costs.num_layers)
-        limits = [slot.device.memory_bytes for slot in self._slots if slot.device.memory_bytes]
+        limits = [slot.device.usable_bytes for slot in self._slots if slot.device.usable_bytes]
         hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
         kept = int(costs.host_bytes[costs.slice_of[0, costs.num_layers]])
         if hosts and kept > sum(hosts) and len(hosts) == len(self._slots):

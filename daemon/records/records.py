@@ -30,14 +30,28 @@ class Device:
     index: int = 0
     model: str = ""
     memory_bytes: int = 0
+    """All of its memory; 0: not known, not limited."""
     speed: float = 1.0
-    """Relative speed; estimated seconds of a layer are divided by it."""
+    """Relative speed; estimated seconds of a layer are divided by it. Measured in float32."""
     arithmetic_class: str = ""
     """Like NodeRecord's, of this device alone. Empty: the node does not say, and its own class counts."""
     capability: str = ""
     """Compute capability of a CUDA device, such as `9.0`; empty: a CPU, or the node does not say."""
     num_sharers: int = 1
     """Number of nodes that share the card; `memory_bytes` is this node's part of it."""
+    bfloat16_speed: float = 0.0
+    """Like `speed`, measured in bfloat16; 0: not measured, and `speed` counts."""
+    reserve_bytes: int = 0
+    """Part of its memory that no plan fills: the context, libraries' work space, and the allocator's fragments."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the memory that a plan may fill; 0: not known, not limited."""
+        return max(self.memory_bytes - self.reserve_bytes, 1) if self.memory_bytes else 0
+
+    def speed_of(self, dtype: str) -> float:
+        """Return the relative speed of products of a dtype."""
+        return self.bfloat16_speed or self.speed if dtype == "bfloat16" else self.speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
