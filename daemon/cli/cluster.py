@@ -83,6 +83,9 @@ def daemon(
     card_sharers: Annotated[
         int | None, typer.Option(help="Number of daemons on this machine that share each of its cards.")
     ] = None,
+    cuda_reserve_gib: Annotated[
+        float | None, typer.Option(help="Memory of each CUDA device that plans leave free, GiB.")
+    ] = None,
     num_spares: Annotated[int | None, typer.Option(help="Number of spare worker processes.")] = None,
     lease_ttl_s: Annotated[
         int | None, typer.Option(help="Seconds of silence after which the node counts as dead.")

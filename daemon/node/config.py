@@ -77,6 +77,8 @@ class NodeConfig:
     """Number of workers on this node; 0: one per CUDA device, one on the CPU."""
     card_sharers: int = 1
     """Number of daemons that share each of this node's cards; each uses its part of a card's memory."""
+    cuda_reserve_gib: float | None = None
+    """Memory of each CUDA device that plans leave free, GiB; when unset, 1 GiB and 4 % of the device's memory."""
     num_spares: int = 1
     """Number of spare worker processes, which hold no device until a worker dies. Each costs the memory of a Python
     process.
@@ -214,6 +216,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):
         if getattr(config, key) < 0:
             raise refuse(key, "must not be negative")
+    if config.cuda_reserve_gib is not None and not 0 <= config.cuda_reserve_gib < inf:
+        raise refuse("cuda_reserve_gib", "at least 0 GiB")
     if config.card_sharers < 1:
         raise refuse("card_sharers", "at least 1, this daemon")
     if config.etcd_user and config.etcd_password_file is None:

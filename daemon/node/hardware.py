@@ -6,15 +6,19 @@ from typing import Literal
 
 import torch
 
+from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.errors import ConfigError
 from headway.daemon.records.records import Device
 from headway.stages.model.determinism import arithmetic_class
 
 
-def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int, *, num_sharers: int = 1) -> tuple[Device, ...]:
+def find_devices(
+    kind: Literal["auto", "cpu", "cuda"], num_devices: int, *, num_sharers: int = 1, reserve_gib: float | None = None
+) -> tuple[Device, ...]:
     """Return one Device per worker. num_devices 0: every CUDA device, or one worker on the CPU.
 
-    num_sharers: number of nodes that share each card; a card's memory is divided among them.
+    num_sharers: number of nodes that share each card; a card's memory is divided among them. reserve_gib: part of
+    a card that plans leave free, for each node; None: the default.
 
     Raises ConfigError when the machine has fewer CUDA devices than requested.
     """
@@ -31,7 +35,7 @@ def find_devices(kind: Literal["auto", "cpu", "cuda"], num_devices: int, *, num_
         )
     if num_devices > num_cuda:
         raise ConfigError(f"{num_devices} workers for {num_cuda} CUDA devices", "num_devices")
-    return tuple(_cuda_device(index, num_sharers) for index in range(num_devices or num_cuda))
+    return tuple(_cuda_device(index, num_sharers, reserve_gib) for index in range(num_devices or num_cuda))
 
 
 def class_of(devices: tuple[Device, ...]) -> str:
@@ -53,13 +57,15 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _cuda_device(index: int, num_sharers: int) -> Device:
+def _cuda_device(index: int, num_sharers: int, reserve_gib: float | None) -> Device:
     properties = torch.cuda.get_device_properties(index)
+    share_bytes = properties.total_memory // num_sharers
     return Device(
         kind="cuda",
         index=index,
         model=properties.name,
-        memory_bytes=properties.total_memory // num_sharers,
+        memory_bytes=share_bytes,
+        reserve_bytes=cuda_reserve(share_bytes, reserve_gib),
         arithmetic_class=arithmetic_class(torch.device("cuda", index)),
         capability=f"{properties.major}.{properties.minor}",
         num_sharers=num_sharers,

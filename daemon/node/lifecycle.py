@@ -101,7 +101,12 @@ class Daemon:
         config = self._config
         # 1. Local parts: certificates, devices, folders, signals.
         identity, password = read_identity(config)
-        devices = find_devices(config.devices, config.num_devices, num_sharers=config.card_sharers)
+        devices = find_devices(
+            config.devices,
+            config.num_devices,
+            num_sharers=config.card_sharers,
+            reserve_gib=config.cuda_reserve_gib,
+        )
         check_worker_ports(config, len(devices))
         memory = NodeMemory(config.state_dir)
         memory.open()

@@ -174,7 +174,12 @@ class _Planner:
             f"({costs.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
             f"{self._free_devices()} {size(sum(limits))}"
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
+            f"{self._reserve()}"
         )
+
+    def _reserve(self) -> str:
+        kept = sum(slot.device.reserve_bytes for slot in self._slots)
+        return f", beside {size(kept)} in reserve" if kept else ""
 
     def _free_devices(self) -> str:
         return f"{len(self._slots)} free device{'s have' if len(self._slots) != 1 else ' has'}"

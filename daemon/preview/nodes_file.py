@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.bounds import MAX_TEXT
@@ -38,6 +39,8 @@ class DeviceEntry:
     count: int = 1
     memory_gb: float = 0.0
     """Memory of each device; 0: enough."""
+    reserve_gib: float | None = None
+    """Part of it that plans leave free, as `cuda_reserve_gib` of a daemon; None: a daemon's default, on a CPU none."""
     speed: float = 0.0
     """Speed relative to the device of the estimates; 0: 1.0, or derived from `tflops`."""
     tflops: float = 0.0
@@ -139,6 +142,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             index=index,
             model=device.model,
             memory_bytes=round(device.memory_gb * GB),
+            reserve_bytes=_reserve(device),
             speed=_speed(device, train),
             arithmetic_class=_class(device),
         )
@@ -155,6 +159,12 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
         memory_bytes=round(entry.memory_gb * GB),
         arithmetic_class=" and ".join(sorted(set(map(_class, entry.devices)))),
     )
+
+
+def _reserve(device: DeviceEntry) -> int:
+    if device.kind != "cuda" and device.reserve_gib is None:
+        return 0
+    return cuda_reserve(round(device.memory_gb * GB), device.reserve_gib)
 
 
 def _class(device: DeviceEntry) -> str:

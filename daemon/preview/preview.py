@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -10,6 +10,7 @@ from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planned_links
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.attention_choice import attention_backend
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
@@ -42,6 +43,8 @@ class WorkerPreview:
     device_bytes: int
     device_limit_bytes: int
     """Memory limit of the device; 0: not known, not limited."""
+    device_reserve_bytes: int
+    """Memory of the device that no plan fills, beyond the limit."""
     host_bytes: int
     host_limit_bytes: int
     """Memory limit of the host; 0: not known, not limited."""
@@ -192,6 +195,8 @@ def preview(
 
     Raises ConfigError with the planner's reason for refusing.
     """
+    backend = attention_backend(spec, [device for node in nodes for device in node.devices], f"job {spec.job.name}")
+    spec = replace(spec, train=replace(spec.train, attention_backend=backend))
     plan = make_plan(spec, nodes, links=links, profiles=profiles)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
@@ -253,7 +258,8 @@ def _worker_row(worker: WorkerPreview) -> Row:
         f"{worker.share:.0%}, {group_names(worker.groups)}" if worker.groups else "all",
         str(worker.depth),
         f"{worker.batch_seconds:.3g}",
-        _of(worker.device_bytes, worker.device_limit_bytes),
+        _of(worker.device_bytes, worker.device_limit_bytes)
+        + (f", {size(worker.device_reserve_bytes)} in reserve" if worker.device_reserve_bytes else ""),
         _of(worker.host_bytes, worker.host_limit_bytes),
     )
 
@@ -273,14 +279,15 @@ def _of(num_bytes: int, limit: int) -> str:
 
 
 def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPreview, ...]:
-    kinds = {(node.name, device.index): device.kind for node in nodes for device in node.devices}
+    devices = {(node.name, device.index): device for node in nodes for device in node.devices}
 
     def worker(estimate: StageEstimate) -> WorkerPreview:
         stage = estimate.stage
+        device = devices[stage.node, stage.device_index]
         return WorkerPreview(
             stage=estimate.stage_index,
             node=stage.node,
-            device=f"{kinds[stage.node, stage.device_index]}:{stage.device_index}",
+            device=f"{device.kind}:{device.index}",
             layers=layer_range(stage.layers),
             groups=stage.groups,
             share=estimate.share,
@@ -288,6 +295,7 @@ def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPrev
             batch_seconds=estimate.batch_seconds,
             device_bytes=estimate.device_bytes,
             device_limit_bytes=estimate.device_limit_bytes,
+            device_reserve_bytes=device.reserve_bytes,
             host_bytes=estimate.host_bytes,
             host_limit_bytes=estimate.host_limit_bytes,
         )

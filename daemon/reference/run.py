@@ -6,6 +6,7 @@ from typing import IO, Literal
 
 import torch
 
+from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.data.data_tokenizer import tokenizer_of
 from headway.daemon.errors import ConfigError, JobFailedError
@@ -88,8 +89,14 @@ def run_reference(
 def _check_memory(spec: JobSpec, source: str, device: str) -> None:
     """Raise ConfigError for a model that this process cannot hold: the plain loop has all of it in memory."""
     groups = spec.train.reduction_groups
-    needed = sum(cost.resident_bytes + groups * cost.group_bytes + cost.activation_bytes for cost in layer_costs(spec))
-    memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else memory_bytes()
+    costs = layer_costs(spec)
+    needed = sum(cost.resident_bytes + groups * cost.group_bytes + cost.activation_bytes for cost in costs)
+    needed += max(cost.passing_bytes for cost in costs)
+    if device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory
+        memory -= cuda_reserve(memory)
+    else:
+        memory = memory_bytes()
     if needed > memory:
         what = f"weights, optimizers and one microbatch take {size(needed)}, and this machine has {size(memory)}"
         raise ConfigError(f"{what}; the reference needs them all at once, so make the job smaller", f"{source}:model")

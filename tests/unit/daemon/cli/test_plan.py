@@ -71,7 +71,7 @@ def test_a_job_that_does_not_fit_is_refused_with_the_arithmetic(headway: Headway
     code, out, err = headway("plan", JOB, "--nodes-file", str(nodes))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "does not fit" in err
-    assert "7.45 GiB" in err
+    assert "6.15 GiB the largest, beside 1.3 GiB in reserve" in err
 
 
 def test_many_spares_are_counted(headway: Headway, tmp_path: Path) -> None:
