@@ -182,7 +182,10 @@ def _check_node(record: NodeRecord, name: str) -> None:
     for position, device in enumerate(record.devices):
         if device.index != position:
             raise ValueError(f"its device {position} has index {device.index}")
-        if not math.isfinite(device.speed) or device.speed <= 0 or device.memory_bytes < 0:
+        speeds = (device.speed, device.bfloat16_speed)
+        if not all(map(math.isfinite, speeds)) or device.speed <= 0 or min(speeds) < 0:
+            raise ValueError(f"its device {position} has an impossible speed or memory")
+        if device.memory_bytes < 0 or device.reserve_bytes < 0:
             raise ValueError(f"its device {position} has an impossible speed or memory")
     texts = (record.address, record.host, record.site, *(worker.address for worker in record.workers))
     if max(map(len, texts)) > MAX_TEXT:

@@ -222,6 +222,8 @@ def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> No
         (replace(NODE, devices=(Device(kind="cpu", index=7),)), "its device 0 has index 7"),
         (replace(NODE, devices=(Device(kind="cpu", speed=0.0),)), "impossible speed"),
         (replace(NODE, devices=(Device(kind="cpu", memory_bytes=-1),)), "impossible speed or memory"),
+        (replace(NODE, devices=(Device(kind="cpu", reserve_bytes=-1),)), "impossible speed or memory"),
+        (replace(NODE, devices=(Device(kind="cpu", bfloat16_speed=-1.0),)), "impossible speed or memory"),
     ],
 )
 def test_a_node_that_makes_no_sense_is_set_aside(record: NodeRecord, reason: str) -> None:
