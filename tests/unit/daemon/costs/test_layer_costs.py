@@ -1,6 +1,7 @@
 """What the job alone says of a layer's memory and of its update, checked by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,13 @@ SCORES = 32 * S * S
 LOGITS = S * 128_256
 
 
-def long_job(**train: object) -> JobSpec:
+def long_job(**train: Any) -> JobSpec:
     """An 8B model at 8k context, one sequence a microbatch."""
-    settings: dict[str, object] = {"microbatch_size": 1, "sequence_length": S, "dtype": "bfloat16"} | train
+    settings: dict[str, Any] = {"microbatch_size": 1, "sequence_length": S, "dtype": "bfloat16"} | train
     return replace(job(**settings), model=LLAMA_8B)
 
 
-def costs(**train: object) -> dict[str, LayerCost]:
+def costs(**train: Any) -> dict[str, LayerCost]:
     return {cost.name: cost for cost in layer_costs(long_job(**train))}
 
 
@@ -66,7 +67,7 @@ def test_the_update_has_the_rate_of_newton_schulz() -> None:
     seconds = {}
     for dtype in ("float32", "bfloat16"):
         spec = long_job()
-        muon = GroupSpec(name="muon", newton_schulz_dtype=dtype)  # type: ignore[arg-type]
+        muon = GroupSpec(name="muon", newton_schulz_dtype=dtype)
         spec = replace(spec, optim=replace(spec.optim, matrices=muon))
         block = layer_costs(spec)[1]
         moving = block.update_bytes / CUDA_BYTES_PER_S
